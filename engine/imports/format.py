@@ -13,10 +13,10 @@ from .containers.base import loads
 from .rollout import Item
 
 NOT_WRITTEN = {
-    "reward": "the reward is not written",
-    "advantage": "the advantage is not written",
-    "weight": "weights of components are not written",
-    "step": "no training step is written",
+    "reward": "rewards are not written",
+    "advantage": "advantages are not written",
+    "weight": "weights are not written",
+    "step": "training steps are not written",
     "group": "no group is written: rollouts of one prompt in one step are shown as one",
 }
 """Reasons for missing values, where a format or a rollout gives no reason of its own."""

@@ -139,7 +139,7 @@ class Indexer:
                 known = f"{what} IS NOT NULL" + (f" OR flags & {Flag.NAN:d}" if what == "reward" else "")
                 of_all[what] = self.db.execute(f"SELECT count(*) FROM rows WHERE NOT ({known})").fetchone()[0]
         why = {what: why for what, why in {**NOT_WRITTEN, **format_.unknown}.items() if of_all.get(what)}
-        part = {what: f" in {of_all[what]:,} of {total:,}" for what in why if of_all[what] < total}
+        part = {what: f" in {of_all[what]:,} of {total:,}" for what in why.keys() - {"weight"} if of_all[what] < total}
         return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
 
     def _reached(self) -> dict[str, object]:

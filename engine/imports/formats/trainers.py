@@ -162,6 +162,8 @@ def _alternating(texts: list[str], mask: list[bool]) -> tuple[tuple[Message, ...
     turns = sum(spoken and not (i and mask[i - 1]) for i, spoken in enumerate(mask))
     behind = 2 * turns - int(bool(mask) and mask[-1])
     first = len(texts) - behind if turns and 0 < behind < len(texts) else 1
+    if any("<tool_call>" in said for said in texts[:first]):  # the mask joins turns: texts alternate
+        first = 2 - (len(texts) + bool(mask and mask[-1])) % 2
     roles = ("system",) * (first - 1) + ("user",)
     prompt = [m for role, said in zip(roles, texts, strict=False) for m in flat(said, role) if m.text.strip()]
     said: list[Message] = []

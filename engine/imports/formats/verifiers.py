@@ -32,7 +32,7 @@ from ..rollout import (
 )
 from ..tokens import Tokens
 
-_NO_ADVANTAGE = "no advantages are written (an evaluation has none; a trainer writes them at tokens or as annotations)"
+_NO_ADVANTAGE = "advantages are not written; trainers write them at tokens or as annotations"
 _IN_PART = "a component that has a weight has no score, or none has a weight: their total is not known"
 _OVERLAYS = {
     "trainer_logprobs": "trainer",

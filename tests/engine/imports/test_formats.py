@@ -206,6 +206,8 @@ def test_nemo_rl(opened: Open):
     assert Counter(r.split for r in rows(reader)) == {"train": 24, "eval": 4}
     tokens = reader.bodies.tokens(1)
     assert tokens is not None and list(tokens.token_ids) == stated[0]["token_ids"][0]
+    said = [sum("<tool_call>" in text or "answer>" in text for text in s["content"][0]) for s in stated[:1]]
+    assert [len(reader.bodies.trajectory(1).trajectory.steps)] == said == [3], "its mask joins all turns"
 
 
 def test_trackio(opened: Open):

@@ -118,7 +118,7 @@ def test_a_number_that_nobody_wrote_has_a_reason(tmp_path: Path, opened: Open):
     episode = {"episode_id": "e", "messages": [USER, AGENT]}
     advantages = {"prompt": "q", "completion": "a", "advantages": [0.5, -0.5]}
     unscored, differing = read(opened(write(tmp_path / "a.jsonl", episode, advantages)))
-    assert unscored.unknown["reward"] == "the reward is not written"
+    assert unscored.unknown["reward"] == "rewards are not written"
     assert differing.advantage is None and "different advantages" in differing.unknown["advantage"]
 
 
