@@ -1,7 +1,7 @@
 """Reward components, penalties as data, running normalisation, and the orchestrator that adds them up.
 
-`breakdown`, `penalties`, `moments`, `metrics` and `diagnosis` are plain data and plain Python, for viewers too; what
-needs torch (the orchestrator and its components) is imported when it is asked for.
+`breakdown`, `penalties`, `moments`, `metrics` and `diagnosis` are plain data and plain Python, for viewers too. The
+orchestrator and its components need torch and load on first use.
 """
 
 from __future__ import annotations

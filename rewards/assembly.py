@@ -21,8 +21,8 @@ from .result import RewardResult
 class StepBatch:
     """All N steps of B trajectories, one after another.
 
-    counts: steps of each trajectory; rollout: int64 [N], the trajectory of each step; last: bool [N], True at the last
-    step of each; group: int64 [B], the groups numbered in order of first appearance.
+    counts: steps of each trajectory. rollout: int64 [N], the trajectory of each step. last: bool [N], True at the last
+    step of each. group: int64 [B], the groups numbered in order of first appearance.
     """
 
     trajectories: Sequence[Trajectory]
@@ -33,7 +33,7 @@ class StepBatch:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> StepBatch:
-        """The steps of `trajectories`; `groups` replaces `trajectory.group`."""
+        """Lay out the steps of `trajectories`. `groups` replaces `trajectory.group`."""
         counts = [len(t.steps) for t in trajectories]
         sizes = torch.tensor(counts, dtype=torch.int64)
         last = torch.zeros(sum(counts), dtype=torch.bool)
@@ -51,7 +51,8 @@ def assemble(
     penalties: Sequence[Sequence[tuple[Penalty, ...]]],
     normalizer: RewardNormalizer,
 ) -> tuple[RewardResult, dict[str, Moments]]:
-    """The reward of a batch, and the moments of each component's raw values for the running statistics.
+    """Add up the reward of a batch. Returns it with the moments of each component's raw values for the running
+    statistics.
 
     values: for each component its raw rewards, float64 [N], and where they are defined, bool [N]. A value that is not
     finite counts as not defined, and in `rewards/nonfinite`. penalties: of each step of each trajectory.
@@ -143,7 +144,7 @@ def _breakdowns(
 def _normalized_by(
     by: Mapping[str, Normalized], normalizer: RewardNormalizer, rollouts: int
 ) -> list[dict[str, NormalizedBy]]:
-    """For each rollout what its components were normalised by."""
+    """Return for each rollout the statistics that its components were normalised by."""
     columns = {
         name: (normalizer.mode(name), found.mean.tolist(), found.std.tolist())
         for name, found in by.items()

@@ -92,7 +92,7 @@ KL = Need(f"the metric {metric.KL_MEAN}", metric=metric.KL_MEAN)
 
 
 def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
-    """The part of a batch that has all `needs`; None where nothing has."""
+    """Return the part of a batch that has all `needs`; None if no rollout has."""
     if any(n.metric and not math.isfinite(batch.metrics.get(n.metric, math.nan)) for n in needs):
         return None
     tests = [n.has for n in needs if n.has is not None]
@@ -105,8 +105,10 @@ def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
 def rollout_of(
     trajectory: Trajectory, breakdown: RewardBreakdown | None, tokens: int = 0, apart: Collection[str] = ()
 ) -> RolloutSummary:
-    """A trajectory and its reward as detectors see them. tokens: of the agent. A component without a known weight
-    counts as its raw value, and then the components do not add up to the reward."""
+    """Return a trajectory and its reward as detectors see them. tokens: of the agent.
+
+    A component without a known weight counts as its raw value. The components then do not add up to the reward.
+    """
     sums: dict[str, float] = defaultdict(float)
     for step in breakdown.steps if breakdown is not None else ():
         for name, value in step.components.items():
@@ -139,7 +141,8 @@ def batch_of(
     tokens: Sequence[int] | None = None,
     apart: Collection[str] = (),
 ) -> Batch:
-    """A training step. tokens: agent tokens of each trajectory, where they are known. apart: see `RolloutSummary`."""
+    """Make the batch of a training step. tokens: agent tokens of each trajectory, if known. apart: see
+    `RolloutSummary`."""
     lengths = tokens if tokens is not None else [0] * len(trajectories)
     rollouts = [rollout_of(t, b, int(n), apart) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
     return Batch(step, rollouts, flat(metrics))

@@ -15,9 +15,8 @@ from typing import Any
 class Penalty:
     """One penalty of one step, as data.
 
-    rule: id of the rule. amount: its cost, <= 0, before the weight. saw: the values that the rule looked at.
-    limit: the bound that they broke. why and right: one sentence each, for a person: what was wrong, what would
-    have been right.
+    rule: id of the rule. amount: its cost, <= 0, before the weight. saw: the values that the rule checked. limit: the
+    bound that they broke. why, right: one sentence each, for a person, on the fault and on a correct call.
     """
 
     rule: str
@@ -42,7 +41,7 @@ class ComponentValue:
 
 @dataclass(frozen=True)
 class NormalizedBy:
-    """The mean and the standard deviation that a component of one trajectory was normalised by; the mode says how
+    """The mean and the standard deviation that a component of one trajectory was normalised by, and the mode
     (`normalization.py`). In mode `group` both are of the group's sums over rollouts."""
 
     mode: str
@@ -52,7 +51,7 @@ class NormalizedBy:
 
 @dataclass(frozen=True)
 class StepReward:
-    """All components at one step; `total` is the sum of their contributions, None where it was not recorded."""
+    """All components at one step. `total` is the sum of their contributions (None: not recorded)."""
 
     step: int
     components: Mapping[str, ComponentValue]
@@ -62,9 +61,9 @@ class StepReward:
 
 @dataclass(frozen=True)
 class RewardBreakdown:
-    """The whole reward of one trajectory; `total` is the sum over its steps, None where it was not recorded.
+    """The whole reward of one trajectory. `total` is the sum over its steps (None: not recorded).
 
-    normalized_by: for each component that is normalised the statistics that it was normalised by.
+    normalized_by: the statistics of each normalised component.
     """
 
     trajectory_id: str
@@ -78,7 +77,6 @@ class RewardBreakdown:
         return tuple(p for s in self.steps for p in s.penalties)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, as stored in the run record."""
         return asdict(self)
 
 
@@ -88,11 +86,10 @@ GOAL = "goal"
 
 @dataclass(frozen=True)
 class AdvantageTerm:
-    """One comparison: `weight * (value - mean) / (std + epsilon)`, or without the division when `std` is None.
+    """One comparison: `weight * (value - mean) / (std + epsilon)`, or without the division if `std` is None.
 
-    value: the rollout's own return. mean, std: of the `size` returns that it was compared with, itself included; std
-    has Bessel's correction (n − 1). name: empty for the whole return, a component's name where each
-    is compared on its own.
+    value: the rollout's own return. mean, std: of the `size` compared returns, itself included, std with Bessel's
+    correction (n − 1). name: empty for the whole return, else the component's name.
     """
 
     value: float
@@ -103,20 +100,19 @@ class AdvantageTerm:
     name: str = ""
 
     def result(self, epsilon: float) -> float:
-        """The value of the term."""
         centred = self.value - self.mean
         return self.weight * (centred if self.std is None else centred / (self.std + epsilon))
 
 
 @dataclass(frozen=True)
 class AdvantageFormula:
-    """How the advantage of one rollout was computed, with the very numbers that were used then.
+    """The computation of one rollout's advantage, with the original numbers.
 
-    method: `group` (the return of the rollout), `turn` (the return from each turn on), `reward` (each turn's reward as
-    it is, compared with nothing) or another that training registers. scale: what the deviation is of: `group`,
-    `batch`, or `none` (not divided). steps: for each turn that has an advantage of its own the terms that it is the
-    sum of; a single entry holds for all turns. sentence: the method's own words for people, `{size}` standing for the
-    number of returns compared.
+    method: `group` (the return of the rollout), `turn` (the return from each turn on), `reward` (each turn's reward,
+    compared with nothing) or another that training registers. scale: the deviation is that of the `group`, of the
+    `batch`, or `none` (not divided). steps: for each turn with an advantage of its own, the terms of its sum. A single
+    entry holds for all turns. sentence: the method's description for people, in which `{size}` is the number of
+    compared returns.
     """
 
     method: str
@@ -126,23 +122,21 @@ class AdvantageFormula:
     sentence: str = ""
 
     def terms(self, step: int) -> tuple[AdvantageTerm, ...]:
-        """The terms of the turn at `step`."""
         if len(self.steps) == 1:
             return self.steps[0]
         return self.steps[step] if 0 <= step < len(self.steps) else ()
 
     def advantage(self, step: int) -> float | None:
-        """The advantage of the turn at `step`, computed again; None when it has no terms."""
+        """Compute the advantage of the turn at `step` again; None without terms."""
         terms = self.terms(step)
         return sum(t.result(self.epsilon) for t in terms) if terms else None
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, as stored in the run record."""
         return asdict(self)
 
 
 def comparison(what: str, whom: str, scale: str) -> str:
-    """A sentence on a return (`what`) that was compared with others (`whom`) and divided as `scale` says."""
+    """Describe a return (`what`) that was compared with others (`whom`) and divided according to `scale`."""
     if scale == "none":
         return f"{what}, minus the mean of {whom}"
     if scale == "batch":

@@ -1,7 +1,7 @@
 """Faults of a training, each found by one pure function over the batches of the last steps. No torch, no numpy.
 
 A detector takes batches, oldest first, and the thresholds, and returns findings. `DETECTORS` holds each with the data
-that it needs (`batches.py`); `diagnosis.py` runs them.
+that it needs (`batches.py`). `diagnosis.py` runs them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def strength(self) -> float:
-        """The distance of `value` from `threshold`, on either side: 0.1 is further below 0.5 than 0.45 is."""
+        """The distance of `value` from `threshold` on either side: 0.1 is farther below 0.5 than 0.45 is."""
         if self.threshold <= 0:
             return abs(self.value)
         return abs(math.log(self.value / self.threshold)) if self.value > 0 else math.inf
@@ -75,7 +75,6 @@ class Detector:
     share: bool = False
 
     def __call__(self, batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-        """The findings in these batches."""
         return self.look(batches, limits)
 
 
@@ -93,10 +92,10 @@ def detector(name: str, *needs: Need, reads: tuple[str, ...] = (), share: bool =
 
 
 def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
-    """The share of each component in the variance of the advantage; they add up to 1, or there are none.
+    """Return the share of each component in the variance of the advantage. They add up to 1, or there are none.
 
     With c_i a component's sum over rollout i minus its group's mean and A_i = sum over components of c_i (GRPO's
-    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. Negative where a component works against the rest.
+    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. Negative if a component works against the rest.
     """
     covariance: dict[str, float] = defaultdict(float)
     variance = 0.0
@@ -112,7 +111,7 @@ def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
 
 
 def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
-    """The same without components that only decide between equals."""
+    """Return the rollout without components that only decide between equals."""
     if not rollout.apart:
         return rollout
     left = {name: value for name, value in rollout.contributions.items() if name not in rollout.apart}
@@ -121,7 +120,7 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
 
 @detector("advantage_share", need.COMPONENTS)
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """A component other than the task makes most of the advantage, so the policy follows it."""
+    """Find components other than the task that make most of the advantage, so that the policy follows them."""
     rollouts = [r for b in batches for r in b.rollouts]
     shares = advantage_shares(map(_of_the_return, rollouts)) if len(batches) >= min(3, limits.window) else {}
     goals = GOALS.union(*(r.goals for r in rollouts))
@@ -147,7 +146,7 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
 
 @detector("reward_without_success", need.REWARDS, need.SUCCESS)
 def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """The mean reward rises over the window, and task success does not: another component is being collected."""
+    """Find a mean reward that rises over the window without task success: another component is being collected."""
     if len(batches) < limits.window:
         return []
     before, after = halves(batches)
@@ -175,7 +174,7 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
 
 @detector("action_collapse", need.CALLS)
 def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Nearly every call has become a call of one tool, in an environment with several."""
+    """Find a tool that gets nearly every call, in an environment with several."""
     latest = batches[-1]
     known = [r.tools for b in batches for r in b.rollouts if r.tools is not None]
     offered = frozenset().union(*known) if known else {a for b in batches for r in b.rollouts for a in r.actions}
@@ -197,7 +196,7 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("entropy_collapse", need.ENTROPY)
 def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """The policy's entropy has fallen to a fraction of its highest value, and the policy has not solved its tasks."""
+    """Find a policy entropy at a fraction of its highest value, before the policy has solved its tasks."""
     series = [b.metrics[metric.ENTROPY] for b in batches]
     if len(series) < 3 or max(series) <= SAME:
         return []
@@ -214,7 +213,7 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("logprob_mismatch", need.MISMATCH, reads=(metric.STALENESS,))
 def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Rollouts of servers come from a policy that is far from the one under training."""
+    """Find rollouts of servers from a policy that is far from the one under training."""
     latest = batches[-1]
     apart = latest.metrics[metric.LOGPROB_MISMATCH]
     if not apart > limits.logprob_mismatch:
@@ -235,7 +234,7 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("sampler_mismatch", need.SAMPLER, need.KL)
 def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """The sampler differs from the trainer by a relevant share of the KL to the reference."""
+    """Find a sampler that differs from the trainer by a relevant share of the KL to the reference."""
     latest = batches[-limits.window // 2 :]
     if len(latest) < limits.window // 2:
         return []
@@ -254,7 +253,7 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("length_collapse", need.LENGTHS)
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Trajectories have become much shorter, in the agent's tokens where these are known, else in turns."""
+    """Find trajectories that became much shorter, in the agent's tokens if these are known, else in turns."""
     if len(batches) < 3:
         return []
     by_tokens = all(r.tokens for b in batches for r in b.rollouts)
@@ -273,7 +272,7 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("groups_without_variance", need.REWARDS, share=True)
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Most groups hold one reward for all their rollouts: they carry no gradient."""
+    """Find many groups with one reward for all their rollouts: they carry no gradient."""
     groups = [g for b in batches for g in _groups(b.rollouts) if len(g) > 1]
     flat = [g for g in groups if _is_flat(g)]
     share = len(flat) / len(groups) if groups else 0.0
@@ -294,20 +293,20 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 
 @detector("unreadable_calls", share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Many rollouts hold a call that cannot be parsed."""
+    """Find many rollouts with a call that cannot be parsed."""
     message = "hold a call that cannot be read, so the tool was never run"
     return _trouble("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
 
 
 @detector("errors", share=True)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Many rollouts failed, or one of their tools did."""
+    """Find many rollouts that failed, or whose tools did."""
     return _trouble("errors", "ended in an error or met one", batches, limits, lambda r: r.failed)
 
 
 @detector("not_finite", reads=(metric.REWARD_NONFINITE,))
 def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """NaN or infinity in a metric or a reward of the latest step."""
+    """Find NaN or infinity in a metric or a reward of the latest step."""
     latest = batches[-1]
     bad = [r for r in latest.rollouts if r.total is not None and not math.isfinite(r.total)]
     names = sorted(name for name, value in latest.metrics.items() if not math.isfinite(value))
@@ -338,8 +337,10 @@ def _trouble(
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
-    """How the policy improves over the batches; empty where it does not. Success decides where it is known, else the
-    mean reward."""
+    """Describe the improvement of the policy over the batches; empty without one.
+
+    Success decides if it is known, else the mean reward.
+    """
     known = [b for batch in batches if (b := need.having(batch, (need.SUCCESS,)))]
     if len(known) > 1:
         start, end = map(_success, halves(known))
@@ -355,7 +356,7 @@ def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
 
 
 def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
-    """The earlier and the later half."""
+    """Return the earlier and the later half."""
     return batches[: len(batches) // 2], batches[len(batches) // 2 :]
 
 
@@ -376,12 +377,12 @@ def _is_flat(group: Sequence[RolloutSummary]) -> bool:
 
 
 def ids_of(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple[str, ...]:
-    """The ids that a finding names as evidence."""
+    """Return the ids that a finding names as evidence."""
     return tuple(r.id for r in rollouts)[: limits.evidence]
 
 
 def spread_of(batches: Sequence[Batch]) -> float:
-    """The standard deviation of the reward within a step, in the mean over steps."""
+    """Return the standard deviation of the reward within a step, averaged over steps."""
     return max(fmean(pstdev(map(_total, b.rollouts)) for b in batches), SAME)
 
 

@@ -24,7 +24,7 @@ _Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Found:
-    """A fault over a whole run. `finding` is its strongest form, seen at `strongest`; `step` is the step at which it
+    """A fault over a whole run. `finding` is its strongest form, seen at `strongest`. `step` is the step at which it
     began, and `count` is the number of steps that show it. Steps are None in a record without steps."""
 
     finding: Finding
@@ -47,8 +47,10 @@ class Diagnosis:
         self._last: int | None = None
 
     def observe(self, batch: Batch) -> list[Finding]:
-        """Take a step in; return the findings to report: each at most once in a window, also where it comes and goes.
-        A detector that fails is logged and the others go on."""
+        """Add a step and return the findings to report, each at most once in a window, also if it comes and goes.
+
+        A detector that fails is logged, and the others continue.
+        """
         batch = replace(batch, metrics={n: v for n, v in batch.metrics.items() if self.reads(n, v)})
         self._seen += 1
         self._last = batch.step
@@ -69,21 +71,21 @@ class Diagnosis:
         return self._new(found)
 
     def reads(self, name: str, value: float) -> bool:
-        """Whether a detector looks at this metric: it names it, or the value is not finite."""
+        """Return whether a detector uses this metric: it names it, or the value is not finite."""
         return name in self._metrics or not math.isfinite(value)
 
     def end(self) -> list[Finding]:
-        """The findings to report of a run that ends before the window was full."""
+        """Return the findings to report of a run that ends before the window was full."""
         short = {needs: list(w) for needs, w in self._windows.items() if len(w) < self.config.window}
         shares = [name for name, d in self.detectors.items() if d.share and d.needs in short]
         return self._new(f for name in shares for f in self._look(name, short[self.detectors[name].needs]))
 
     def found(self) -> list[Found]:
-        """All faults of the run, the gravest first."""
+        """Return all faults of the run, the gravest first."""
         return sorted(self._found.values(), key=lambda f: (GRADES.index(f.finding.grade), f.step or 0))
 
     def unchecked(self) -> dict[str, str]:
-        """Detectors that never had their data, each with the data that it needs."""
+        """Return the detectors that never had their data, each with the data that it needs."""
         return {
             name: " and ".join(n.name for n in detector.needs)
             for name, detector in self.detectors.items()

@@ -1,9 +1,9 @@
 """The dynamics model of curiosity: a light MLP with a frozen base and LoRA adapters.
 
-The adapters are peft's: its initialisation, scaling and parameter names are what the field knows, and two linear
-layers need nothing that a layer of our own would do better. The base is random and stays so: a fixed non-linear
-expansion of (state, action) whose output starts near zero, so that the untrained model says "nothing changes"; what
-is learnt is the low-rank update, which suits the low-rank changes that actions make to a state embedding.
+The adapters are peft's: its initialisation, scaling and parameter names are known in the field. The base is random and
+frozen: a fixed non-linear expansion of (state, action) whose output starts near zero, so that the untrained model
+predicts no change. Only the low-rank update is learned, which suits the low-rank changes that actions make to a state
+embedding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DynamicsModel(nn.Module):
     """Predicts the change of the state embedding: `(s_t [N, D], a_t [N, A]) -> s_{t+1} - s_t [N, D]`.
 
     `lora_rank` is lowered where needed, so that at most a tenth of all parameters train. `version` grows with each
-    change of the weights (`changed`); cached predictions are keyed by it.
+    change of the weights (`changed`). Cached predictions are keyed by it.
     """
 
     def __init__(
@@ -46,21 +46,20 @@ class DynamicsModel(nn.Module):
             parameter.requires_grad_("lora_" in name)
 
     def forward(self, state: Tensor, action: Tensor) -> Tensor:
-        """The predicted change, [N, D]."""
+        """Predict the change, [N, D]."""
         hidden = nn.functional.gelu(self.expand(torch.cat((state, action), dim=-1)))
         return self.project(hidden)
 
     def adapters(self) -> dict[str, nn.Parameter]:
-        """The parameters that train, by name."""
+        """Return the parameters that train, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def changed(self) -> None:
-        """Mark the weights as changed."""
         self.version += 1
 
 
 def _largest_rank(inputs: int, hidden: int, outputs: int) -> int:
-    """The largest LoRA rank on both layers that keeps the trainable share within `TRAINABLE_SHARE`; at least 1."""
+    """Return the largest LoRA rank on both layers that keeps the trainable share within `TRAINABLE_SHARE`, at least 1."""
     base = inputs * hidden + hidden + hidden * outputs + outputs
     per_rank = inputs + 2 * hidden + outputs
     return max(1, int(TRAINABLE_SHARE / (1 - TRAINABLE_SHARE) * base / per_rank))

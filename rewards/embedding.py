@@ -1,7 +1,7 @@
-"""State and action embeddings. States come from the frozen reference pass, or from a plug-in; actions are hashed.
+"""State and action embeddings. States come from the frozen reference pass, or from a plug-in. Actions are hashed.
 
 A step's state embedding s_t is the mean of the last hidden states over the tokens that the agent wrote in that step:
-what the policy's reference knows when it acts, before the environment answers. So (s_t, a_t) -> s_{t+1} is the
+the policy's reference at the time of the action, before the environment answers. So (s_t, a_t) -> s_{t+1} is the
 transition that the answer to a_t makes, and the last step has no s_{t+1}.
 """
 
@@ -24,18 +24,18 @@ class Embedder(Protocol):
     """Makes state embeddings from trajectories, without a reference pass."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """One float32 [S_i, D] for each trajectory, a row a step; equal steps get equal rows."""
+        """Return float32 [S_i, D] for each trajectory, a row a step. Equal steps get equal rows."""
         ...
 
 
 def pool_step_embeddings(
     hidden_states: Tensor, turn_ids: Tensor, agent_mask: Tensor, steps: Sequence[int]
 ) -> list[Tensor]:
-    """Mean of the last hidden states over each step's agent tokens.
+    """Return the mean of the last hidden states over each step's agent tokens.
 
-    hidden_states: [B, T, D]; turn_ids: int [B, T], -1 in the prompt; agent_mask: [B, T], non-zero where the agent
-    wrote the token; steps: S_i for each row. Returns float32 [S_i, D] for each row, on the device of
-    `hidden_states`; a step without tokens gets zeros.
+    hidden_states: [B, T, D]. turn_ids: int [B, T], -1 in the prompt. agent_mask: [B, T], non-zero where the agent wrote
+    the token. steps: S_i for each row. Returns float32 [S_i, D] for each row, on the device of `hidden_states`. A step
+    without tokens gets zeros.
     """
     batch, _, width = hidden_states.shape
     slots = max(steps, default=0)
@@ -47,7 +47,7 @@ def pool_step_embeddings(
 
 
 def segment_means(values: Tensor, segment: Tensor, number: int) -> Tensor:
-    """Means of `values` [M, D] over the rows of each segment, float32 [number, D]; zeros for a segment without rows.
+    """Return means of `values` [M, D] over the rows of each segment, float32 [number, D]; zeros without rows.
 
     segment: int64 [M], below `number`.
     """
@@ -68,7 +68,7 @@ class ActionEncoder:
         self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, steps: Sequence[Step], keys: Sequence[str]) -> Tensor:
-        """float32 [N, A], a row an action; `keys` are the canonical actions of `steps`."""
+        """Return float32 [N, A], a row an action. `keys` are the canonical actions of `steps`."""
         rows = np.empty((len(steps), self.dimension), dtype=np.float32)
         new: dict[str, list[int]] = {}
         for i, key in enumerate(keys):
@@ -87,7 +87,7 @@ class ActionEncoder:
         return torch.from_numpy(rows)
 
     def _encode(self, steps: Sequence[Step]) -> np.ndarray:
-        """float32 [K, A]: the tool's vector plus half of each argument's, all at once."""
+        """Return float32 [K, A]: the tool's vector plus half of each argument's, all at once."""
         texts: list[str] = []
         first: list[int] = []
         for step in steps:
@@ -103,14 +103,14 @@ class ActionEncoder:
 class HashedEmbedder:
     """State embeddings without a model: hashed words of the last observation and of the action.
 
-    A plug-in for training without a reference pass. Deterministic; knows no meaning beyond equal words.
+    A plug-in for training without a reference pass. It is deterministic and knows no meaning beyond equal words.
     """
 
     def __init__(self, dimension: int = 128) -> None:
         self.dimension = dimension
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """float32 [S_i, D] for each trajectory; rows have length 1."""
+        """Return float32 [S_i, D] for each trajectory, with rows of length 1."""
         return [self._trajectory(t) for t in trajectories]
 
     def _trajectory(self, trajectory: Trajectory) -> Tensor:
@@ -133,7 +133,7 @@ def _word_signs(word: str, dimension: int) -> np.ndarray:
 
 
 def _signs(texts: Sequence[str], dimension: int) -> np.ndarray:
-    """A fixed vector of +1 and -1 for each text, float32 [K, dimension]."""
+    """Return a fixed vector of +1 and -1 for each text, float32 [K, dimension]."""
     blocks = -(-dimension // 512)
     size = -(-dimension // (8 * blocks))
     bits = b"".join(

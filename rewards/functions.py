@@ -1,7 +1,7 @@
 """Reward functions as TRL has them: `f(prompts, completions, completion_ids, **columns) -> list of scores`.
 
-Each is called once for a whole batch. A score is a number, None where the function does not apply, or a pair of a
-score and a sentence that says why. Several functions that are async run at the same time. No torch here.
+Each is called once for a whole batch. A score is a number, None if the function does not apply, or a pair of a score
+and an explanation. Several async functions run at the same time. No torch here.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ TRIES = 16
 
 
 class RewardFunctionError(GrpoTuiError, ValueError):
-    """A reward function cannot be used, or did something wrong; one sentence that names it and the row."""
+    """A reward function cannot be used, or failed. The message is one sentence that names it and the row."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What functions may know of the training, as `trainer_state.global_step`."""
+    """The state of the training that functions get, as `trainer_state.global_step`."""
 
     global_step: int
 
@@ -55,9 +55,9 @@ class TrainerState:
 class Completions:
     """Texts of B rollouts, as reward functions get them. All sequences have B entries.
 
-    completion_ids: token ids of everything after the prompt. columns: the data's columns by name; a row that lacks one
-    has None. rows: the name of each in an error, such as `row 3 of gsm8k.jsonl`. state: the trainer's (transformers'
-    `TrainerState`), where there is a trainer.
+    completion_ids: token ids of everything after the prompt. columns: the data's columns by name, with None for a row
+    that lacks one. rows: the name of each in an error, such as `row 3 of gsm8k.jsonl`. state: transformers'
+    `TrainerState`, if there is a trainer.
     """
 
     prompts: Sequence[Prompt]
@@ -72,7 +72,7 @@ class Completions:
         return len(self.completions)
 
     def only(self, index: int) -> Completions:
-        """One of the rollouts."""
+        """Return one of the rollouts."""
         at = slice(index, index + 1)
         lists = {name: getattr(self, name)[at] for name in ("prompts", "completions", "completion_ids", "rows")}
         return replace(self, **lists, columns={name: values[at] for name, values in self.columns.items()})
@@ -90,7 +90,7 @@ class Logged:
         self.extra.setdefault(column, []).extend(values)
 
     def log_metric(self, name: str, value: float) -> None:
-        """Add a number; the metric of the step is the mean of all."""
+        """Add a number. The metric of the step is the mean of all."""
         self.numbers.setdefault(name, []).append(float(value))
 
 
@@ -109,11 +109,11 @@ class RewardFunction:
 
     @property
     def said(self) -> str:
-        """How it is called in an error."""
+        """The function's name in an error."""
         return f"reward function {self.name} ({self.path})"
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise RewardFunctionError when it needs a column that the data does not have."""
+        """Raise RewardFunctionError if it needs a column that the data does not have."""
         known = list(columns)
         if "environments" in self.needs and "environments" not in known:
             raise RewardFunctionError(
@@ -127,7 +127,7 @@ class RewardFunction:
                 )
 
     def arguments(self, asked: Completions, logged: Logged) -> dict[str, object]:
-        """The keyword arguments of a call; a function without `**kwargs` gets those that it names."""
+        """Return the keyword arguments of a call: all with `**kwargs`, else those that the function names."""
 
         given: dict[str, object] = {
             **{name: list(values) for name, values in asked.columns.items()},
@@ -161,11 +161,11 @@ class RewardFunctions:
 
     @classmethod
     def load(cls, weights: Mapping[str, float], on_error: OnError = "stop") -> RewardFunctions:
-        """Those that `weights` names, by path. Raises RewardFunctionError."""
+        """Load the functions that `weights` names, by path. Raises RewardFunctionError."""
         return cls(tuple(load_function(path, weight) for path, weight in weights.items()), on_error)
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise RewardFunctionError when a function needs a column that is not among `columns`."""
+        """Raise RewardFunctionError if a function needs a column that is not among `columns`."""
         for function in self.functions:
             function.check_columns(columns)
 
@@ -195,7 +195,7 @@ class RewardFunctions:
         return Scores(by_row, extra, {name: fmean(values) for name, values in logged.numbers.items()})
 
     def _failed(self, function: RewardFunction, asked: Completions, problem: BaseException) -> list[None]:
-        """No scores, or the error. The row is found by asking for one at a time."""
+        """Return no scores, or raise the error. Rows are tried one by one to find the failing one."""
         where = ""
         for index in range(min(len(asked), TRIES)):
             try:
@@ -249,8 +249,10 @@ class RewardFunctions:
 
 
 def load_function(path: str, weight: float = 1.0) -> RewardFunction:
-    """The function at `file.py:name` or `package.module.name`, or the reward model of a folder or a hub id. Raises
-    RewardFunctionError."""
+    """Load the function at `file.py:name` or `package.module.name`, or the reward model of a folder or a hub id.
+
+    Raises RewardFunctionError.
+    """
     name = function_name(path)
     if name in RESERVED:
         raise RewardFunctionError(f"reward function {path}: {name} is the name of a component already; rename it")
@@ -316,7 +318,7 @@ async def _awaited(result: Awaitable[object]) -> object:
 
 
 def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:
-    """The results of all, in order; where one raised, its exception."""
+    """Return the results of all, in order, with exceptions among them."""
 
     async def gathered() -> list[object]:
         return list(await asyncio.gather(*waiting, return_exceptions=True))

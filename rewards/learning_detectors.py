@@ -38,7 +38,7 @@ Phrase = tuple[str, ...]
 
 @detector("reward_hack", need.REWARDS, need.TEXTS)
 def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Wrong answers earn more and more, and most of them have come to hold the same text."""
+    """Find wrong answers that earn more and more, and that have mostly come to hold the same text."""
     if len(batches) < STEPS:
         return []
     before, after = halves(batches)
@@ -75,7 +75,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
 
 @detector("kl_rise", need.KL)
 def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """The policy leaves the reference within a few steps: most often the learning rate is too high."""
+    """Find a policy that leaves the reference within a few steps. Most often the learning rate is too high."""
     recent = [b.metrics[metric.KL_MEAN] for b in batches[-KL_STEPS - 1 :]]
     least = min(range(len(recent)), key=lambda i: (recent[i], -i))
     rise, steps = recent[-1] - recent[least], len(recent) - 1 - least
@@ -95,7 +95,7 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 
 @detector("no_movement", need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED))
 def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Updates with gradients leave the policy as it was: by the change of its weights, or by a KL that stays noise."""
+    """Find updates with gradients that leave the policy unchanged, by its weights or by a KL that stays noise."""
     updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]
     if not updates or updates[-1] is not batches[-1]:
         return []
@@ -126,7 +126,7 @@ def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:
 
 
 def _shares(rollouts: Sequence[RolloutSummary], times: int) -> dict[Phrase, float]:
-    """The share of texts that hold each phrase so many times."""
+    """Return the share of texts that hold each phrase `times` times."""
     counts = Counter(p for r in rollouts for p, n in Counter(_phrases(r.text)).items() if n >= times)
     return {phrase: n / len(rollouts) for phrase, n in counts.items()}
 
@@ -137,7 +137,7 @@ def _phrases(text: str) -> list[Phrase]:
 
 
 def _quoted(rollouts: Iterable[RolloutSummary], phrase: Phrase, most: int = 60) -> str:
-    """The phrase as the first text writes it, and the text behind it."""
+    """Quote the phrase as the first text writes it, and the text after it."""
     pattern = re.compile(r"\s*".join(map(re.escape, phrase)))
     for rollout in rollouts:
         if (found := pattern.search(rollout.text)) is not None:
@@ -147,7 +147,7 @@ def _quoted(rollouts: Iterable[RolloutSummary], phrase: Phrase, most: int = 60) 
 
 
 def _mean(rollouts: Iterable[RolloutSummary], component: str = "") -> float:
-    """The mean reward, or the mean contribution of one component."""
+    """Return the mean reward, or the mean contribution of one component."""
     found = list(rollouts)
     if component and component != "reward":
         return fmean(r.contributions.get(component, 0.0) for r in found)

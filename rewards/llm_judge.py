@@ -41,15 +41,15 @@ _JSON = re.compile(r"\{[^{}]*\}")
 
 
 class JudgeError(GrpoTuiError, RuntimeError):
-    """The judge's server cannot be asked; one sentence."""
+    """The judge's server did not answer. The message is one sentence."""
 
 
 class LLMJudge:
     """Scores each completion from 0 to 1 by a criterion, with the judge's own sentence as the reason.
 
-    url: the base of the API, such as `http://127.0.0.1:8000/v1`. criterion: the condition of a good answer.
-    reference: the column of the data that holds a reference answer, if any. api_key: by default `OPENAI_API_KEY`.
-    parallel: requests at the same time. timeout: seconds of one request. options: further fields of a request, such as
+    url: the base of the API, such as `http://127.0.0.1:8000/v1`. criterion: the condition of a good answer. reference:
+    the column of the data that holds a reference answer, if any. api_key: by default `OPENAI_API_KEY`. parallel:
+    requests at the same time. timeout: seconds of one request. options: more fields of a request, such as
     `temperature`. A reply without a score gives None. Raises JudgeError when a request fails `tries` times.
     """
 
@@ -74,7 +74,7 @@ class LLMJudge:
     async def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any
     ) -> list[tuple[float | None, str]]:
-        """A score and a sentence for each completion."""
+        """Return a score and a sentence for each completion."""
         room = asyncio.Semaphore(self.parallel)
         right = columns.get(self.reference or "") or [None] * len(prompts)
 
@@ -122,7 +122,7 @@ def _calls(message: Any) -> str:
 
 
 def _verdict(reply: str) -> tuple[float | None, str]:
-    """The last JSON object with a score between 0 and 1; a judge may think before."""
+    """Read the last JSON object with a score between 0 and 1. A judge may think before it."""
     for found in reversed(_JSON.findall(reply)):
         try:
             data = json.loads(found)

@@ -18,10 +18,10 @@ UNKNOWN_TOOL = "(unknown tool)"
 
 
 def action_distribution(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Frequency of each action among all steps of a batch; the values add up to 1, or there are none.
+    """Return the frequency of each action among all steps of a batch. The values add up to 1, or there are none.
 
-    Declared tools that were not called are there with 0. Names that a model made up share one entry, so that the
-    number of entries is bounded by the environments.
+    Declared tools without calls are included with 0. Names that a model made up share one entry, so that the number of
+    entries is bounded by the environments.
     """
     counts: Counter[str] = Counter()
     steps = 0
@@ -46,10 +46,10 @@ def batch_metrics(
     groups: Sequence[Hashable],
     weights: Mapping[str, float] | None = None,
 ) -> dict[str, float | Mapping[str, float]]:
-    """The metrics of rollouts that were scored, whether in one batch or in several.
+    """Return the metrics of rollouts that were scored, whether in one batch or in several.
 
-    Raw and normalised values are over the steps where a component is defined. groups: which rollouts are compared.
-    weights: components that are named also where no step has them.
+    Raw and normalised values are over the steps where a component is defined. groups: the group of each rollout.
+    weights: components to include even if no step has them.
     """
     rows = [[(name, value) for step in b.steps for name, value in step.components.items()] for b in breakdowns]
     count, weights = max(len(rows), 1), dict(weights or {})
@@ -86,8 +86,8 @@ def batch_metrics(
 
 
 def _advantage_shares(sums: Mapping[str, Sequence[float]], groups: Sequence[Hashable]) -> dict[str, float]:
-    """Share of each component in the variance of the group-centred reward (`detectors.advantage_shares`), from its
-    sums over rollouts; nothing where there is no variance."""
+    """Return the share of each component in the variance of the group-centred reward (`detectors.advantage_shares`),
+    from its sums over rollouts; empty without variance."""
     members: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
@@ -108,7 +108,8 @@ def _advantage_shares(sums: Mapping[str, Sequence[float]], groups: Sequence[Hash
 
 
 def flat(values: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
-    """One level: `{"behavior/action_distribution": {"A": 1}}` becomes `{"behavior/action_distribution/A": 1}`."""
+    """Flatten to one level: `{"behavior/action_distribution": {"A": 1}}` becomes `{"behavior/action_distribution/A":
+    1}`."""
     out: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

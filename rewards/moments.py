@@ -1,6 +1,6 @@
 """Count, mean and squared deviations of a stream, merged exactly over batches and processes. Plain floats, no torch.
 
-Welford, "Note on a method for calculating corrected sums of squares and products" (1962); Chan, Golub and LeVeque,
+Welford, "Note on a method for calculating corrected sums of squares and products" (1962). Chan, Golub and LeVeque,
 "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 """
 
@@ -21,34 +21,33 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """Population variance; 0 before the first value."""
+        """Population variance, 0 before the first value."""
         return self.m2 / self.count if self.count else 0.0
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 0 before the first value."""
+        """Population standard deviation, 0 before the first value."""
         return math.sqrt(self.variance)
 
     def to_json(self) -> list[float]:
-        """`[count, mean, m2]`; floats survive JSON bit for bit."""
+        """Return `[count, mean, m2]`. Floats survive JSON bit for bit."""
         return [self.count, self.mean, self.m2]
 
     @classmethod
     def from_json(cls, data: Iterable[float]) -> Moments:
-        """The inverse of `to_json`."""
         count, mean, m2 = data
         return cls(int(count), float(mean), float(m2))
 
 
 def moments(values: Iterable[float]) -> Moments:
-    """Of these values, in two passes."""
+    """Compute the moments of values in two passes."""
     seen = list(values)
     mean = math.fsum(seen) / max(len(seen), 1)
     return Moments(len(seen), mean, math.fsum((v - mean) ** 2 for v in seen))
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """The moments of both streams together; neither argument changes."""
+    """Return the moments of both streams together."""
     if not a.count or not b.count:
         return a if a.count else b
     count = a.count + b.count

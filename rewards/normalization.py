@@ -17,7 +17,7 @@ from .moments import Moments, merge
 
 
 def tensor_moments(values: Tensor) -> Moments:
-    """Moments of a tensor's elements, in float64."""
+    """Compute the moments of a tensor's elements, in float64."""
     if not values.numel():
         return Moments()
     values = values.double()
@@ -28,7 +28,7 @@ def tensor_moments(values: Tensor) -> Moments:
 @dataclass(frozen=True)
 class Normalized:
     """values: float64 [N], 0 where a component is not defined. mean, std: their normalisation, float64 [R], of each
-    rollout; None where they are the raw values."""
+    rollout (None: the values are raw)."""
 
     values: Tensor
     mean: Tensor | None = None
@@ -52,20 +52,20 @@ class RewardNormalizer:
         return self._modes.get(component, self.config.functions)
 
     def statistics(self, component: str) -> Moments:
-        """The running statistics of a component; of one that was never seen, empty ones."""
+        """Return the running statistics of a component, which start empty."""
         return self.running.get(component, Moments())
 
     def normalize(self, values: Tensor, component: str, *, valid: Tensor | None = None) -> Tensor:
-        """`values` float [N] normalised as configured, float64 [N]; each value is a rollout, and all are one group."""
+        """Normalise `values` float [N] as configured, to float64 [N]. Each value is a rollout, and all are one group."""
         if valid is None:
             valid = torch.ones_like(values, dtype=torch.bool)
         alone, together = torch.arange(values.numel()), torch.zeros(values.numel(), dtype=torch.int64)
         return self.normalized(values, component, valid, alone, together).values
 
     def normalized(self, values: Tensor, component: str, valid: Tensor, rollout: Tensor, group: Tensor) -> Normalized:
-        """`values` float [N] normalised as configured, with the mean and std used.
+        """Normalise `values` float [N] as configured. Returns them with the mean and std used.
 
-        valid: bool [N], where the component is defined; rollout: int64 [N], the rollout of each step; group: int64 [R],
+        valid: bool [N], where the component is defined. rollout: int64 [N], the rollout of each step. group: int64 [R],
         the group of each rollout.
         """
         values = values.double()
@@ -90,11 +90,11 @@ class RewardNormalizer:
             self.running[name] = merge(self.running.get(name, Moments()), moments)
 
     def to_json(self) -> dict[str, list[float]]:
-        """`{component: [count, mean, m2]}`."""
+        """Return `{component: [count, mean, m2]}`."""
         return {name: moments.to_json() for name, moments in self.running.items()}
 
     def load_json(self, data: Mapping[str, Sequence[float]]) -> None:
-        """The inverse of `to_json`; components that are not in `data` start empty."""
+        """Restore `to_json`. Components that are not in `data` start empty."""
         known = {name: Moments.from_json(values) for name, values in data.items()}
         own = {name: known.get(name, Moments()) for name in self.running}
         self.running = {**{name: m for name, m in known.items() if name not in COMPONENTS}, **own}
@@ -103,13 +103,13 @@ class RewardNormalizer:
 def group_normalized(
     values: Tensor, valid: Tensor, rollout: Tensor, group: Tensor, epsilon: float, std_floor: float
 ) -> Normalized:
-    """One component normalised within each group, as in GDPO (arXiv 2601.05242), spread over the steps.
+    """Normalise one component within each group, as in GDPO (arXiv 2601.05242), spread over the steps.
 
-    GDPO normalises a component's sum R_i of each rollout by its group: (R_i - mean) / (std + epsilon), std with
-    n - 1. Here step t of rollout i gets (r_it - mean / n_i) / (max(std, floor) + epsilon), n_i its valid steps, so
-    that the sum over a rollout's steps is GDPO's value exactly, and each step keeps its own size.
+    GDPO normalises a component's sum R_i of each rollout by its group: (R_i - mean) / (std + epsilon), std with n - 1.
+    Here step t of rollout i gets (r_it - mean / n_i) / (max(std, floor) + epsilon), n_i its valid steps, so that the
+    sum over a rollout's steps is GDPO's value exactly, and each step keeps its own size.
 
-    values: float64 [N]; valid: bool [N]; rollout: int64 [N]; group: int64 [R].
+    values: float64 [N]. valid: bool [N]. rollout: int64 [N]. group: int64 [R].
     """
     rollouts = group.numel()
     if not rollouts:

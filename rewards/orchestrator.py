@@ -1,7 +1,7 @@
 """The orchestrator: all components of a batch, normalised, weighted and added up, with every number kept.
 
-All steps of all trajectories go through one flat batch; Python only walks over the steps for
-strings (actions, penalties) and for the breakdown.
+All steps of all trajectories go through one flat batch. Python loops over the steps only for strings (actions,
+penalties) and for the breakdown.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STATE_FORMAT = 1
 class RewardOrchestrator:
     """Computes the dense reward of trajectories from the components of `rewards.components`.
 
-    Weights given here take the place of those in `config`. `embedding_dim` may be left out: it is then that of the
-    first embeddings. Used the same way offline and online; of several processes, one scores the rollouts of all.
+    Weights given here replace those in `config`. `embedding_dim` defaults to that of the first embeddings. Training and
+    serving use it the same way. Of several processes, one scores the rollouts of all.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RewardOrchestrator:
 
     @property
     def curiosity_module(self) -> CuriosityDrivenRewardModule | None:
-        """The module of R_curiosity; None before it is needed."""
+        """The module of R_curiosity (None: not needed yet)."""
         return self._curiosity.module
 
     def calculate_total_reward(
@@ -87,16 +87,16 @@ class RewardOrchestrator:
         update: bool = True,
         step: int = 0,
     ) -> RewardResult:
-        """The dense reward of each step of each trajectory, with its whole breakdown.
+        """Compute the dense reward of each step of each trajectory, with its whole breakdown.
 
-        embeddings: [S_i, D] for each trajectory, a row a step (`pool_step_embeddings`); needed where curiosity or
-        coherence carries weight and no embedder is plugged in. env_rewards: the environment's own rewards per step;
-        left out, those in the steps. groups: the group of each trajectory; left out, `trajectory.group`. step:
-        optimiser steps made so far, by which weights are annealed.
+        embeddings: [S_i, D] for each trajectory, a row a step (`pool_step_embeddings`), needed if curiosity or
+        coherence carries weight and no embedder is plugged in. env_rewards: the environment's own rewards per step
+        (None: those in the steps). groups: the group of each trajectory (None: `trajectory.group`). step: optimiser
+        steps made so far, by which weights are annealed.
 
-        Statistics and dynamics model stay as they are while the batch is scored; afterwards they take it in (with
-        `update=False` not before `update` is called, for evaluation never).
-        Raises RewardError when embeddings are missing or do not fit the steps.
+        Statistics and dynamics model do not change while the batch is scored. Afterwards they learn from it: at once,
+        or with `update=False` when `update` is called (in an evaluation, never). Raises RewardError if embeddings are
+        missing or do not fit the steps.
         """
         if isinstance(trajectories, Trajectory):
             trajectories = [trajectories]
@@ -144,34 +144,31 @@ class RewardOrchestrator:
             component.update()
 
     def _calculate_penalties(self, trajectory: Trajectory) -> list[Penalty]:
-        """All penalties of a trajectory, in order of steps and rules."""
+        """Return all penalties of a trajectory, in order of steps and rules."""
         return [penalty for step in self.penalties.check(trajectory) for penalty in step]
 
     def _normalize_rewards(self, rewards_tensor: Tensor, component_name: str) -> Tensor:
-        """`rewards_tensor` (any shape) normalised as this component is configured, by the current statistics.
+        """Normalise `rewards_tensor` (any shape) as this component is configured, by the current statistics.
 
-        z = (r - running_mean) / (running_std + epsilon) with a floored std; does not change the statistics.
+        z = (r - running_mean) / (running_std + epsilon) with a floored std. The statistics do not change.
         """
         flat = rewards_tensor.reshape(-1)
         return self.normalizer.normalize(flat, component_name).view(rewards_tensor.shape)
 
     def state_facts(self) -> dict[str, Any]:
-        """Running statistics and the state of the components, as JSON values."""
+        """Return running statistics and the state of the components, as JSON values."""
         facts: dict[str, Any] = {"format": STATE_FORMAT, "statistics": self.normalizer.to_json(), "curiosity": None}
         return facts | {name: component.state_facts() for name, component in self._stateful().items()}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The state of the components as tensors, by flat names. Never empty."""
+        """Return the state of the components as tensors, by flat names. Never empty."""
         tensors = {"format": torch.tensor([STATE_FORMAT])}
         for name, component in self._stateful().items():
             tensors |= {_tensor_name(name, key): value for key, value in component.state_tensors().items()}
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """The inverse of `state_tensors` and `state_facts`.
-
-        Raises RewardError when they are of other settings or of another format.
-        """
+        """Restore `state_tensors` and `state_facts`. Raises RewardError for those of other settings or another format."""
         if facts.get("format") != STATE_FORMAT:
             raise RewardError(f"the saved rewards have format {facts.get('format')}, this version reads {STATE_FORMAT}")
         for name, component in self.components.items():
@@ -188,7 +185,7 @@ class RewardOrchestrator:
     def _embeddings(
         self, trajectories: Sequence[Trajectory], counts: Sequence[int], embeddings: Sequence[Tensor] | Tensor | None
     ) -> Tensor | None:
-        """All steps' embeddings one after another, float32 [N, D]; None where there are none and none is needed."""
+        """Return all steps' embeddings one after another, float32 [N, D]; None if there are none and none is needed."""
         if embeddings is None and self.config.needs_embeddings:
             if self.embedder is None:
                 raise RewardError(
@@ -219,7 +216,7 @@ def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | 
 
 
 def _tensor_name(component: str, name: str) -> str:
-    """The name of a component's tensor among all; those of curiosity have no prefix, which checkpoints count on."""
+    """Return the name of a component's tensor among all. Those of curiosity have no prefix, which checkpoints rely on."""
     return name if component == "curiosity" else f"{component}.{name}"
 
 

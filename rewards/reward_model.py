@@ -28,7 +28,6 @@ class RewardModel:
         self._loaded: tuple[Any, Any] | None = None
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: object) -> list[float]:
-        """One score a completion."""
         import torch
 
         model, tokenizer = self._load()

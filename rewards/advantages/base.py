@@ -45,7 +45,7 @@ class Returns:
     """The rewards of one rollout of S turns.
 
     turns: reward of each turn [S]. unshaped: the same without shaping [S]. parts: reward components by name (None: the
-    reward has none). right: whether the rollout is known to be right. scored: False if its environment failed; such a
+    reward has none). right: whether the rollout is known to be right. scored: False if its environment failed. Such a
     rollout takes part in no mean and has no advantage.
     """
 
@@ -107,7 +107,7 @@ def spread(values: Sequence[float | None]) -> Spread:
 
 
 def compared(value: float, with_: Spread, std: float | None, weight: float = 1.0, name: str = "") -> AdvantageTerm:
-    """Return the comparison of a value with its peers, itself included; without other peers it equals their mean."""
+    """Return the comparison of a value with its peers, itself included. Without other peers it equals their mean."""
     mean = with_.mean if with_.size > 1 else value  # whatever rounding made of it
     return AdvantageTerm(value, mean, std, with_.size, weight, name)
 
@@ -130,7 +130,7 @@ class Columns:
 
 
 class AdvantageMethod(ABC):
-    """A way to turn rewards into advantages. Subclasses define `name` and `returns`; the rest fits most of them."""
+    """A way to turn rewards into advantages. Subclasses define `name` and `returns`. The rest fits most of them."""
 
     name: str = ""
     """Its name in the record."""
@@ -144,14 +144,14 @@ class AdvantageMethod(ABC):
 
     @abstractmethod
     def returns(self, rollout: Returns) -> Sequence[float]:
-        """Return what is compared within a group: one number a turn, or one for the whole rollout."""
+        """Return the compared numbers of a rollout: one a turn, or one for the whole rollout."""
 
     def sentence(self, formula: AdvantageFormula) -> str:
-        """Describe what a formula compared; the sentence goes into the record with the formula."""
+        """Describe the comparison of a formula in a sentence for the record."""
         return comparison(self.compares or f"the returns of {self.name}", self.compared_with, formula.scale)
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        """Return how the advantages of each rollout of each group come about; None for one without."""
+        """Return the formula of the advantages of each rollout of each group; None for one without."""
         if scale not in ("group", "batch", "none"):
             raise ValueError(f'unknown scale "{scale}": group, batch or none')
         columns = [self.columns(group) for group in groups]

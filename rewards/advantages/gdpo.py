@@ -20,7 +20,7 @@ from .parts import GroupParts, component_names
 
 
 class GdpoAdvantage(AdvantageMethod):
-    """Group reward-decoupled normalisation; `scale` has no effect."""
+    """Group reward-decoupled normalisation. `scale` has no effect."""
 
     name = "gdpo"
 
@@ -33,11 +33,9 @@ class GdpoAdvantage(AdvantageMethod):
         return [total(rollout.turns)]
 
     def sentence(self, formula: AdvantageFormula) -> str:
-        """Describe all components at once."""
         return "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        """Compare each component, then the weighted sums."""
         names, groups = self._components(groups)
         terms: list[list[list[AdvantageTerm] | None]] = []
         for group in groups:

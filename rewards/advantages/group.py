@@ -30,11 +30,9 @@ class GroupAdvantage(AdvantageMethod):
         self.shaping_apart = among == "equals"
 
     def returns(self, rollout: Returns) -> Sequence[float]:
-        """Return the sum over the turns."""
         return [total(rollout.turns)]
 
     def sentence(self, formula: AdvantageFormula) -> str:
-        """Name the shaping that is compared on its own."""
         if len(formula.terms(0)) < 2:
             return super().sentence(formula)
         mean = "mean and std (n − 1)" if formula.scale == "group" else "the mean"
@@ -42,7 +40,6 @@ class GroupAdvantage(AdvantageMethod):
         return f"{goal}; by weight, shaping against that of the rollouts which succeeded alike"
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        """Compare the return, or the goal and each shaping component."""
         shaping = self._shaping(groups)
         if not shaping:
             return super().compare(groups, scale)

@@ -1,6 +1,6 @@
 """`reward`: the reward of a turn as its advantage, on the last token of that turn, and 0 on every other token.
 
-The per-token rewards of the environment stand for advantages; there is no baseline and no scaling.
+The per-token rewards of the environment are the advantages, without baseline or scaling.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ class RewardAdvantage(AdvantageMethod):
     on_last_token = True
 
     def returns(self, rollout: Returns) -> Sequence[float]:
-        """Return the rewards [S]."""
         return rollout.turns
 
     def sentence(self, formula: AdvantageFormula) -> str:
-        """State that nothing is compared."""
         return "The reward itself, on the last token of its turn: compared with nothing."
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        """Compare with nothing, divide by nothing."""
         return [
             self._formulas(group, "none", lambda _, value: (AdvantageTerm(value, 0.0, None, 1),)) for group in groups
         ]

@@ -1,7 +1,7 @@
 """`turn`: every agent token of turn t gets Q[i, t] − mean_G Q[·, t], Q[i, t] = Σ_{k ≥ t} r[i, k].
 
-The mean is over the rollouts of the group that got as far as turn t; one that got there alone has an advantage of 0.
-Turn-level credit as in MT-GRPO (arXiv 2505.11821) and GiGPO (arXiv 2505.10978), with the turn's index as the state.
+The mean is over the rollouts of the group that reached turn t. If only one did, its advantage is 0. Turn-level credit
+as in MT-GRPO (arXiv 2505.11821) and GiGPO (arXiv 2505.10978), with the turn's index as the state.
 """
 
 from __future__ import annotations
@@ -20,5 +20,4 @@ class TurnAdvantage(AdvantageMethod):
     compared_with = "the {size} rollouts of the group that got this far"
 
     def returns(self, rollout: Returns) -> Sequence[float]:
-        """Return the rewards to go [S]."""
         return list(accumulate(reversed(rollout.turns)))[::-1]

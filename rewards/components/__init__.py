@@ -1,7 +1,7 @@
-"""The components of the reward, one a file, by name in `COMPONENTS`.
+"""The components of the reward, by name in `COMPONENTS`.
 
-To add one, copy `given.py`'s `PenaltyReward` and enter the class in `EXTRA`; one in a file of your own needs no entry.
-Either gets its weight from the configuration: `rewards.extra_components: {name: {weight: 0.1, class_path: …}}`.
+To add one, copy `given.py`'s `PenaltyReward` and enter the class in `EXTRA`. A class in a file of your own needs no
+entry. Either gets its weight from the configuration: `rewards.extra_components: {name: {weight: 0.1, class_path: …}}`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ EXTRA: dict[str, type[RewardComponent]] = {}
 
 
 def make_components(config: RewardsConfig, seed: int) -> dict[str, RewardComponent]:
-    """The components of a run by name, in the order in which they are added up.
+    """Make the components of a run by name, in the order in which they are added up.
 
-    Raises RewardError for one of `extra_components` that is not known or cannot be used.
+    Raises RewardError for an unknown or unusable one of `extra_components`.
     """
     made = {name: make(config, seed) for name, make in BUILT_IN.items()}
     return made | {name: _extra(name, extra) for name, extra in config.extra_components.items()}

@@ -27,8 +27,8 @@ class RewardInputs:
 
     trajectories, correctness: B of each. steps, env_rewards (the environment's own reward of each step): N of each.
     keys: the canonical action of each step, by trajectory. last: bool [N], True at the last step of each trajectory.
-    states: float32 [N, D], the state embedding of each step; None where no component asks for them. penalties: what
-    the rules found at each step, by trajectory.
+    states: float32 [N, D], the state embedding of each step (None: no component needs them). penalties: those of each
+    step, by trajectory.
     """
 
     trajectories: Sequence[Trajectory]
@@ -46,29 +46,29 @@ Values = tuple[Tensor, Tensor]
 
 
 class RewardComponent(ABC):
-    """One component. To add one, write `compute`; the rest is for components that learn.
+    """One component. To add one, write `compute`. The other methods are for components that learn.
 
     A user's own is made with the `options` of its entry in `rewards.extra_components`.
     """
 
     @abstractmethod
     def compute(self, batch: RewardInputs) -> Values | None:
-        """The raw reward of each step, before normalisation and weight; None: not defined for this batch."""
+        """Return the raw reward of each step, before normalisation and weight; None if this batch has none."""
 
     def update(self) -> None:  # noqa: B027 (most components learn nothing)
         """Learn from the batch that was computed last."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Numbers for the record, by their names."""
+        """Return numbers for the record, by their names."""
         return {}
 
     def state_facts(self) -> dict[str, Any] | None:
-        """The state for a resumed run as JSON values, or None."""
+        """Return the state for a resumed run as JSON values, or None."""
         return None
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The state for a resumed run as tensors by flat names."""
+        """Return the state for a resumed run as tensors by flat names."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:  # noqa: B027
-        """The inverse of the two above."""
+        """Restore the state of the two methods above."""

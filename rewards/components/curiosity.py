@@ -29,8 +29,8 @@ _Key = tuple[int, bytes, str]
 
 @dataclass(frozen=True)
 class _Transitions:
-    """Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D]; finite: bool [M],
-    whether there is neither NaN nor infinity in them."""
+    """Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D]. finite: bool [M],
+    whether a transition is free of NaN and infinity."""
 
     states: Tensor
     actions: Tensor
@@ -38,7 +38,6 @@ class _Transitions:
     finite: Tensor
 
     def take(self, rows: Tensor) -> _Transitions:
-        """The transitions with these indices."""
         return _Transitions(self.states[rows], self.actions[rows], self.changes[rows], self.finite[rows])
 
 
@@ -49,8 +48,8 @@ class CuriosityDrivenRewardModule:
     width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2.
 
     Equal transitions of a batch are predicted once. Between batches an LRU cache, keyed by the model's version and the
-    whole (s_t, a_t), byte for byte, serves while the model is unchanged, as it is online. In training it learns
-    after every batch, so there nothing is kept.
+    whole (s_t, a_t), byte for byte, is valid while the model is unchanged, as in serving. In training the model learns
+    after every batch, so nothing is kept.
     """
 
     def __init__(self, embedding_dim: int, config: CuriosityConfig | None = None, *, seed: int = 0) -> None:
@@ -71,9 +70,9 @@ class CuriosityDrivenRewardModule:
 
     @torch.no_grad()
     def compute(self, embeddings: Tensor, steps: Sequence[Step], keys: Sequence[str], has_next: Tensor) -> Tensor:
-        """R_curiosity of each step, float64 [N]; 0 at the last step of a trajectory, which has no s_{t+1}.
+        """Return R_curiosity of each step, float64 [N]; 0 at the last step of a trajectory, which has no s_{t+1}.
 
-        embeddings: [N, D], the steps of all trajectories one after another; keys: their canonical actions; has_next:
+        embeddings: [N, D], the steps of all trajectories one after another. keys: their canonical actions. has_next:
         bool [N], False at the last step of each trajectory. Keeps the transitions for `update`.
         """
         # The batch is large and the model small: each pass over [N, D] counts, so there are as few as can be.
@@ -93,7 +92,8 @@ class CuriosityDrivenRewardModule:
         return rewards
 
     def update(self) -> float | None:
-        """Train the model on the transitions of the last `compute`; the loss before the step, or None without any."""
+        """Train the model on the transitions of the last `compute`. Returns the loss before the step, or None without
+        any."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
@@ -111,7 +111,7 @@ class CuriosityDrivenRewardModule:
         return self.repeats / self.lookups if self.lookups else 0.0
 
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
-        """Predicted changes, [M, D]. Equal rows are computed once."""
+        """Predict changes, [M, D]. Equal rows are computed once."""
         self._store()
         version = self.model.version
         pairs = [(version, row.tobytes(), key) for row, key in zip(state.numpy(), keys, strict=True)]
@@ -159,14 +159,14 @@ class CuriosityDrivenRewardModule:
         self.model.changed()
 
     def _sample(self, pending: _Transitions) -> _Transitions | None:
-        """At most `TRAIN_BATCH_SIZE` transitions, drawn without replacement, without those that are not finite."""
+        """Draw at most `TRAIN_BATCH_SIZE` finite transitions without replacement."""
         chosen = pending.finite.nonzero(as_tuple=True)[0]
         if len(chosen) > TRAIN_BATCH_SIZE:
             chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[:TRAIN_BATCH_SIZE]]
         return None if not len(chosen) else pending.take(chosen)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything that has been learnt: model, optimiser, random state. Tensors by flat names."""
+        """Return everything that was learned as tensors by flat names: model, optimiser, random state."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.adapters().items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -175,11 +175,10 @@ class CuriosityDrivenRewardModule:
         return {name: value.detach().clone() for name, value in tensors.items()}
 
     def state_facts(self) -> dict[str, Any]:
-        """What `state_tensors` leaves out, as JSON values."""
         return {"version": self.model.version, "embedding_dim": self.model.embedding_dim}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """The inverse of `state_tensors` and `state_facts`. The cache is emptied: a version may come twice now."""
+        """Restore `state_tensors` and `state_facts`. The cache is emptied: a version may come twice now."""
         self.model.load_state_dict(_under(tensors, "model."))
         self.model.version = int(facts["version"])
         self.optimizer.state.clear()
@@ -210,7 +209,7 @@ class CuriosityReward(RewardComponent):
         self.module: CuriosityDrivenRewardModule | None = None
 
     def make(self, embedding_dim: int) -> CuriosityDrivenRewardModule:
-        """The module for embeddings of this width. Raises RewardError when it knows another."""
+        """Return the module for embeddings of this width. Raises RewardError if it has another width."""
         if self.module is None:
             self.module = CuriosityDrivenRewardModule(embedding_dim, self.config, seed=self.seed)
         known = self.module.model.embedding_dim
@@ -260,13 +259,13 @@ class CuriosityReward(RewardComponent):
 
 
 def rms_normalized(states: Tensor) -> Tensor:
-    """Each row divided by its root mean square, [N, D]; a row of zeros stays."""
+    """Divide each row by its root mean square, [N, D]. A row of zeros stays."""
     rms = torch.linalg.vector_norm(states, dim=-1, keepdim=True) / states.shape[-1] ** 0.5
     return states / rms.clamp(min=1e-8)
 
 
 def _mean_squares(rows: Tensor) -> Tensor:
-    """Mean over the last axis of the squares, float64."""
+    """Return the mean over the last axis of the squares, float64."""
     return torch.linalg.vector_norm(rows, dim=-1).double().square() / rows.shape[-1]
 
 

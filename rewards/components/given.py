@@ -15,14 +15,14 @@ from .base import RewardComponent, RewardInputs, Values
 
 
 class TaskReward(RewardComponent):
-    """Correctness, on the last step. Without a known answer: the environment's own total, less what `environment`
-    carries already."""
+    """Correctness, on the last step. Without a known answer: the environment's own total, less the part that
+    `environment` already carries."""
 
     def __init__(self, config: RewardsConfig) -> None:
         self.steps_count_elsewhere = config.w_environment > 0
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """A trajectory without steps has no place for a reward. Where reward functions judge, their scores are the
+        """Return correctness. A trajectory without steps has none. If reward functions judge, their scores are the
         reward."""
         if batch.trajectories and all(t.judged_by for t in batch.trajectories):
             return None
@@ -48,7 +48,7 @@ class EnvironmentReward(RewardComponent):
         self.seen = False
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """None without a weight, or before the environment gave a first reward."""
+        """Return the rewards; None without a weight, or before the environment gave a first reward."""
         judged = torch.tensor(
             [
                 c is not None or bool(t.judged_by)
@@ -63,11 +63,9 @@ class EnvironmentReward(RewardComponent):
         return (values, defined) if self.counts and self.seen else None
 
     def state_facts(self) -> dict[str, Any]:
-        """Whether the environment has ever given a reward."""
         return {"seen": self.seen}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """The inverse of `state_facts`."""
         self.seen = bool(facts["seen"])
 
 
@@ -78,8 +76,7 @@ class PenaltyReward(RewardComponent):
         self.has_own_rules = bool(config.penalty_rules)
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Defined everywhere: a step without penalties has 0. None where no tool can be called and nothing was
-        penalised."""
+        """Return the sums: 0 for a step without penalties. None if no tool can be called and no step was penalised."""
         if (
             not self.has_own_rules
             and not any(t.tools for t in batch.trajectories)

@@ -1,4 +1,4 @@
-"""What a penalty rule is. A rule reads tool declarations and the facts of a step; it holds no state between steps."""
+"""The base of penalty rules. A rule reads tool declarations and the facts of a step, and keeps no state between steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Episode:
 class PenaltyRule:
     """One rule. A user's own is a subclass with `id`, `amount` and `check`, named in `rewards.penalty_rules`.
 
-    `id` names the rule in records and filters; `amount` (<= 0) is what one breach costs, before the weight. A rule
+    `id` names the rule in records and filters. `amount` (<= 0) is the cost of one breach, before the weight. A rule
     gives at most one penalty for a step, however many faults it finds there, so that a penalty stays bounded.
     """
 
@@ -50,32 +50,32 @@ class PenaltyRule:
             self.amount = amount
 
     def check(self, episode: Episode, step: Step) -> Penalty | None:
-        """The penalty of this step, or None. Called for each step in order; must not change anything."""
+        """Return the penalty of this step, or None. Called for each step in order. Must not change anything."""
         raise TypeError(f"{type(self).__name__} has no method check(episode, step): a penalty rule needs one")
 
     def penalty(self, step: Step, *, saw: Mapping[str, Any], limit: str, why: str, right: str) -> Penalty:
-        """A penalty of this rule. `why` and `right` are sentences for a person."""
+        """Make a penalty of this rule. `why` and `right` are sentences for a person."""
         return Penalty(rule=self.id, amount=self.amount, step=step.index, saw=saw, limit=limit, why=why, right=right)
 
 
 def shown(value: Any, limit: int = SHOWN) -> str:
-    """A value that a model wrote, as JSON, printable and cut to `limit` characters."""
+    """Return a value that a model wrote, as JSON, printable and cut to `limit` characters."""
     return printable(_JSON.encode(value), limit)
 
 
 def printable(text: str, limit: int) -> str:
-    """`text` with what does not print written as escapes, cut to `limit` characters."""
+    """Return the text with unprintable characters as escapes, cut to `limit` characters."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in cut)
 
 
 def named(name: object) -> str:
-    """A name that a model made up, printable and cut."""
+    """Return a name that a model made up, printable and cut."""
     return printable(str(name), 40)
 
 
 def kept(value: Any) -> Any:
-    """A value for `Penalty.saw`: as it is when it is small, else its beginning as text."""
+    """Return a value for `Penalty.saw`: unchanged if it is small, else its beginning as text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = shown(value, 200)
@@ -83,13 +83,13 @@ def kept(value: Any) -> Any:
 
 
 def call_text(step: Step) -> str:
-    """The call as a person writes it: `GET_PROPERTIES(mask=7)`."""
+    """Return the call as a person writes it: `GET_PROPERTIES(mask=7)`."""
     arguments = ", ".join(f"{named(name)}={shown(value, 40)}" for name, value in step.arguments.items())
     return f"{named(step.action)}({arguments if len(arguments) <= SHOWN else arguments[: SHOWN - 1] + '…'})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like a made-up one, if any is."""
+    """Return the known name that is most like a made-up one, if any is."""
     return _nearest(name[:SHOWN], tuple(known))
 
 
@@ -99,7 +99,7 @@ def _nearest(name: str, known: tuple[str, ...]) -> str | None:
 
 
 def listed(values: Iterable[Any], limit: int = 8) -> str:
-    """`1, 2, 3`, or `none`; the last ones when there are many."""
+    """Return `1, 2, 3`, or `none`; of many values the last ones."""
     texts = [str(v) for v in values]
     if not texts:
         return "none"

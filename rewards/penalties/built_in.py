@@ -10,7 +10,7 @@ from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest,
 
 
 class UnknownTool(PenaltyRule):
-    """A call of a tool that the environment does not declare. Environments that declare no tools are left alone."""
+    """A call of a tool that the environment does not declare. Environments without declared tools have no such fault."""
 
     id = "unknown_tool"
     amount = -0.1
@@ -75,7 +75,7 @@ class WrongModality(PenaltyRule):
 class MissingPrerequisite(PenaltyRule):
     """`GET_PROPERTIES(mask=7)` when there is no mask 7: an argument refers to a resource that does not exist.
 
-    A required reference left out counts here only while no resource of its kind exists; else it is a missing
+    An omitted required reference counts here only while no resource of its kind exists. Otherwise it is a missing
     argument (`invalid_argument`), as is a value that cannot be an id at all.
     """
 

@@ -17,14 +17,11 @@ from .built_in import BUILT_IN
 
 
 class PenaltyRuleError(GrpoTuiError, ValueError):
-    """A rule of the user's could not be loaded or failed; the message says which, where and why."""
+    """A rule of the user could not be loaded or failed. The message names the rule, the place and the reason."""
 
 
 def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
-    """The rule that `config` names, ready to check.
-
-    Raises PenaltyRuleError, in one sentence, when there is no such class or it is no penalty rule.
-    """
+    """Load the rule that `config` names. Raises PenaltyRuleError, in one sentence, if there is no such rule."""
     where = f"rewards.penalty_rules: {config.class_path}"
     try:
         found = find_class(config.class_path)
@@ -46,7 +43,7 @@ def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
 
 
 def make_rules(config: RewardsConfig) -> list[PenaltyRule]:
-    """All rules that cost something. Raises PenaltyRuleError for a user's rule that cannot be used."""
+    """Make all rules that cost something. Raises PenaltyRuleError for a user's rule that cannot be used."""
     rules = [rule(getattr(config.penalties, rule.id)) for rule in BUILT_IN] + [
         load_rule(own) for own in config.penalty_rules
     ]
@@ -66,7 +63,8 @@ class PenaltyChecker:
         self._tools: dict[int, tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]] = {}
 
     def check(self, trajectory: Trajectory, keys: Sequence[str] | None = None) -> list[tuple[Penalty, ...]]:
-        """The penalties of each step, in the order of the rules. keys: the canonical action of each step, if known."""
+        """Return the penalties of each step, in the order of the rules. keys: the canonical action of each step, if
+        known."""
         episode = Episode(trajectory, self._tools_of(trajectory), keys)
         return [
             tuple(p for rule in self.rules if (p := _checked(rule, episode, step)) is not None)
@@ -74,7 +72,7 @@ class PenaltyChecker:
         ]
 
     def _tools_of(self, trajectory: Trajectory) -> dict[str, ToolSpec]:
-        """Tools by name; trajectories of an environment share the tuple, so it is looked up by identity."""
+        """Return tools by name. Trajectories of an environment share the tuple, so it is looked up by identity."""
         found = self._tools.get(id(trajectory.tools))
         if found is None or found[0] is not trajectory.tools:
             if len(self._tools) > 256:

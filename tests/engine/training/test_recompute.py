@@ -97,7 +97,7 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ({"advantages": "turn", "scale_advantages": "batch", "loss_type": "grpo"}, {}),
         (
             {"advantages": "reward", "loss_type": "dr_grpo"},
-            {"components": ["task", "penalty"], "w_curiosity": 0.0, "w_coherence": 0.0},
+            {"w_curiosity": 0.0, "w_coherence": 0.0},
         ),
         ({"replay": {"mode": "dapo"}, "scale_advantages": "none"}, {"normalization": {"curiosity": "scale_only"}}),
         ({"replay": {"signal": "task"}}, {}),
