@@ -59,7 +59,7 @@ class DynamicsModel(nn.Module):
 
 
 def _largest_rank(inputs: int, hidden: int, outputs: int) -> int:
-    """Return the largest LoRA rank on both layers that keeps the trainable share within `TRAINABLE_SHARE`, at least 1."""
+    """Return the largest LoRA rank that keeps the trainable share within `TRAINABLE_SHARE`, at least 1."""
     base = inputs * hidden + hidden + hidden * outputs + outputs
     per_rank = inputs + 2 * hidden + outputs
     return max(1, int(TRAINABLE_SHARE / (1 - TRAINABLE_SHARE) * base / per_rank))

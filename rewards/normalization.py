@@ -56,7 +56,7 @@ class RewardNormalizer:
         return self.running.get(component, Moments())
 
     def normalize(self, values: Tensor, component: str, *, valid: Tensor | None = None) -> Tensor:
-        """Normalise `values` float [N] as configured, to float64 [N]. Each value is a rollout, and all are one group."""
+        """Normalise `values` float [N] as configured, to float64 [N]. Each value is a rollout. All are one group."""
         if valid is None:
             valid = torch.ones_like(values, dtype=torch.bool)
         alone, together = torch.arange(values.numel()), torch.zeros(values.numel(), dtype=torch.int64)

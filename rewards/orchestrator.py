@@ -168,7 +168,7 @@ class RewardOrchestrator:
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore `state_tensors` and `state_facts`. Raises RewardError for those of other settings or another format."""
+        """Restore `state_tensors` and `state_facts`. Raises RewardError for those of other settings."""
         if facts.get("format") != STATE_FORMAT:
             raise RewardError(f"the saved rewards have format {facts.get('format')}, this version reads {STATE_FORMAT}")
         for name, component in self.components.items():
@@ -216,7 +216,7 @@ def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | 
 
 
 def _tensor_name(component: str, name: str) -> str:
-    """Return the name of a component's tensor among all. Those of curiosity have no prefix, which checkpoints rely on."""
+    """Return the name of a component's tensor. Those of curiosity have no prefix, which checkpoints rely on."""
     return name if component == "curiosity" else f"{component}.{name}"
 
 

@@ -1,4 +1,4 @@
-"""The base of penalty rules. A rule reads tool declarations and the facts of a step, and keeps no state between steps."""
+"""The base of penalty rules. A rule reads tool declarations and the facts of a step. It keeps no state."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest,
 
 
 class UnknownTool(PenaltyRule):
-    """A call of a tool that the environment does not declare. Environments without declared tools have no such fault."""
+    """A call of a tool that the environment does not declare. Environments without declared tools have none."""
 
     id = "unknown_tool"
     amount = -0.1
