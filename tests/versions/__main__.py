@@ -31,6 +31,8 @@ ROWS: dict[str, list[str]] = {
 }
 """Packages to resolve with, by row. They are not installed: their libraries are."""
 TRL = {"trl==0.23.1": ["transformers<5"], "trl==0.29.1": [], "trl==1.5.1": []}
+MORE = {"Unsloth": ["triton"]}
+"""Packages to install in a row besides: TRL 1.15.0 imports Triton, which a torch for CPUs does not bring."""
 TESTS = [
     "tests/engine/agents",
     "tests/engine/rollouts",
@@ -66,7 +68,7 @@ class Environment:
         self.python = folder / "bin" / "python"
         (folder / "pins.txt").write_text("\n".join(f"{name}=={version}" for name, version in pins.items()))
         extras = EXTRAS if row in ROWS else "[test]"
-        more = [] if row in ROWS else [f"{name}=={pins[name]}" for name in ("trl", "transformers", "torch")]
+        more = MORE.get(row, []) if row in ROWS else [f"{name}=={pins[name]}" for name in ("trl", "transformers", "torch")]
         into = ["--quiet", "--python", str(self.python)]
         for command in (
             ["venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)],
@@ -129,7 +131,7 @@ def main() -> int:
         shown = ", ".join(f"{name} {pins[name]}" for name in SHOWN if name in pins)
         equal = trained and digest in (first, "–")
         print(f"| {row} | {shown} | {digest}{'' if equal else ' differs'} | {counts} | {line} |", flush=True)
-        failed = failed or not (trained and tested and attached)
+        failed = failed or not (equal and tested and attached)
     return int(failed)
 
 
