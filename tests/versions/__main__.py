@@ -68,7 +68,8 @@ class Environment:
         self.python = folder / "bin" / "python"
         (folder / "pins.txt").write_text("\n".join(f"{name}=={version}" for name, version in pins.items()))
         extras = EXTRAS if row in ROWS else "[test]"
-        more = MORE.get(row, []) if row in ROWS else [f"{name}=={pins[name]}" for name in ("trl", "transformers", "torch")]
+        exact = [f"{name}=={pins[name]}" for name in ("trl", "transformers", "torch")]
+        more = MORE.get(row, []) if row in ROWS else exact
         into = ["--quiet", "--python", str(self.python)]
         for command in (
             ["venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)],
