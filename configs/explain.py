@@ -37,6 +37,7 @@ ELSEWHERE = {
     "lora_alpha": "model.lora.alpha",
     "bf16": "model.compute: bfloat16",
     "report_to": "logging.wandb",
+    "components": "rewards.w_curiosity, rewards.w_coherence and rewards.w_penalty, where 0 switches a component off",
 }
 """What TRL and transformers call settings that have another name here."""
 _MAX_SHOWN = 60
