@@ -29,7 +29,7 @@ from ..policy.versions import is_checkpointing
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import EnvKey, RolloutRunner, Row, TrialEnv, parse_row
 from ..rollouts.scoring import Scorer
-from . import unchanged
+from . import trl_seam, unchanged
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
 from .frozen import FrozenPass, copy_of_policy, with_scoring_head
 from .losses.base import Loss, LossInputs, sum_over_tokens
@@ -82,6 +82,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         loss: Loss | None = None,
         **kwargs: Any,
     ) -> None:
+        trl_seam.check_methods()
         model = model if model is not None else agent.model  # type: ignore[attr-defined]
         reference = copy_of_policy(model, args.beta)
         if args.ddp_find_unused_parameters is None:
@@ -99,6 +100,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             processing_class=tokenizer,
             **kwargs,
         )
+        trl_seam.check_attributes(self)
         self.args.beta = self.beta = beta
         self.remove_callback(PrinterCallback)
         self.agent = agent

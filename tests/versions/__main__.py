@@ -30,9 +30,13 @@ ROWS: dict[str, list[str]] = {
     "newest": [],
 }
 """Packages to resolve with, by row. They are not installed: their libraries are."""
-TRL = {"trl==0.23.1": ["transformers<5"], "trl==0.29.1": [], "trl==1.5.1": []}
+TRL = {
+    "trl==0.23.1": ["transformers<5"],
+    "trl==0.26.2": ["transformers<5"],
+    **{f"trl=={version}": [] for version in ("0.29.1", "1.0.0", "1.5.1", "1.10.0")},
+}
 MORE = {"Unsloth": ["triton"]}
-"""Packages to install in a row besides: TRL 1.15.0 imports Triton, which a torch for CPUs does not bring."""
+"""Packages to install besides. The loss of TRL 1.15.0 is a Triton kernel, which runs on a CPU in Triton's interpreter."""
 TESTS = [
     "tests/engine/agents",
     "tests/engine/rollouts",
@@ -83,7 +87,7 @@ class Environment:
         done = subprocess.run(
             [str(self.python), *command],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

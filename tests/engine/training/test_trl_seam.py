@@ -1,0 +1,46 @@
+"""A TRL that lacks a hook is refused by name before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from grpo_tui.engine.training import trl_seam
+from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.engine.training.trl_seam import METHODS, UnknownTrlError
+
+from .parts import make_trainer, playback_rows, policy
+
+
+def make(folder: Path) -> GRPOEnvTrainer:
+    return make_trainer(folder, playback_rows(2), model=policy(lora=True), max_steps=1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_is_missing_or_has_other_parameters(tmp_path: Path, monkeypatch: Any, name: str):
+    trl_seam.check_methods()
+    with monkeypatch.context() as changed:
+        changed.setattr(GRPOTrainer, name, lambda self, renamed: None)
+        with pytest.raises(UnknownTrlError, match=rf"has no GRPOTrainer\.{name}.*pip install 'trl>=1\.14"):
+            make(tmp_path)
+
+
+def test_an_attribute_that_is_missing(tmp_path: Path, monkeypatch: Any):
+    made = GRPOTrainer.__init__
+
+    def without(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        del self._buffered_inputs
+
+    monkeypatch.setattr(GRPOTrainer, "__init__", without)
+    with pytest.raises(UnknownTrlError, match=r"has no GRPOTrainer\._buffered_inputs"):
+        make(tmp_path)
+
+
+def test_the_list_of_hooks_names_every_private_method_that_is_replaced():
+    own = {name for name in vars(GRPOEnvTrainer) if name.startswith("_") and not name.startswith("__")}
+    replaced = {name for name in own if callable(getattr(GRPOTrainer, name, None))}
+    assert replaced - {"_send_telemetry"} == {name for name in METHODS if name.startswith("_")}
