@@ -36,7 +36,7 @@ TRL = {
     **{f"trl=={version}": [] for version in ("0.29.1", "1.0.0", "1.5.1", "1.10.0")},
 }
 MORE = {"Unsloth": ["triton"]}
-"""Packages to install besides. The loss of TRL 1.15.0 is a Triton kernel, which runs on a CPU in Triton's interpreter."""
+"""Packages to install besides. The loss of TRL 1.15.0 is a Triton kernel, for which a CPU has an interpreter."""
 TESTS = [
     "tests/engine/agents",
     "tests/engine/rollouts",
