@@ -1,7 +1,7 @@
-"""What a training script of one's own uses: `from grpo_tui import Recorder, Rollout`, `import grpo_tui.trl`.
+"""The interface for training scripts: `from grpo_tui import Recorder, Rollout`, `import grpo_tui.trl`.
 
-Light to import: nothing that people train with is loaded, and nothing of this package until a name is asked for.
-This folder is the top of the package (`setup.py`), so its imports are written out: `grpo_tui.engine…`.
+The import is light: names are loaded when they are first used. This folder is the top of the package (`setup.py`), so
+its imports are absolute (`grpo_tui.engine…`).
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Record a run from any training script: what the app shows of our own runs, it then shows of yours.
+"""Record a run from any training script. The app shows it as it shows runs of its own.
 
     with Recorder("my-run", environment="gsm8k", model="Qwen3-0.6B") as record:
         for step in range(100):
@@ -7,7 +7,7 @@
             record.metrics(step, {"loss": loss, "kl/mean": kl})
 
 A thread of the recorder converts and writes the rows. The training waits only for a disk that is slower than the
-training, and never fails because of the record: a full or broken disk costs rows, which are counted and reported once.
+training, and never fails because of the record. A full or broken disk costs rows, which are counted and reported once.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from grpo_tui.engine.runs.write.writer import PATIENCE_SECONDS, RunWriter
 log = logging.getLogger(__name__)
 
 WAITING_ROWS = 8192
-"""How many rollouts may wait to be converted before the training waits, too. One step may exceed it."""
+"""The number of waiting rollouts at which the training waits. One step may exceed it."""
 
 AT_ONCE = 256
-"""How many rollouts are converted before they are written."""
+"""The number of rollouts that are written together."""
 
 NOT_GIVEN: Mapping[str, str] = {
     name: "not given to the recorder" for name in ("reward", "advantage", "weight", "components", "group", "tokens")
@@ -58,16 +58,16 @@ RolloutLike = Rollout | Mapping[str, Any]
 
 
 class Recorder:
-    """The record of one run of somebody's own trainer.
+    """The record of one run of your own trainer.
 
-    run: the run's name, or a path to its folder; by default a new name under `runs_dir`. Where a run of this name
-    exists, the record is a new run `NAME-2`, `NAME-3`, …; `resume` continues the newest of them. resume_from_step
-    continues the newest that reached this step, and removes the rows behind it. process: several processes of one
-    training give each its own name, such as `rank1`; the first one (`training`) begins the run and reports its status,
-    the others join it. config and environment variables that name secrets are masked.
+    run: the name of the run, or a path to its folder, by default a new name under `runs_dir`. If a run of this name
+    exists, the record is a new run `NAME-2`, `NAME-3`, …. resume: continue the newest of them. resume_from_step:
+    continue the newest that reached this step, and remove later rows. process: a name such as `rank1` for each process
+    of one training. The first one (`training`) begins the run and reports its status, and the others join it. config
+    and environment variables that name secrets are masked.
 
-    Wrong arguments raise at once: ValueError for a run's name that cannot be a folder, TypeError for a step or a reward
-    that is no number. Nothing else raises into the training.
+    Raises ValueError for a name that cannot be a folder, and TypeError for a step or a reward that is no number.
+    Nothing else raises into the training.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Recorder:
             self.run_dir = next_run(named, joins=process != "training")
         self.total_steps = total_steps
         self._unread = 0
-        self._told = False
+        self._warned = False
         self.stored = 0
         """Rollouts that were given to the writer."""
         self._reason = self.no_rollouts = ""
-        """The reason that the run ends with where no rollout was stored. A run of metrics alone has none."""
+        """The reason for a run without rollouts, shown at its end. A run of metrics has none."""
         self._facts(name, environment, model, config, first=process == "training")
         self._writer = RunWriter(
             self.run_dir, resume_from_step=resume_from_step, process=process, alerts=alert_sender(self.run_dir)
@@ -122,10 +122,8 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """Rows that could not be recorded: not to be read, too many at once, or no room on the disk."""
+        """The number of rows that were not recorded: unreadable, too many at once, or no room on the disk."""
         return self._unread + self._writer.dropped
-
-    # ---------------------------------------------------------------------------------------------- what is recorded
 
     def rollouts(self, step: int, rollouts: Iterable[RolloutLike]) -> None:
         """Record the rollouts of a step. Values that are not given stay unknown.
@@ -134,36 +132,33 @@ class Recorder:
         """
         step = step_of(step)
         given = [checked(rollout) for rollout in rollouts]
-        if threading.current_thread() is self._thread:  # from work given to `later`: the end may wait behind it
+        if threading.current_thread() is self._thread:  # from work given to `later`
             self._store(step, given)
         else:
             self.later(lambda: self._store(step, given), len(given))
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers of a step. Names as in docs/recording.md have a place of their own on the dashboard; all can be
-        charted. Raises TypeError for a step that is no number."""
+        """Record numbers of a step. Names in docs/recording.md have a place on the dashboard, and all can be charted.
+
+        Raises TypeError for a step that is no number.
+        """
         at = step_of(step)
         self._own_means = self._own_means or metric.REWARD_MEAN in values
         self._at(at)
         self._guarded(lambda: self._writer.metrics(at, values))
 
     def event(self, kind: EventKind, message: str, *, step: int | None = None, **data: Any) -> None:
-        """Something that happened (`alert`, `note`, `eval`, `checkpoint`, …), in one sentence for a person."""
+        """Record an event (`alert`, `note`, `eval`, `checkpoint`, …) with one sentence for people."""
         at = self._step if step is None else step_of(step)
         self._guarded(lambda: self._writer.event(kind, message, step=at, **data))
 
     def vocabulary(self, tokens: Sequence[str], *, byte_level: bool = False) -> None:
-        """The text of each token id, so that tokens can be read without the tokenizer."""
+        """Record the text of each token id, so that a viewer needs no tokenizer."""
         self._guarded(lambda: self._writer.vocabulary(tokens, byte_level=byte_level))
-
-    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
-        """Where the training is inside its step, such as `rollouts` 12 of 64."""
-        self._guarded(lambda: self._writer.progress(phase, done, total))
 
     @contextmanager
     def in_flight(self, id: str, what: str = "") -> Iterator[None]:
-        """Around one rollout while it is made: the dashboard shows how many are in flight, for how long, and how long
-        the others took. `what`: a few words, such as its task."""
+        """Mark one rollout as in flight. The dashboard shows their number and durations. what: such as its task."""
         self.begin(id, what)
         try:
             yield
@@ -171,16 +166,17 @@ class Recorder:
             self.end(id)
 
     def begin(self, id: str, what: str = "") -> None:
-        """The same where no block encloses a rollout; `end` ends it, from any thread."""
+        """Mark a rollout as in flight until `end`, which any thread may call."""
         self._guarded(lambda: self._writer.begin(str(id), str(what)))
 
     def end(self, id: str) -> None:
-        """A rollout that was begun has ended."""
         self._guarded(lambda: self._writer.end(str(id)))
 
     def later(self, work: Callable[[], None], rows: int = 0) -> None:
-        """Do something with so many rollouts on the recorder's own thread. Wait while too many rollouts are waiting;
-        they are dropped when none is converted for `PATIENCE_SECONDS`."""
+        """Call `work`, which records so many `rows`, on the recorder's own thread.
+
+        It waits while too many rollouts are waiting, and drops them if none is converted for `PATIENCE_SECONDS`.
+        """
         with self._room:
             while self._waiting >= WAITING_ROWS:
                 count = self._count
@@ -217,10 +213,8 @@ class Recorder:
     ) -> None:
         self.close(failed=None if error is None else f"{type(error).__name__}: {error}"[:500])
 
-    # ------------------------------------------------------------------------------------------------------- inside
-
     def records(self, step: int, given: Sequence[RolloutLike]) -> list[TrajectoryRecord]:
-        """What is stored of these rollouts. Raises what a malformed one raises."""
+        """Convert rollouts for the record. A malformed one raises."""
         made = []
         for index, rollout in enumerate(given):
             if isinstance(rollout, Mapping):
@@ -251,14 +245,12 @@ class Recorder:
             self._rewards += [reward for reward in rewards if reward is not None]
 
     def _write_mean(self) -> None:
-        """Record the mean reward of the step that ends, where the training does not record it. One process of several
-        knows only its own rollouts, so then nothing is recorded."""
+        """Record the mean reward of the ending step, unless the training does, or several processes share the run."""
         if self._rewards and not self._own_means and process_names(self.run_dir) == [self._process]:
             self._writer.metrics(self._mean_of, {metric.REWARD_MEAN: sum(self._rewards) / len(self._rewards)})
         self._rewards = []
 
     def _warn_of_keys(self, rollout: Mapping[str, Any]) -> None:
-        """Name keys that look like known ones, each once."""
         new = {key: near for key, near in misspelt(rollout).items() if key not in self._misspelt}
         for key, near in new.items():
             self._misspelt.add(key)
@@ -278,7 +270,7 @@ class Recorder:
                 self._room.notify_all()
 
     def _guarded(self, work: Callable[[], Any], rows: int = 0) -> None:
-        """Log the first error of recording, and count the rows that it costs. The training never sees it."""
+        """Call `work`. Its error is logged once and costs `rows`, and the training continues."""
         try:
             work()
         except Exception as error:
@@ -293,12 +285,11 @@ class Recorder:
         self._unread += rows
         if rows and not self._reason:
             self._reason = self.no_rollouts = why
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning("grpo-tui: not all of this run is recorded: %s; training continues", why)
 
     def _facts(self, name: str, environment: str, model: str, config: Mapping[str, Any] | None, first: bool) -> None:
-        """`run.json`, by the first process."""
         if not first:
             return
         try:
@@ -324,7 +315,7 @@ class Recorder:
 
 
 def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a run by its name or path. Raises ValueError for a name that cannot be a folder."""
+    """Return the folder of a run by its name or path. Raises ValueError for a name that cannot be a folder."""
     home = resolve_runs_dir(runs_dir)
     if run is None:
         return home / new_run_id(home)
@@ -335,7 +326,7 @@ def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[s
 
 
 def runs_named(first: Path) -> list[Path]:
-    """The runs of one name, `NAME`, `NAME-2`, `NAME-3`, …, the newest first."""
+    """Return the runs of one name, `NAME`, `NAME-2`, `NAME-3`, …, the newest first."""
     found, folder = [], first
     while (folder / RUN_FILE).exists():
         found.insert(0, folder)
@@ -344,8 +335,11 @@ def runs_named(first: Path) -> list[Path]:
 
 
 def next_run(first: Path, *, joins: bool = False) -> Path:
-    """The folder of a new run of this name. joins: a further process of a training takes the newest run if it has not
-    ended. The first process takes the newest run if only others have begun it."""
+    """Return the folder of a new run of this name.
+
+    The first process takes the newest run if only others have begun it. joins: another process takes the newest run if
+    it has not ended.
+    """
     runs = runs_named(first)
     if runs and (look(runs[0]).status not in ENDED if joins else not read_json(runs[0] / RUN_FILE).get("mode")):
         return runs[0]

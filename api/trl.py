@@ -68,7 +68,6 @@ def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", 
 
 
 def _sources(trainer: Any) -> dict[str, bool]:
-    """Return which of `SOURCES` this trainer seems to have."""
     logs = isinstance(getattr(trainer, "_logs", None), Mapping) and hasattr(trainer, "reward_func_names")
     functions = getattr(trainer, "reward_funcs", ())
     return {
@@ -185,7 +184,6 @@ class Attached:
             print(line)
 
     def begin(self) -> Recorder:
-        """Open the record and print where it is."""
         recorder = self._recorder = self._recorder or self._open(int(self.trainer.state.global_step))
         if self.rank == 0:
             processing = self.trainer.processing_class
@@ -197,7 +195,6 @@ class Attached:
         return recorder
 
     def _open(self, step: int) -> Recorder:
-        """Open the record of a training that begins after `step` steps, 0 for a fresh one."""
         options = self._options
         assert options is not None
         reached = [folder for folder, last in self.earlier if step and last >= step]
@@ -227,17 +224,14 @@ class Attached:
         return (step + 1, "train") if self.trainer.model.training else (step, "eval")
 
     def names(self) -> list[str]:
-        """Return the names of the reward functions."""
         names = getattr(self.trainer, "reward_func_names", None)
         return list(names) if names else [getattr(f, "__name__", type(f).__name__) for f in self.trainer.reward_funcs]
 
     def weights(self) -> dict[str, float]:
-        """Return the weight of each reward function by its name."""
         given = [float(w) for w in self.trainer.reward_weights]
         return dict(zip(self.names(), given, strict=True))
 
     def recorded(self, rollouts: int) -> None:
-        """Count the rollouts that a source gave."""
         self._recorded += rollouts
 
     def _wrapped(self, generate: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:

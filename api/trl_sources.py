@@ -79,7 +79,6 @@ def _value(given: Any) -> float | None:
 
 
 def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
-    """Return the arrays of one row, without padding."""
     import numpy as np
 
     from grpo_tui.engine.runs.types import TokenArrays
@@ -138,7 +137,6 @@ class RewardCalls:
                 functions[at] = self._wrapped(name, function)
 
     def flush(self) -> None:
-        """Record the batch that is waiting."""
         batch, values = self._batch, self._values
         self._batch, self._values = {}, {}
         if batch and values:

@@ -4,7 +4,7 @@
         hook = grpo_tui.verifiers.on_complete(record)
         await asyncio.gather(*(env.run_slot(slot, ctx, semaphore, hook) for slot in env.slots(task, n)))
 
-A trace's nodes become turns; scores, weights, advantages at tokens and token ids come along.
+The nodes of a trace become turns, with scores, weights, advantages at tokens and token ids.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ _NOWHERE = Origin(Path("verifiers"), Path())
 
 
 class Episode(Protocol):
-    """What is asked of verifiers' `Episode`, a pydantic model."""
+    """The part of verifiers' `Episode`, a pydantic model, that the hook reads."""
 
-    def model_dump_json(self, *, exclude_none: bool = ...) -> str:
-        """The whole episode as JSON text."""
-        ...
+    def model_dump_json(self, *, exclude_none: bool = ...) -> str: ...
 
 
 OnComplete = Callable[[Any], Awaitable[None]]
 
 
 def on_complete(recorder: Recorder, then: OnComplete | None = None, *, step: int = 0) -> OnComplete:
-    """A hook for `run_slot`: records each episode that has ended, then calls `then` (a hook that was there before).
+    """Return a hook for `run_slot` that records each ended episode, then calls `then`, an earlier hook.
 
-    step: the training step, for episodes that state none.
+    step: the training step of episodes that name none.
     """
-
     recorder.no_rollouts = recorder.no_rollouts or "no episode of verifiers has ended"
 
     async def record(episode: Episode) -> None:

@@ -1,14 +1,14 @@
 """Record a training of verl's v1 trainer (0.9): `grpo_tui.verl.attach()` before the trainer is made.
 
-verl looks its trainer up by `trainer.v1.trainer_mode`, and asks what to do by that same name; so the classes in its
-registry are replaced by subclasses of themselves under their own names. Call it in the process that makes the trainer:
-in a script of yours that imports `verl.trainer.main_ppo` and runs its task runner. verl hands rollouts out only where
-`trainer.rollout_data_dir` is set.
+verl looks its trainer up in a registry by `trainer.v1.trainer_mode`. The classes there are replaced by subclasses of
+themselves under their own names. So call `attach` in the process that makes the trainer, such as a script that imports
+`verl.trainer.main_ppo` and runs its task runner. verl writes rollouts only if `trainer.rollout_data_dir` is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+import inspect
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ _NOWHERE = Origin(Path("verl"), Path())
 
 
 class Recorded:
-    """What stands before one of verl's trainers: it looks at what the trainer writes and logs, and changes nothing."""
+    """The part of a subclass that reads the rollouts and numbers of a trainer of verl, and changes nothing."""
 
     grpo_tui_options: Mapping[str, Any] = {}
-    """For `Recorder`."""
+    """Options for `Recorder`."""
     _recorder: Recorder | None = None
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """The training; the run ends with it, in whichever way."""
+        """Train, and record a run that ends with the training."""
         recorder = self._recorder = Recorder(**{**_described(self), **self.grpo_tui_options})
         missing = _missing(self)
         recorder.no_rollouts = missing or f"{type(self).__name__} wrote none"
@@ -43,41 +43,31 @@ class Recorded:
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "logger" and self._recorder is not None:  # verl makes it at the beginning of `fit`
+        if name == "logger" and self._recorder is not None:  # verl sets it when `fit` begins
             value = _Logger(value, self._recorder)
         super().__setattr__(name, value)
 
     def _dump_generations(self, *args: Any, **kwargs: Any) -> Any:
+        write = super()._dump_generations  # type: ignore[misc]
         if (recorder := self._recorder) is not None:
             try:
-                step, rows = int(getattr(self, "global_steps", 0)), _rows(*args, **kwargs)
-                split = "eval" if _folder(*args, **kwargs) == _setting(self, "validation_data_dir") else "train"
+                given = inspect.signature(write).bind(*args, **kwargs).arguments
+                step, rows = int(getattr(self, "global_steps", 0)), _rows(given)
+                split = "eval" if given["dump_path"] == _setting(self, "validation_data_dir") else "train"
                 recorder.later(lambda: recorder.rollouts(step, [_rollout(row, step, split) for row in rows]), len(rows))
             except Exception as error:
                 recorder.failed(error, rows=1)
-        return super()._dump_generations(*args, **kwargs)  # type: ignore[misc]
+        return write(*args, **kwargs)
 
 
-def _rows(
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    gts: Sequence[Any],
-    scores: Sequence[Any],
-    reward_extra_infos_dict: Mapping[str, Sequence[Any]],
-    dump_path: str = "",
-) -> list[dict[str, Any]]:
-    """Return the rollouts that verl writes, with the parameters of its `_dump_generations`."""
-    columns = {"input": inputs, "output": outputs, "gts": gts, "score": scores}
-    columns |= {k: v for k, v in reward_extra_infos_dict.items() if len(v) == len(inputs)}
+def _rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rollouts that verl writes, from the arguments of its `_dump_generations`."""
+    columns = {"input": given["inputs"], "output": given["outputs"], "gts": given["gts"], "score": given["scores"]}
+    columns |= {k: v for k, v in given["reward_extra_infos_dict"].items() if len(v) == len(given["inputs"])}
     return [dict(zip(columns, row, strict=True)) for row in zip(*map(list, columns.values()), strict=True)]
 
 
-def _folder(*args: Any, dump_path: str = "", **kwargs: Any) -> str:
-    return dump_path or (str(args[5]) if len(args) > 5 else "")
-
-
 def _missing(trainer: Any) -> str:
-    """Return the reason that this trainer writes no rollouts, or nothing."""
     if not callable(getattr(super(Recorded, trainer), "_dump_generations", None)):
         return f"{type(trainer).__name__} has no _dump_generations, as verl 0.9 has"
     folders = [_setting(trainer, name) for name in ("rollout_data_dir", "validation_data_dir")]
@@ -85,7 +75,7 @@ def _missing(trainer: Any) -> str:
 
 
 def attach(registry: MutableMapping[str, type] | None = None, **options: Any) -> None:
-    """Have every trainer of verl's registry recorded; `options` go to `Recorder` (`run`, `runs_dir`, `name`, …)."""
+    """Record every trainer in verl's registry. `options` go to `Recorder` (`run`, `runs_dir`, `name`, …)."""
     found = _registry() if registry is None else registry
     for name, made in list(found.items()):
         if not issubclass(made, Recorded):
@@ -100,7 +90,6 @@ def _registry() -> MutableMapping[str, type]:
 
 
 def _described(trainer: Any) -> dict[str, Any]:
-    """Options that the trainer's configuration gives; nothing where it has other names."""
     model = getattr(getattr(getattr(trainer, "config", None), "actor_rollout_ref", None), "model", None)
     steps = getattr(trainer, "total_training_steps", None)
     return {
@@ -121,14 +110,13 @@ def _setting(trainer: Any, name: str) -> str:
 
 
 class _Logger:
-    """verl's logger, and the record beside it."""
+    """verl's logger, which also writes to the record."""
 
     def __init__(self, inner: Any, recorder: Recorder) -> None:
         self.inner = inner
         self.recorder = recorder
 
     def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> Any:
-        """Give the numbers to verl's logger and to the record."""
         try:
             numbers = {METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
             self.recorder.metrics(int(step), numbers)
@@ -149,7 +137,7 @@ METRICS = {
     "actor/entropy": metric.ENTROPY,
     "actor/pg_clipfrac": metric.CLIP_FRACTION,
 }
-"""verl's names of numbers that have a place of their own on the dashboard; all others keep verl's name."""
+"""verl's names of metrics with a place on the dashboard. Other metrics keep verl's name."""
 
 
 def _rollout(row: Mapping[str, Any], step: int, split: str) -> Rollout:

@@ -60,7 +60,6 @@ class DumpBodies(Bodies):
             raise RecordDamaged(f"the tokens of rollout {n} cannot be read ({error})") from error
 
     def _rollout(self, n: int) -> tuple[Rollout, Format]:
-        """Return a rollout with later values of it, and its format."""
         found = self._record.all(
             "SELECT path, container, at, length, part FROM places JOIN sources ON sources.id = source WHERE n = ?", (n,)
         )

@@ -1,4 +1,4 @@
-"""Calls of tools as the field writes them: as objects, or in the agent's own words."""
+"""Readers of tool calls, as objects or in the agent's text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>
 
 
 def call(value: object) -> Call:
-    """A call: OpenAI's (also inside JSON text), a flat `{name, arguments}`, inspect's, ATIF's, or Hermes' text."""
+    """Read a call of OpenAI (also as JSON text), inspect-ai, ATIF or Hermes, or a flat `{name, arguments}`."""
     if isinstance(value, str):
         data = mapping(value)
         if not data:
@@ -47,7 +47,7 @@ def call(value: object) -> Call:
 
 
 def with_text_calls(said: Message) -> Message:
-    """Calls and thought that an agent wrote into its text."""
+    """Add the calls and the thought in an agent's text."""
     if "<" not in said.text:
         return said
     thought = said.thought
@@ -63,7 +63,7 @@ def with_text_calls(said: Message) -> Message:
 
 
 def _from_text(body: str) -> Call:
-    """The call between two tags: JSON (Hermes), or tags of Qwen's coders (`<function=…>`) or of GLM (`<arg_key>`)."""
+    """Read the call between two tags: JSON (Hermes), or tags of Qwen's coders (`<function=…>`) or GLM (`<arg_key>`)."""
     data = parsed(body)
     if isinstance(data, Mapping) and data.get("name"):
         return call(data)
@@ -76,13 +76,13 @@ def _from_text(body: str) -> Call:
 
 
 def _value(given: str) -> Any:
-    """An argument between tags: JSON where it is, else text."""
+    """Read an argument between tags, as JSON if it is, else as text."""
     found = parsed(given)
     return given if found is None and given.strip() != "null" else found
 
 
 def error_of(value: object) -> str | None:
-    """An error that a writer stated, as text; None for none."""
+    """Return an error as text, or None."""
     if value is None or value is False or value == "" or value == {}:
         return None
     if isinstance(value, Mapping):
@@ -94,7 +94,7 @@ def error_of(value: object) -> str | None:
 
 
 def error_text(value: object) -> str | None:
-    """An error that a writer stated (a text, or an object with type and message), as one text; None for none."""
+    """Return an error, or a list of errors, as one text, or None. An error may be an object with type and message."""
     if isinstance(value, (list, tuple)):
         return "; ".join(e for v in value if (e := error_text(v))) or None
     return error_of(value)

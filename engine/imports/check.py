@@ -45,7 +45,6 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
 
 
 def _metrics(reader: RunReader, diagnosis: Diagnosis) -> dict[int | None, dict[str, float]]:
-    """Return the metrics that detectors read, sorted by step."""
     found: dict[int, dict[str, float]] = defaultdict(dict)
     for name in reader.metrics.names():
         for step, value in reader.metrics.points(name):

@@ -34,7 +34,6 @@ class Coverage:
 
     @classmethod
     def of(cls, sources: Iterable[tuple[int, int, int, int]], searchable: int, rollouts: int) -> Coverage:
-        """Sum up the rows of `SOURCES`."""
         done = size = 0
         for position, ends, finished, known in sources:
             size += known
@@ -44,7 +43,6 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """The share of the files, 0 to 1."""
         return 1.0 if self.size <= 0 else min(1.0, self.done / self.size)
 
 

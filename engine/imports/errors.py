@@ -1,4 +1,4 @@
-"""What cannot be opened."""
+"""The error of a dump."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rollouts as the caller of a recorder hands them over: mappings or objects, with numbers of any type.
+"""Checks of the rollouts that a recorder gets: mappings or objects, with numbers of any type.
 
-Everything here runs where the caller calls, so that a wrong value raises there and names its key.
+They run in the call of the recorder, so a wrong value raises there. The error names its key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in key
 
 
 def step_of(step: Any) -> int:
-    """A training step as an integer. Raises TypeError for anything else."""
+    """Return a training step as an integer. Raises TypeError for anything else."""
     try:
         return operator.index(step)
     except TypeError:
@@ -37,7 +37,7 @@ def step_of(step: Any) -> int:
 
 
 def checked(rollout: object) -> Rollout | Mapping[str, Any]:
-    """A rollout with plain numbers and messages. Raises TypeError that names the key of a wrong value."""
+    """Return a rollout with plain numbers and messages. Raises TypeError that names the key of a wrong value."""
     if isinstance(rollout, Rollout):
         return _of_object(rollout)
     if not isinstance(rollout, Mapping):
@@ -58,7 +58,7 @@ def checked(rollout: object) -> Rollout | Mapping[str, Any]:
 
 
 def misspelt(rollout: Mapping[str, Any]) -> dict[str, str]:
-    """Keys that become columns although they are nearly a known key, each with that key."""
+    """Return keys that become columns but are nearly a known key, each with that key."""
     own = [key for key in rollout if key not in _KNOWN and not key.startswith(GENERIC.prefixes)]
     near = {key: difflib.get_close_matches(key, _KNOWN - rollout.keys(), 1, 0.8) for key in own}
     return {key: found[0] for key, found in near.items() if found}
@@ -82,7 +82,7 @@ def _of_object(rollout: Rollout) -> Rollout:
 
 
 def _messages(name: str, given: Any) -> tuple[Message, ...]:
-    """Messages of a `Rollout`: also a text, or messages as mappings."""
+    """Read messages of a `Rollout`, which may be a text or mappings."""
     if given is None:
         return ()
     if isinstance(given, str):
@@ -98,7 +98,7 @@ def _messages(name: str, given: Any) -> tuple[Message, ...]:
 
 
 def _number(key: str, value: Any) -> float | None:
-    """Anything that `float()` takes; None stays None. Raises TypeError for anything else."""
+    """Return a float of anything that `float()` takes. None stays None. Raises TypeError for anything else."""
     if value is None or type(value) is float:
         return value
     if isinstance(value, int):
@@ -117,7 +117,7 @@ def _whole(key: str, value: Any) -> int:
 
 
 def _number_or_several(key: str, value: Any) -> Any:
-    """A number, one for each component, or one for each token or turn."""
+    """Return a number, or one for each component, token or turn."""
     if isinstance(value, Mapping):
         return _components(key, value)
     if isinstance(value, (list, tuple)):
@@ -138,7 +138,7 @@ def _components(key: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A column's value: numbers of numpy, torch and `decimal` as floats, anything else as it is."""
+    """Return the value of a column. Numbers of numpy, torch and `decimal` become plain ones."""
     if value is None or isinstance(value, (str, bool, int, float, bytes, Mapping, list, tuple)):
         return value
     if getattr(value, "shape", ()) and hasattr(value, "tolist"):

@@ -103,7 +103,6 @@ class IndexStore:
         return None if row is None else row[0]
 
     def holds_rows(self, source: int) -> bool:
-        """Return whether the index holds rows or amendments from a file."""
         return bool(
             self.db.execute("SELECT 1 FROM places WHERE source = ? LIMIT 1", (source,)).fetchone()
             or self.db.execute("SELECT 1 FROM amendments WHERE source = ? LIMIT 1", (source,)).fetchone()
@@ -115,12 +114,10 @@ class IndexStore:
         self.expecting = self.expecting or bool(rows)
 
     def expected(self, id_: str) -> int | None:
-        """Return the row of a rollout that was not read yet, or None."""
         row = self.db.execute("SELECT n FROM expected WHERE id = ?", (clean(id_),)).fetchone()
         return None if row is None else int(row[0])
 
     def found(self, id_: str) -> None:
-        """Note that an expected rollout was read."""
         self.db.execute("DELETE FROM expected WHERE id = ?", (clean(id_),))
         self._filled = True
 

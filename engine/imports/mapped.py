@@ -95,7 +95,6 @@ class Mapped:
             yield self.rollout(row, origin)
 
     def rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
-        """Return the rollout of a document."""
         plan = self._plan(document)
         found = {role: plan.first(document, role) for role in plan.roles}
         get = found.get
@@ -171,7 +170,6 @@ class Mapped:
         return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
 
     def first(self, document: Mapping[str, Any], role: str) -> Any:
-        """Return the value of a role in a document, or None."""
         return self._plan(document).first(document, role)
 
     def _plan(self, document: Mapping[str, Any]) -> _Plan:
@@ -247,7 +245,6 @@ class _Plan:
     """Roles that more than one path may hold."""
 
     def first(self, document: Mapping[str, Any], role: str) -> Any:
-        """Return the first value of a role that is not null."""
         for path in self.roles.get(role, ()):
             found = document[path] if path in document else at(document, path)
             if found is not None:

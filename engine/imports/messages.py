@@ -1,8 +1,7 @@
-"""Conversations as the field writes them, read into messages: OpenAI chat, content parts, ShareGPT, Responses items,
-and flat text (`templates.py`).
+"""Readers of conversations: OpenAI chat, content parts, ShareGPT, Responses items, and flat text (`templates.py`).
 
-Texts stay verbatim. A call is taken from where the writer put it; calls written in the text itself
-(`<tool_call>{…}</tool_call>`, `calls.py`) are read from it, and one that is no JSON says so.
+Texts stay verbatim. Calls come from the fields of the writer, or from the text (`<tool_call>{…}</tool_call>`,
+`calls.py`). A call that is no JSON has a problem.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...envs.trajectory import DISPLAYS
-from .calls import call, error_of, error_text, with_text_calls
+from .calls import call as call
+from .calls import error_of, with_text_calls
+from .calls import error_text as error_text
 from .rollout import Call, Display, Message, listed, number, parsed, text
-from .templates import ROLES, flat, joined, stripped_completion, stripped_prompt
+from .templates import ROLES, flat, joined
 
 _RESULTS = ("tool_result", "tool_call_response")
 
@@ -36,7 +37,7 @@ def conversation(value: object) -> tuple[Message, ...]:
         elif isinstance(item, Mapping):
             item = langchain(item)
             stop = item.get("finish_reason")
-            if isinstance(item.get("message"), Mapping):  # a choice of a completion: its message is what was said
+            if isinstance(item.get("message"), Mapping):  # a choice of a completion
                 item = langchain(item["message"])
             if not item.keys() & {"role", "type"} and (inner := _inside(item)) is not None:  # an answer of an interface
                 found.extend(conversation(inner))
@@ -52,7 +53,7 @@ def conversation(value: object) -> tuple[Message, ...]:
 
 
 def message(data: Mapping[str, Any]) -> Message:
-    """One message: `role`/`content`, ShareGPT's `from`/`value`, or a step's own words for them."""
+    """Read one message with `role`/`content`, ShareGPT's `from`/`value`, or other names for them."""
     role = str(data.get("role") or data.get("from") or data.get("source") or "user")
     content = data.get("content", data.get("value", data.get("text", data.get("message", data.get("parts")))))
     if role == "function_call":
@@ -99,7 +100,7 @@ def langchain(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def displays(value: object) -> tuple[Display, ...]:
-    """Views that an environment brings: texts of Markdown, or objects such as `{"kind": "ansi", "content": …}`."""
+    """Read views of an environment: Markdown texts, or objects such as `{"kind": "ansi", "content": …}`."""
     found = []
     for item in [value] if isinstance(value, (str, Mapping)) else listed(value):
         view = item if isinstance(item, Mapping) else {"content": item}
@@ -134,7 +135,7 @@ def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Messa
 
 
 def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
-    """Text, thought, calls and error of a content: a text, or parts in OpenAI's, Anthropic's or GenAI's shape."""
+    """Return text, thought, calls and error of a text, or of parts in OpenAI's, Anthropic's or GenAI's shape."""
     if value is None or isinstance(value, str):
         return value or "", "", (), None
     if isinstance(value, Mapping) and not any(k in value for k in ("type", "text", "content")):
@@ -169,7 +170,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
 
 
 def _inside(value: Mapping[str, Any]) -> list[Any] | None:
-    """The conversation in an object around it: an answer of OpenAI's interfaces, or a request."""
+    """Return the conversation inside an answer of OpenAI's interfaces or a request, or None."""
     if isinstance(value.get("body"), Mapping) and "role" not in value:  # of a batch: `{"status_code", "body"}`
         return [value["body"]]
     for key in ("choices", "output", "messages", "input"):
@@ -182,8 +183,7 @@ def _inside(value: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
-    """An item of OpenAI's Responses that is no message: calls of functions and of the tools that are built in, their
-    outputs, thoughts. None for a message."""
+    """Read an item of OpenAI's Responses that is no message: a call, its output, or a thought. None for a message."""
     kind = item.get("type")
     if not isinstance(kind, str) or "role" in item:
         return None
@@ -204,14 +204,14 @@ def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
 
 
 def _asked(item: Mapping[str, Any]) -> Any:
-    """What a tool was asked for: a function's arguments are JSON; code, and the input of a custom tool, are text."""
+    """Return the arguments of a call. Code, and the input of a custom tool, are text."""
     key = next((k for k in ("arguments", "input", "action", "code", "queries") if k in item), None)
     given = None if key is None else item[key]
     return {key: given} if isinstance(given, str) and key != "arguments" else given
 
 
 def _gym_step(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
-    """A step as environments have it: what was seen, what was done, its reward; None for a message."""
+    """Read a step of an environment: observation, action and reward. None for a message."""
     if "action" not in item or any(k in item for k in ("role", "content", "from", "type")):
         return None
     seen = text(item.get("observation")) or text(item.get("state")) or ""
@@ -220,8 +220,8 @@ def _gym_step(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
 
 
 def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
-    """The results in a message whose content holds them as parts (Anthropic's, GenAI's), each a message of its own,
-    and what else it says; None for any other message."""
+    """Read a message with results as parts (Anthropic, GenAI): a message for each, and one for other parts. None for
+    any other message."""
     content = item.get("content", item.get("parts"))
     parts = [p for p in content if isinstance(p, Mapping)] if isinstance(content, list) else []
     if not any(p.get("type") in _RESULTS for p in parts):
@@ -237,22 +237,8 @@ def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
 
 
 _OTHERS = (_responses_item, _tool_results, _gym_step)
-"""What an entry of a conversation may be besides a message."""
+"""Readers of entries that are no messages."""
 
 
 def _json_or_text(value: object) -> object:
     return parsed(value) or value if isinstance(value, str) else value
-
-
-__all__ = [
-    "call",
-    "completion",
-    "conversation",
-    "error_text",
-    "flat",
-    "message",
-    "number",
-    "split",
-    "stripped_completion",
-    "stripped_prompt",
-]

@@ -31,7 +31,6 @@ class Options:
         return cls(keys, tuple(str(Path(p).expanduser().absolute()) for p in importers))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as the index keeps them."""
         return {"keys": dict(self.keys), "importers": list(self.importers)}
 
     @classmethod

@@ -72,7 +72,6 @@ class Part:
 
     @property
     def full(self) -> bool:
-        """Whether the part is large or old enough to commit."""
         large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
         return large or time.monotonic() - self.began > self.seconds  # packed text takes longer than its bytes suggest
 
@@ -209,7 +208,6 @@ class Part:
         self.places.append(place)
 
     def _position(self, at: int | None, n: int | None) -> int:
-        """Return the position in its group of a rollout that has a row already."""
         if at is not None:
             return int(self.rows[at].values["rollout"] or 0)
         return int(self.store.db.execute("SELECT rollout FROM rows WHERE n = ?", (n,)).fetchone()[0])
@@ -240,13 +238,11 @@ class Part:
         self._see(format_, 1, documents=0)
 
     def _source_of(self, path: Path) -> int | None:
-        """Return the id of another file of the dump, plain or packed."""
         sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
         row = self.store.db.execute(sql, (str(path), f"{path}.zst")).fetchone()
         return None if row is None else int(row[0])
 
     def commit(self, done: bool) -> None:
-        """Write everything that was read, in one transaction."""
         record, db = self.store.record, self.store.db
         size, changed = stat_of(self.origin.path) if self.origin.path.exists() else (0, 0)
         record.begin()
@@ -332,7 +328,6 @@ class Part:
             self._amend_again(id_)
 
     def _amend_again(self, id_: str) -> None:
-        """Apply all amendments of a rollout to its row."""
         sql = "SELECT step, reward, advantage, extra FROM amendments WHERE id = ?"
         for step, reward, advantage, extra in self.store.db.execute(sql, (id_,)).fetchall():
             self._amend(id_, Amendment(id_, step, reward, advantage, json.loads(extra)))

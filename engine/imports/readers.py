@@ -52,7 +52,6 @@ class DumpReader(RunReader):
 
     @cached_property
     def bodies(self) -> Bodies:
-        """The reader of rollouts, which loads the formats."""
         from .bodies import DumpBodies
 
         return DumpBodies(self._record, *self._of)
@@ -77,7 +76,6 @@ class DumpRollouts(Rollouts):
         return int(self._record.scalar("SELECT value FROM meta WHERE key = 'searchable'") or 0)
 
     def reads_text(self, query: Query) -> bool:
-        """Return whether a query reads texts."""
         selection = self._selection(query)
         return selection is not None and selection.reads_text
 

@@ -43,7 +43,6 @@ class Message:
 
     @property
     def is_agent(self) -> bool:
-        """Whether the message is a turn of the policy."""
         return self.role in AGENT_ROLES
 
 
@@ -132,7 +131,6 @@ class Amendment:
     tokens: Callable[[Rollout], Callable[[], TokenArrays[Any] | None] | None] | None = None
 
     def folded(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with these values."""
         return replace(
             rollout,
             reward=rollout.reward if self.reward is None else self.reward,

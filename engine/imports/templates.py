@@ -1,4 +1,4 @@
-"""Flat text of chat templates, with their marks or without, read into messages. Texts stay verbatim."""
+"""Readers of flat text of chat templates, with or without their marks. Texts stay verbatim."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class _Template:
-    """`mark`: a text that is in every text of it (looked for first: it is found at once). `part`: one message."""
+    """`mark`: in every text of the template, and quick to find. `part`: one message."""
 
     mark: str
     part: re.Pattern[str]
@@ -69,7 +69,7 @@ _HARMONY = re.compile(
     r"(?P<text>.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|\Z)",
     re.S,
 )
-"""gpt-oss: an agent thinks (channel `analysis`), calls (`to=functions.NAME`), or says (`final`)."""
+"""gpt-oss: an agent thinks (channel `analysis`), calls (`to=functions.NAME`), or answers (`final`)."""
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 _TOOL_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
 _BEGINS = re.compile(r"\A(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|\[gMASK\]|<sop>)+")
@@ -85,13 +85,13 @@ _ENDS = (
     "<｜end▁of▁sentence｜>",
 )
 _TO_BE_SAID = re.compile(r"\s*(?:<think>\s*)?(?:</think>\s*)?")
-"""What a template puts where the agent is to begin."""
+"""The text of a template at the beginning of the agent's turn."""
 # Special tokens left out by the decoder: a role alone on its line is what remains of a template.
 _STRIPPED = re.compile(r"(?:\A|\n)(?P<role>system|user|assistant|tool|model)\n")
 
 
 def flat(value: str, role: str = "user") -> tuple[Message, ...]:
-    """Text with the marks of a chat template as messages; without any, one message of `role`."""
+    """Read text with the marks of a chat template. Without marks it is one message of `role`."""
     if "<|message|>" in value:
         return _harmony(value, role)
     for template in _TEMPLATES:
@@ -110,7 +110,7 @@ def flat(value: str, role: str = "user") -> tuple[Message, ...]:
 
 
 def stripped_prompt(value: str) -> tuple[Message, ...]:
-    """A prompt whose template lost its special tokens: `user\\nWhich …\\nassistant\\n`."""
+    """Read a prompt whose template lost its special tokens: `user\\nWhich …\\nassistant\\n`."""
     marks = list(_STRIPPED.finditer(value))
     if not marks or marks[0].start() != 0:
         return flat(value, "user")
@@ -124,7 +124,7 @@ def stripped_prompt(value: str) -> tuple[Message, ...]:
 
 
 def stripped_completion(value: str) -> tuple[Message, ...]:
-    """A completion whose template lost its special tokens: `…\\nuser\\n<tool_response>…\\nassistant\\n…`."""
+    """Read a completion without special tokens: `…\\nuser\\n<tool_response>…\\nassistant\\n…`."""
     # one character is found ten times sooner than more: most texts have none of these marks
     if ("|" in value or "｜" in value or "[" in value) and any(t.mark in value for t in _TEMPLATES):
         return flat(value, "assistant")
@@ -151,14 +151,14 @@ def stripped_completion(value: str) -> tuple[Message, ...]:
 
 
 def _answers(answer: str, role: str) -> list[Message]:
-    """Return what the policy heard in one turn: some templates repeat the role before the result of each call."""
+    """Return the messages between two turns. Some templates repeat the role before the result of each call."""
     if "<tool_response>" in answer:
         return [Message("tool", each) for each in re.split(r"\n(?:user|tool)\n(?=<tool_response>)", answer)]
     return [Message(role, answer)]
 
 
 def read(found: Iterable[Message]) -> tuple[Message, ...]:
-    """Messages from text: tool responses without their tags, calls out of agents' words."""
+    """Return messages with calls from agents' text, and tool responses without their tags."""
     made = []
     for said in found:
         if said.is_agent:
@@ -171,8 +171,7 @@ def read(found: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def joined(found: Sequence[Message]) -> tuple[Message, ...]:
-    """Responses items, ShareGPT and gpt-oss write one turn as several entries: words, then calls. They are one turn
-    again."""
+    """Join the entries of one turn. Responses items, ShareGPT and gpt-oss write text and calls separately."""
     made: list[Message] = []
     for said in found:
         last = made[-1] if made else None
@@ -217,7 +216,7 @@ def _only_thought(said: Message) -> bool:
 
 
 def _tool_responses(value: str) -> list[str]:
-    """The results of a text that consists of nothing else: one, or one for each of several calls."""
+    """Return the results in a text that holds only results of calls."""
     found: list[str] = []
     at = 0
     while at < len(value):
@@ -230,7 +229,7 @@ def _tool_responses(value: str) -> list[str]:
 
 
 def _trimmed(value: str) -> str:
-    """Text without the marks that end a turn."""
+    """Return the text without the marks that end a turn."""
     trimmed = value
     while (end := next((e for e in _ENDS if trimmed.rstrip("\n").endswith(e)), None)) is not None:
         trimmed = trimmed.rstrip("\n").removesuffix(end)

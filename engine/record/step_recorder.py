@@ -92,7 +92,6 @@ class StepRecorder:
     def trajectories(
         self, step: int, rollouts: Sequence[Rollout], split: str, loss: Mapping[str, LossTerms] | None = None
     ) -> None:
-        """Record rollouts of a step."""
         terms = loss or {}
         self.guard(
             "trajectories",
@@ -116,7 +115,6 @@ class StepRecorder:
         self.guard("vocabulary", lambda: record_vocabulary(self.writer, tokenizer))
 
     def take_seconds(self) -> float:
-        """Return the seconds spent recording since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
@@ -127,7 +125,7 @@ class StepRecorder:
         except Exception:
             if what not in self._complained:
                 self._complained.add(what)
-                logger.exception("the record could not take %s; training goes on", what)
+                logger.exception("the record could not take %s; training continues", what)
 
 
 def record_vocabulary(writer: RecordWriter, tokenizer: PreTrainedTokenizerBase) -> None:

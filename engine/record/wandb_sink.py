@@ -90,7 +90,6 @@ class WandbSink:
 
     @property
     def active(self) -> bool:
-        """Whether numbers go to wandb."""
         return self._run is not None
 
     def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]], *, axis: str | None = None) -> None:
@@ -121,7 +120,6 @@ class WandbSink:
             self._give_up(f"stopped at step {step}", error)
 
     def close(self, exit_code: int = 0) -> None:
-        """Write the waiting table and end the wandb run."""
         run = self._run
         if run is None:
             return

@@ -38,7 +38,6 @@ def container_of(path: Path) -> Container | None:
 
 
 def _holds_pickle(path: Path) -> bool:
-    """Return whether a zip was written by `torch.save`."""
     try:
         return any(name.endswith((".pkl", ".pickle")) for name in zip_file.first_names(path))
     except (DumpError, OSError):

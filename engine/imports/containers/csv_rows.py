@@ -44,7 +44,6 @@ class CsvRows(Container):
         )
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """Yield the rows behind a byte."""
         header, begin, delimiter = _header(path)
         at = max(after, begin)
         with open(path, "rb") as file:

@@ -1,10 +1,8 @@
-"""Rows of a parquet file, a batch at a time: of a file of any size only one batch is in memory.
+"""Rows of a parquet file, of which one batch is in memory.
 
-The reader is arro3 (Arrow's Rust implementation, 35 MiB installed, no dependencies); where pyarrow is already there,
-as beside any trainer of Hugging Face, that serves as well (170 MiB is why it is not asked for).
-
-arro3 0.9 cannot leave out columns or row groups at reading. What they cost is small: 600 MB of pictures are passed over
-in 1.6 s of processor time; but the largest page of the file is in memory, which for pictures can be hundreds of MB.
+The reader is arro3 (Arrow's Rust implementation, 35 MiB without dependencies), or pyarrow (170 MiB) if it is installed
+already. arro3 0.9 reads all columns and row groups. That costs little time (600 MB of pictures take 1.6 s), but the
+largest page of the file is in memory.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ from .base import Container, Found
 
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 BATCH = 64
-"""Rows in memory at once: a picture in each can be a megabyte. Smaller ones cost time, larger ones memory."""
+"""Rows in memory at once. A picture in each can be a megabyte."""
 _OTHER = re.compile(r"decimal|timestamp|date|duration|time|map", re.I)
-"""Types whose values JSON does not have."""
+"""Types without a JSON value."""
 COPIES = {"trajectory_json": ("messages",)}
-"""Columns that hold again, arrow's way, what another column holds whole (ART's): they are not made into Python's
-values, which is what costs the time, in a batch in which every row has that other one."""
+"""Columns that copy another column (ART's). They are left out in a batch in which every row has the other one, because
+making values of Python costs most of the time."""
 
 Row = Mapping[str, Any]
 
@@ -68,7 +66,7 @@ class Parquet(Container):
             at += size
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """A row by its number. The batch that was read last is kept, and where it stands: what is near costs little."""
+        """Return a row by its number. The last batch is kept, so the next rows cost little."""
         stat = path.stat()
         key = (path, stat.st_size, stat.st_mtime_ns)
         kept, self._kept = self._kept, None
@@ -77,7 +75,7 @@ class Parquet(Container):
         while offset >= kept.at + len(kept.rows):
             at = kept.at + len(kept.rows)
             batch = next(kept.batches, None)
-            while batch is not None and offset >= at + _size(batch):  # passed over without a value being made
+            while batch is not None and offset >= at + _size(batch):  # skipped without making values
                 at += _size(batch)
                 batch = next(kept.batches, None)
             if batch is None:
@@ -88,7 +86,7 @@ class Parquet(Container):
 
 
 def _batches(path: Path) -> Iterator[Any]:
-    """The batches of a file, as the reader that is installed has them."""
+    """Yield the batches of a file with the installed reader."""
     _check_footer(path)
     try:
         from arro3.io import read_parquet
@@ -133,7 +131,7 @@ def _size(batch: Any) -> int:
 
 
 def _rows(path: Path, batch: Any) -> Iterator[Row]:
-    """The rows of a batch as plain values. Copies of other columns, and bytes (images), are left out as null."""
+    """Yield the rows of a batch as plain values. Copies of other columns, and bytes (images), are null."""
     names = [str(name) for name in batch.schema.names]
     try:
         with _quiet():
@@ -152,7 +150,7 @@ def _rows(path: Path, batch: Any) -> Iterator[Row]:
 
 
 def _values(column: Any, kind: str) -> list[Any]:
-    """The values of a column as JSON has them: exact numbers as floats, times as texts, maps as objects."""
+    """Return the values of a column for JSON: exact numbers as floats, times as texts, maps as objects."""
     values = column.to_pylist()
     plain = _OTHER.search(kind) is None
     return values if plain else [_as_json(v, kind.lower().startswith("map")) for v in values]
@@ -185,7 +183,7 @@ def _is_bytes(kind: str) -> bool:
 
 
 def _check_footer(path: Path) -> None:
-    """Refuse what was cut off before a reader stumbles over it."""
+    """Raise DumpError for a file that was cut off."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 8))
@@ -196,7 +194,7 @@ def _check_footer(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Rust prints about a panic: it would land in the middle of the screen."""
+    """Hide the messages of a panic in Rust, which would appear on the screen."""
     try:
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     except OSError:

@@ -26,7 +26,6 @@ class SessionFile(Container):
     name = "session"
 
     def detect(self, head: bytes) -> bool:
-        """Return whether the first entries are those of a session."""
         start = head.removeprefix(MARK).lstrip()
         if start[:1] == b"[":
             first = start[1:].lstrip()[:4096]

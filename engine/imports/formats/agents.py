@@ -42,7 +42,6 @@ def _action(given: Mapping[str, Any]) -> Call:
 
 
 def _mini_error(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
-    """Add the error that ended the run, from the message of the role `exit`."""
     ends = [m for m in listed(document.get("messages")) if isinstance(m, Mapping) and m.get("role") == "exit"]
     why = text(at(ends[-1], "extra.exception_str")) if ends else None
     status = None if made.stop.lower() in ("submitted", "limitsexceeded", "") else made.stop
@@ -73,7 +72,6 @@ MINI_SWE_AGENT = Mapped(
 
 
 def _before_the_agent(history: object) -> tuple[Message, ...]:
-    """Read the messages before the first action."""
     prompt, _ = split([message(m) for m in listed(history) if isinstance(m, Mapping)])
     return tuple(m for m in prompt if m.text) or prompt
 

@@ -53,7 +53,6 @@ def _open_trial(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
 
 
 def _trajectory(document: Mapping[str, Any], trial: str | None) -> Rollout:
-    """Read the values that the trajectory itself holds."""
     steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
     prompt, said = split([m for step in steps for m in _messages(step)])
     agent, final = mapping(document.get("agent")), mapping(document.get("final_metrics"))

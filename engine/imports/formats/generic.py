@@ -244,7 +244,6 @@ def _step(document: Mapping[str, Any]) -> int | None:
 
 
 def _list_key(document: Any) -> str | None:
-    """Return the key whose value is a list of completions, as texts or conversations."""
     if not isinstance(document, Mapping):
         return None
     for key in _COMPLETIONS:
@@ -259,7 +258,6 @@ def _list_key(document: Any) -> str | None:
 
 
 def _is_column(value: Any, size: int) -> bool:
-    """Return whether a value is a list of texts or conversations of this length."""
     if not isinstance(value, list) or len(value) != size:
         return False
     return all(isinstance(v, str) for v in value) or all(isinstance(v, list) for v in value)

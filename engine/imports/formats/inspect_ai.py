@@ -49,7 +49,6 @@ def _is_sample(document: Any) -> bool:
 
 
 def _is_part(member: str) -> bool:
-    """Return whether a member of a log is its header, summaries, journal or reductions."""
     return member.startswith("_journal/") or member in ("header.json", "summaries.json", "reductions.json")
 
 

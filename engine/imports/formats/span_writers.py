@@ -182,7 +182,6 @@ def _time(value: Any) -> float:
 
 
 def _typed(span: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as OTLP writes them, as plain values."""
     return {str(a.get("key")): _value(a.get("value")) for a in listed(span.get("attributes")) if isinstance(a, Mapping)}
 
 

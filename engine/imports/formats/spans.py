@@ -168,7 +168,6 @@ def _columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(spans: list[Span]) -> str:
-    """Return the id of the conversation, whichever span has it."""
     return next(
         (str(s.attributes["gen_ai.conversation.id"]) for s in spans if "gen_ai.conversation.id" in s.attributes), ""
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..format import Origin
 from ..mapped import Mapped, at
-from ..messages import conversation, error_text, split, stripped_completion, stripped_prompt
+from ..messages import conversation, error_text, split
 from ..rollout import Message, Rollout, listed, text
+from ..templates import stripped_completion, stripped_prompt
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
 

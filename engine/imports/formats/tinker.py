@@ -159,7 +159,6 @@ def _turns(node: Any, depth: int) -> Iterator[_Turn]:
 
 
 def _read(node: Any, turn: _Turn, depth: int) -> None:
-    """Collect the conversations and the printed reward inside a turn."""
     if isinstance(node, str):
         found = _REWARD.fullmatch(node.strip())
         if found is not None and turn.reward is None:

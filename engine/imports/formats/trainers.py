@@ -87,7 +87,6 @@ def _art_rollout(document: Mapping[str, Any], origin: Origin) -> Rollout:
 
 
 def _with_calls(entry: Any) -> Any:
-    """Return a message whose calls are no JSON text."""
     if isinstance(entry, Mapping) and isinstance(entry.get("tool_calls"), str):
         return {**entry, "tool_calls": parsed(entry["tool_calls"])}
     return entry

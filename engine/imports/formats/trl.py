@@ -97,7 +97,6 @@ TRL = trl()
 
 
 def _state(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
-    """Yield the metrics of each log entry."""
     for entry in listed(document.get("log_history")):
         step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
         if step is not None:

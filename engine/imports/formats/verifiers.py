@@ -45,7 +45,6 @@ _OVERLAYS = {
 
 
 def _episodes(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
-    """Yield a rollout for each trace."""
     effective = {"effective": True} if "effective" in origin.path.parts else {}
     traces: list[Mapping[str, Any]] = [t for t in document["traces"] if isinstance(t, Mapping)]
     if not traces and listed(document.get("errors")):  # it failed before there was one
@@ -278,7 +277,6 @@ def _total(components: Mapping[str, Score], trace: Mapping[str, Any]) -> float |
 
 
 def _advantage(nodes: list[Mapping[str, Any]], chain: list[int]) -> float | None:
-    """Return the advantage if all tokens share it."""
     values = [v for i in chain for v in listed(nodes[i].get("advantages"))]
     return mean(values) if len(values) > 1 else number(values) if values else None
 
