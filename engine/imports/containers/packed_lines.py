@@ -66,8 +66,10 @@ class PackedLines(Container):
                 for i, item in enumerate(self._whole(path)[after:], after):
                     yield Found(i, 0, i + 1, i + 1, item)
                 return
-            stream = self._at(path, after)
-            yield from lines(_limited(stream), after, line)
+            for found in lines(self._at(path, after), after, line):
+                if found.after > MAX_TEXT:
+                    raise DumpError(f"it unpacks to more than {MAX_TEXT >> 30} GiB")
+                yield found
         except (*self.damage, EOFError) as error:
             raise DumpError(f"{path}: the compressed text is damaged ({error})") from None
 
@@ -208,17 +210,3 @@ def _key(path: Path) -> tuple[Path, int, int]:
 def _skip(stream: Any, size: int) -> None:
     while size > 0 and (part := stream.read(min(size, _SKIP))):
         size -= len(part)
-
-
-def _limited(stream: Any) -> Any:
-    left = MAX_TEXT
-
-    def read(size: int) -> bytes:
-        nonlocal left
-        data = stream.read1(size)  # a whole block would be lost to damage at its end
-        left -= len(data)
-        if left < 0:
-            raise DumpError("it unpacks to more than 16 GiB")
-        return data
-
-    return read

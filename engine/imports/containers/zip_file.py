@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ MAX_MEMBER = 16 << 30
 """Bytes of one member. A larger one is skipped."""
 MAX_WHOLE = 256 << 20
 """Bytes of a member that may be one document."""
-_BLOCK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, zlib.error, ZstdError, EOFError)
 
 
@@ -154,34 +154,36 @@ def _documents(path: Path, number: int) -> Iterator[Found]:
             if b"\n" not in data.strip():
                 yield Found(number, 0, number + 1, number + 1, problem=f"{name}: {error}")
                 return
-        read = io.BytesIO(data).read
+        stream: io.BufferedIOBase = io.BytesIO(data)
     else:
-        read = _stream(path, number)
-    for found in lines(read, 0, 0, grows=False):
-        document = None if found.problem else {"member": name, "document": found.document}
-        problem = f"{name}, line {found.line}: {found.problem}" if found.problem else None
-        yield Found(number, found.line, number + 1, number + 1, document, problem)
+        stream = io.BufferedReader(_opened(path, number))
+    with _readable_errors():
+        for found in lines(stream, 0, 0, grows=False):
+            document = None if found.problem else {"member": name, "document": found.document}
+            problem = f"{name}, line {found.line}: {found.problem}" if found.problem else None
+            yield Found(number, found.line, number + 1, number + 1, document, problem)
 
 
 def _unpack(path: Path, number: int) -> bytes:
-    read = _stream(path, number)
-    return b"".join(iter(lambda: read(_BLOCK), b""))
+    with _readable_errors():
+        return _opened(path, number).read()
 
 
-def _stream(path: Path, number: int) -> Callable[[int], bytes]:
-    """Return a function that reads on in a member. Both raise DumpError for a damaged, encrypted or huge one."""
+def _opened(path: Path, number: int) -> Any:
+    """Return a stream of a member's text. Raises DumpError for a damaged, encrypted or huge one."""
     archive = _archive(path)
     member = archive.infolist()[number]
     if member.file_size > MAX_MEMBER:
         raise DumpError(f"it unpacks to {member.file_size >> 20} MiB; up to {MAX_MEMBER >> 20} are read")
     if member.flag_bits & 1:
         raise DumpError("it is encrypted")
+    with _readable_errors():
+        return archive.open(member)
 
-    def guarded(read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except _DAMAGE as error:
-            raise DumpError(f"it is damaged ({error})") from None
 
-    text = guarded(lambda: archive.open(member))
-    return lambda size: guarded(lambda: text.read(size))
+@contextlib.contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DumpError(f"it is damaged ({error})") from None
