@@ -10,7 +10,7 @@ from ..runs.errors import RecordDamaged
 from ..runs.learning import Use
 from ..runs.read.bodies import Bodies
 from ..runs.read.record import Record
-from ..runs.read.rows import by_number
+from ..runs.read.rollouts import by_number
 from ..runs.types import TokenArrays, TrajectoryRecord
 from .convert import record_of
 from .dump import formats_of, items_at

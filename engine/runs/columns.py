@@ -1,6 +1,6 @@
 """The columns of the list of rollouts, in one table.
 
-From `COLUMNS` follow the SQL tables (`schema.py`), the rows that are written (`row_tables.py`) and read (`rows.py`),
+From `COLUMNS` follow the SQL tables (`schema.py`), the rows that are written (`write/store.py`) and read (`read/rollouts.py`),
 filters (`conditions.py`), orders (`views.py`), the index of a dump, and the table on screen.
 
 To add a column, append it here with `since` one above the present version. If dumps of other frameworks hold the value,
@@ -113,11 +113,7 @@ def _flags(record: TrajectoryRecord) -> int:
 COLUMNS = (
     Column("step", numeric=True, sortable=True, title="step", drop=3),
     Column("reward", "REAL", _reward, numeric=True, sortable=True),
-    Column(
-        "correct",
-        value=lambda r: None if r.trajectory.correct is None else bool(r.trajectory.correct),
-        kind=Kind.BOOLEAN,
-    ),
+    Column("correct", value=_correct, kind=Kind.BOOLEAN),
     Column("advantage", "REAL", lambda r: _real(r.advantage), numeric=True, sortable=True),
     Column("turns", value=lambda r: len(r.trajectory.steps), numeric=True, sortable=True, title="turns", drop=5),
     Column(

@@ -1,25 +1,30 @@
-"""The items that the record's thread stores: one class a kind. Each stores itself into the tables."""
+"""The items that the record's thread stores. Each stores itself into the tables."""
 
 from __future__ import annotations
 
+import io
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..codec import encode_json
-from ..masking import mask
+from ..durable import replace_file
+from ..paths import IMAGES
 from ..position import meta_key
-from ..types import EventKind, TrajectoryRecord, Use
-from .images import encode_image, write_image
+from ..types import TrajectoryRecord
 from .store import RecordStore
 
 if TYPE_CHECKING:
-    from .images import Image
+    import numpy as np
+    from PIL.Image import Image as PILImage
+
+    Image = np.ndarray | PILImage
+    """A picture: uint8 `[H, W]` or `[H, W, 3]`, bool `[H, W]`, or a PIL image."""
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +33,9 @@ class Item(ABC):
     """One thing to record."""
 
     @property
-    @abstractmethod
     def cost(self) -> int:
         """About how many bytes it holds in memory."""
+        return 0
 
     @property
     def rows(self) -> int:
@@ -43,17 +48,32 @@ class Item(ABC):
         return (self,)
 
     def pieces(self, size: int) -> Sequence[Item]:
-        """The same as items of about `size` bytes at most, where it has parts that may be stored one after another."""
+        """Split it into items of about `size` bytes, if its parts may be stored one after another."""
         return (self,)
 
     def apart(self) -> Sequence[Item]:
-        """Return the same as smaller items, for when it cannot be stored as a whole; empty if there are no smaller
-        ones."""
+        """Split it into smaller items, because it cannot be stored as a whole; empty if there are none."""
         return ()
 
     @abstractmethod
-    def store(self, store: RecordStore) -> int:
-        """Add its rows inside the open transaction. Returns how many of them cannot be recorded."""
+    def store(self, store: RecordStore) -> int | None:
+        """Add its rows inside the open transaction. Returns how many of them cannot be recorded, if any."""
+
+
+@dataclass(frozen=True)
+class Write(Item):
+    """Anything that one call of the store records."""
+
+    name: str
+    size: int
+    write: Callable[[RecordStore], None]
+
+    @property
+    def cost(self) -> int:
+        return self.size
+
+    def store(self, store: RecordStore) -> None:
+        self.write(store)
 
 
 @dataclass(frozen=True)
@@ -65,12 +85,10 @@ class Metrics(Item):
 
     @property
     def cost(self) -> int:
-        """A name and a number each."""
         return 64 * len(self.values)
 
-    def store(self, store: RecordStore) -> int:
+    def store(self, store: RecordStore) -> None:
         store.metrics.add(self.step, self.values)
-        return 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +100,6 @@ class Trajectories(Item):
 
     @property
     def cost(self) -> int:
-        """Their texts and tokens, counted quickly."""
         return sum(map(_size, self.records))
 
     @property
@@ -97,7 +114,6 @@ class Trajectories(Item):
         ]
 
     def apart(self) -> Sequence[Item]:
-        """Return the trajectories one by one."""
         return [Trajectories(self.step, [record]) for record in self.records] if len(self.records) > 1 else ()
 
     def store(self, store: RecordStore) -> int:
@@ -109,58 +125,6 @@ class Trajectories(Item):
 
 
 @dataclass(frozen=True)
-class Uses(Item):
-    """How later updates used rollouts, by the rollouts' ids."""
-
-    uses: Sequence[tuple[str, Use]]
-
-    @property
-    def cost(self) -> int:
-        return 512 * len(self.uses)
-
-    def store(self, store: RecordStore) -> int:
-        store.rows.add_uses(self.uses)
-        return 0
-
-
-@dataclass(frozen=True)
-class Event(Item):
-    """Something that happened. `time` is in seconds since 1970. Secrets in `data` are masked when it is stored."""
-
-    kind: EventKind
-    message: str
-    step: int
-    time: float
-    data: Mapping[str, object]
-
-    @property
-    def cost(self) -> int:
-        return 256 + len(self.message)
-
-    def store(self, store: RecordStore) -> int:
-        store.add_event(self.kind, self.message, self.step, self.time, encode_json(mask(self.data)))
-        return 0
-
-
-@dataclass(frozen=True)
-class Vocabulary(Item):
-    """The text of every token id, in order. byte_level: whether it is in the alphabet of byte-level BPE."""
-
-    texts: Sequence[str]
-    byte_level: bool
-
-    @property
-    def cost(self) -> int:
-        """Nothing: it comes once, and is never left out for want of room."""
-        return 0
-
-    def store(self, store: RecordStore) -> int:
-        store.add_vocabulary(self.texts)
-        store.set_meta("vocabulary", "byte-level" if self.byte_level else "text")
-        return 0
-
-
-@dataclass(frozen=True)
 class SavedImage(Item):
     """An image and its path inside the run's folder: a file of its own, written before the rows that name it."""
 
@@ -169,20 +133,21 @@ class SavedImage(Item):
 
     @property
     def cost(self) -> int:
-        """The array's bytes, or a guess."""
         return int(getattr(self.image, "nbytes", 0) or 0) or 1 << 18
 
     def write(self, run_dir: Path) -> None:
-        """Write the file. Values that are no image are logged, and readers show them as missing. Raises OSError."""
+        """Write the file. Other values than images are logged, and readers show them as missing. Raises OSError."""
         try:
-            data = encode_image(self.path, self.image)
+            data = _encoded(self.path, self.image)
         except ValueError as error:
             log.warning("the record leaves out image %s: %s", self.path, error)
             return
-        write_image(run_dir / self.path, data)
+        target = run_dir / self.path
+        target.parent.mkdir(exist_ok=True)  # not parents: a run's folder that was removed stays removed
+        replace_file(target, data, wait=False)
 
-    def store(self, store: RecordStore) -> int:
-        return 0
+    def store(self, store: RecordStore) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -191,14 +156,9 @@ class Positions(Item):
 
     positions: Mapping[str, int]
 
-    @property
-    def cost(self) -> int:
-        return 0
-
-    def store(self, store: RecordStore) -> int:
+    def store(self, store: RecordStore) -> None:
         for name, position in self.positions.items():
             store.set_meta(meta_key(name), str(position))
-        return 0
 
 
 @dataclass(frozen=True)
@@ -218,7 +178,6 @@ class Together(Item):
 
     @property
     def parts(self) -> tuple[Item, ...]:
-        """Its items, then the positions."""
         return (*self.items, self.positions)
 
     def apart(self) -> Sequence[Item]:
@@ -226,7 +185,7 @@ class Together(Item):
         return self.parts
 
     def store(self, store: RecordStore) -> int:
-        return sum(part.store(store) for part in self.parts)
+        return sum(part.store(store) or 0 for part in self.parts)
 
 
 def _size(record: TrajectoryRecord) -> int:
@@ -237,3 +196,28 @@ def _size(record: TrajectoryRecord) -> int:
         return size + (0 if record.tokens is None else 16 * len(record.tokens))
     except (AttributeError, TypeError):  # not storable; the record's thread will say so
         return 1024
+
+
+def image_path(name: str) -> str:
+    """Return the path of an image inside the run's folder. Characters that file names should not have become `_`."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:120] or "image"
+    return f"{IMAGES}/{stem}" if stem.lower().endswith((".png", ".jpg", ".jpeg")) else f"{IMAGES}/{stem}.png"
+
+
+def _encoded(name: str, image: Image) -> bytes:
+    """Return the bytes of a PNG (or JPEG, by the name). Raises ValueError for anything but an image."""
+    from PIL import Image as Pictures
+
+    try:
+        if not isinstance(image, Pictures.Image):
+            import numpy as np
+
+            array = np.asarray(image)
+            if array.dtype == bool:
+                array = array.astype(np.uint8) * 255
+            image = Pictures.fromarray(array)
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG" if name.lower().endswith(".png") else "JPEG")
+    except (OSError, KeyError, TypeError, AttributeError) as error:  # PIL says OSError for a mode that it cannot write
+        raise ValueError(str(error)) from error
+    return buffer.getvalue()

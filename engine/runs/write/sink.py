@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from ..paths import DATABASE
-from .items import Item, Metrics, Positions, SavedImage, Trajectories
+from .items import Item, Metrics, Positions, SavedImage, Trajectories, Write
 from .store import RecordStore
 from .summary import NAMES, Summary
 from .trouble import News, Trouble, explain
@@ -97,7 +97,7 @@ class Sink:
         store.begin()
         try:
             news = self._news(store)
-            refused = sum(part.store(store) for part in parts)
+            refused = sum(part.store(store) or 0 for part in parts)
             count = store.last_n()
             store.commit()
         except BaseException:
@@ -181,7 +181,8 @@ class Sink:
             items.extendleft(reversed(smaller))
             return
         self.trouble.lost += 1
-        log.warning("the record leaves out one item (%s): %s", type(item).__name__, error, exc_info=error)
+        name = item.name if isinstance(item, Write) else type(item).__name__
+        log.warning("the record leaves out one item (%s): %s", name, error, exc_info=error)
 
     def _in_trouble(self, error: Exception) -> None:
         locked = "locked" in str(error)

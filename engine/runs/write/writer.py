@@ -20,20 +20,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..codec import encode_json
 from ..control.flight import Flights
 from ..control.live import Live, live_file
 from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
 from ..durable import read_json, write_json
+from ..masking import mask
 from ..paths import PROCESSES, RUN_FILE, network_file_system
 from ..types import EventKind, RunStatus, TrajectoryRecord, Use
-from .images import image_path
-from .items import Event, Item, Metrics, Positions, SavedImage, Together, Trajectories, Uses, Vocabulary
+from .items import Item, Metrics, Positions, SavedImage, Together, Trajectories, Write, image_path
 from .sink import Sink
 from .trouble import explain
 
 if TYPE_CHECKING:
     from ..control.alerts import AlertSender
-    from .images import Image
+    from .items import Image
+    from .store import RecordStore
 
 log = logging.getLogger(__name__)
 
@@ -128,15 +130,17 @@ class RunWriter:
         """Record how later updates used recorded rollouts, by the rollouts' ids."""
         kept = list(uses)
         if kept:
-            self._put(Uses(kept))
+            self._put(Write("uses", 512 * len(kept), lambda store: store.rows.add_uses(kept)))
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         """Record an event. `message` is one sentence for people. Secrets in `data` are masked."""
-        self._put(Event(kind, str(message), int(step), time.time(), data))
+        said, at, now = str(message), int(step), time.time()
+        write = lambda store: store.add_event(kind, said, at, now, encode_json(mask(data)))  # noqa: E731
+        self._put(Write("event", 256 + len(said), write))
         if kind == "record" and self._sink.trouble.now is not None:
-            self._warning, self._state_dirty = str(message), True
+            self._warning, self._state_dirty = said, True
         if self._alerts is not None and os.getpid() == self._pid:
-            self._alerts.event(kind, str(message), int(step), data)
+            self._alerts.event(kind, said, at, data)
 
     @contextmanager
     def together(self, **positions: int) -> Iterator[None]:
@@ -215,7 +219,13 @@ class RunWriter:
 
         `byte_level`: the texts are in the alphabet of byte-level BPE (`Ġthe`), and readers turn them into bytes.
         """
-        self._put(Vocabulary(list(texts), byte_level))
+        kept, alphabet = list(texts), "byte-level" if byte_level else "text"
+
+        def write(store: RecordStore) -> None:
+            store.add_vocabulary(kept)
+            store.set_meta("vocabulary", alphabet)
+
+        self._put(Write("vocabulary", 0, write))  # it comes once, and is never left out for want of room
 
     def save_image(self, image: Image, name: str) -> str:
         """Keep an image (array or PIL) under a name. Returns its path relative to the run's folder at once.

@@ -17,9 +17,8 @@ from grpo_tui.engine.runs.position import recorded_position
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.write import writer as writer_module
-from grpo_tui.engine.runs.write.metric_tables import MetricTables
 from grpo_tui.engine.runs.write.sink import Sink
-from grpo_tui.engine.runs.write.store import RecordStore
+from grpo_tui.engine.runs.write.store import MetricTables, RecordStore
 from grpo_tui.engine.runs.write.writer import NullWriter, RunWriter, open_writer
 
 
