@@ -1,4 +1,4 @@
-"""Checks over several keys. Each fault would otherwise fail minutes into a run, or silently do the wrong thing."""
+"""Checks over several keys. Each fault would otherwise fail minutes into a run, or silently have the wrong effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:
-    """Keys that contradict each other. `place` is filled in by the loader."""
+    """Find keys that contradict each other. The loader fills in `place`."""
     for check in (_tokens, _rows, _adapters, _precision, _folders, _data, _servers, _queue):
         yield from check(config)
 
@@ -33,7 +33,7 @@ def _tokens(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rows(config: RunConfig) -> Iterator[Problem]:
-    """TRL silently drops the remainder of a batch that its micro-batches do not divide."""
+    """Check the micro-batch: TRL silently drops the remainder of a batch that it does not divide."""
     t = config.training
     rows = t.prompts_per_step * t.num_generations
     size = t.micro_batch_size
@@ -172,7 +172,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
 
 
 def check_paths(config: RunConfig) -> Iterator[Problem]:
-    """Files and folders that are named but not there. Not for the stored configuration of an old run."""
+    """Find files and folders that are named but missing. Not for the stored configuration of an old run."""
     named = [
         ("sft.data", config.sft.data if config.mode == "sft" else None),
     ]
@@ -217,7 +217,7 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
 
 
 def _output(config: RunConfig) -> Iterator[Problem]:
-    """Where the adapters go when all steps are made: found out at the end, the training would be lost."""
+    """Check the folder of the adapters: a fault found at the end would lose the training."""
     key = {"sft": "sft.output_dir", "rft": "training.output_dir"}.get(config.mode)
     if key is None:
         return
@@ -232,5 +232,5 @@ def _output(config: RunConfig) -> Iterator[Problem]:
 
 
 def is_path(source: str) -> bool:
-    """Whether a dataset's source can only be a file or a folder: a hub id is `owner/name`, or one word."""
+    """Return whether a dataset's source can only be a file or a folder: a hub id is `owner/name`, or one word."""
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(FILES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class GrpoTuiError(Exception):
-    """What went wrong, in one sentence for a person: what, where, and what would be right.
+    """An error for people, in one sentence: the problem, its place, and the remedy.
 
-    Every error that is meant for people derives from it, beside the standard class that fits (`ValueError`, …).
+    Every such error derives from it and from the standard class that fits (`ValueError`, …).
     """

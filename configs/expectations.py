@@ -24,7 +24,7 @@ _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "l
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class in an annotation such as `KLConfig` or `KLConfig | None`, if there is one."""
+    """Return the section class in an annotation such as `KLConfig` or `KLConfig | None`, if there is one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType):
@@ -46,7 +46,7 @@ def describe(field: FieldInfo) -> str:
 
 
 def describe_type(annotation: Any) -> str:
-    """An annotation in words."""
+    """Describe an annotation in words."""
     origin = get_origin(annotation)
     if origin is Literal:
         values = [v if isinstance(v, str) else str(v) for v in get_args(annotation)]
@@ -70,7 +70,7 @@ def describe_type(annotation: Any) -> str:
 
 
 def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every key of a schema with its path, sections included, in order."""
+    """Yield every key of a schema with its path, sections included, in order."""
     for name, field in model.model_fields.items():
         path = (*prefix, name)
         yield path, field
@@ -80,7 +80,7 @@ def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def field_at(model: type[BaseModel], path: tuple[str | int, ...]) -> FieldInfo | None:
-    """The field that `path` leads to, or None where the schema has none (inside a free dictionary, or wrong)."""
+    """Return the field at `path`; None if the schema has none (inside a free dictionary, or wrong)."""
     current: type[BaseModel] | None = model
     field: FieldInfo | None = None
     for part in path:

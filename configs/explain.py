@@ -45,7 +45,7 @@ _NOTHING = object()
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: type[BaseModel], source: Source) -> list[Problem]:
-    """One `Problem` for each key that is wrong, in the order of the lines they stand on."""
+    """Return one `Problem` for each wrong key, in the order of their lines."""
     problems: dict[Path, Problem] = {}
     for error in errors:
         path = _schema_path(error["loc"], schema, source.data)
@@ -56,7 +56,7 @@ def explain(errors: Sequence[Mapping[str, Any]], schema: type[BaseModel], source
 
 
 def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: Any) -> Path:
-    """The part of pydantic's `loc` that a person wrote: without the names of union members at its end."""
+    """Return the part of pydantic's `loc` that a person wrote, without the names of union members at its end."""
     path: list[str | int] = []
     node = data
     for part in loc:
@@ -109,8 +109,8 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
-    """The nearest valid key, among those beside the wrong one and then anywhere; what another library's key is called
-    here; or else the keys that there are. A key that is only a little alike is not suggested."""
+    """Suggest a key: the name of another library's key here, the nearest key of the section, the nearest anywhere,
+    or all keys of the section. Only similar keys are suggested."""
     wrong, parent = str(path[-1]), path[:-1]
     parent_field = field_at(schema, parent)
     section = section_of(parent_field.annotation) if parent_field else schema

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def loaded_when_used(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package. names: those that it hands on, by the file of the package that holds them."""
+    """Return the `__getattr__` of a package. names: its public names, by the file of the package that holds them."""
     homes = {name: home for home, held in names.items() for name in held}
 
     def get(name: str) -> Any:

@@ -32,12 +32,12 @@ class Option:
 
 
 def presets() -> dict[str, Path]:
-    """The presets that come with the package, by name."""
+    """Return the presets of the package, by name."""
     return {path.stem: path for path in sorted((HERE / "presets").glob("*.yaml"))}
 
 
 def resolve(source: str | Path) -> Path:
-    """The file that `source` means: a path, or the name of a preset."""
+    """Return the file of a configuration: a path, or the name of a preset."""
     path = Path(source).expanduser()
     if path.is_file():
         return path
@@ -61,12 +61,12 @@ def load_config(
     options: Mapping[str, Option] | None = None,
     paths: bool = False,
 ) -> RunConfig:
-    """The configuration of a run: the schema's defaults, under the file, under `mode` and `options`, under the `--set`
-    options.
+    """Load the configuration of a run: the schema's defaults, overridden by the file, by `mode` and `options`, and
+    by the `--set` options.
 
-    source: a YAML file or a preset's name; None for the defaults. overrides: `key=value` texts, later ones win.
-    options: values that have an option of their own on the command line, by dotted key.
-    paths: also refuse files that are named but do not exist. Raises `ConfigError` with everything that is wrong.
+    source: a YAML file or a preset's name (None: the defaults). overrides: `key=value` texts, later ones win.
+    options: values that have an option of their own on the command line, by dotted key. paths: also refuse files
+    that are named but do not exist. Raises `ConfigError` with everything that is wrong.
     """
     return validate(read_source(source, overrides, mode=mode, options=options), paths=paths)
 
@@ -78,7 +78,7 @@ def choices(
     mode: str | None = None,
     options: Mapping[str, Option] | None = None,
 ) -> list[Choice]:
-    """The values that follow from the model, with reasons: those that neither file nor options set."""
+    """Return the values that follow from the model, with reasons: those that neither file nor options set."""
     return chosen(read_source(source, overrides, mode=mode, options=options).data)
 
 
@@ -89,7 +89,7 @@ def read_source(
     mode: str | None = None,
     options: Mapping[str, Option] | None = None,
 ) -> Source:
-    """File and options as plain data, not checked yet. Raises `ConfigError`."""
+    """Read file and options as plain data, without checks. Raises `ConfigError`."""
     loaded = Source()
     if source is not None:
         path = resolve(source)
@@ -110,7 +110,7 @@ def read_source(
 
 
 def validate(loaded: Source, *, paths: bool = False) -> RunConfig:
-    """Plain data as a `RunConfig`. Strict: `"3"` is not a number and `1` is not true, but `1` is a number."""
+    """Check plain data as a `RunConfig`. Strict: `"3"` is not a number and `1` is not true, but `1` is a number."""
     try:
         config = RunConfig.model_validate_json(json.dumps(loaded.data), strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Where a person's own settings lie. Loads nothing: most people have none."""
+"""The path of a person's own settings. Loads nothing, because most people have none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def personal_path() -> Path:
-    """`$XDG_CONFIG_HOME/grpo-tui/config.yaml`, else under `~/.config`; it need not exist."""
+    """Return `$XDG_CONFIG_HOME/grpo-tui/config.yaml`, by default under `~/.config`. It need not exist."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path.home() / ".config") / "grpo-tui" / "config.yaml"

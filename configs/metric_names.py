@@ -1,7 +1,7 @@
-"""The name of every metric: who records a number has its name from here, and so has who reads it.
+"""The name of every metric. Code that records or reads a number takes its name from here.
 
-The strings are what the record and wandb hold, so a name is never given another string: runs that were recorded before
-would lose it. What is not said here is only what others name: metrics of TRL (`TRL`) and of users' own code.
+The record and wandb hold these strings, so a name never changes: earlier runs would lose it. Only metrics that
+others name are missing here: those of TRL (`TRL`) and of users' own code.
 
 By convention the module is imported as `metric`: `metric.KL_MEAN`, `metric.COMPONENT_RAW("task")`.
 """
@@ -22,25 +22,23 @@ class Family:
     prefix: str
 
     def __call__(self, part: str) -> str:
-        """The metric of one of them."""
         return self.prefix + part
 
     def __contains__(self, name: str) -> bool:
-        """Whether a metric is one of them."""
         return name.startswith(self.prefix)
 
     def part(self, name: str) -> str:
-        """The last part of a metric's name."""
+        """Return the last part of a metric's name."""
         return name.removeprefix(self.prefix)
 
     @property
     def mapping(self) -> str:
-        """The name of all of them as one mapping, which the record lays out flat."""
+        """The name of the whole family as one mapping, which the record flattens."""
         return self.prefix.removesuffix("/")
 
     @property
     def every(self) -> str:
-        """All of them, as a chart names them."""
+        """The name of the whole family in a chart."""
         return f"{self.prefix}*"
 
 

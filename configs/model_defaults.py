@@ -1,8 +1,8 @@
 """The defaults that follow from the model: learning rate, lengths, batch, precision, length of a run.
 
-One table for `train`, `config show`, `init`, presets and `doctor`; docs/architecture/training.md gives its sources.
-`chosen` returns a value and a reason for every key that nobody set. The built-in policies keep the values of their
-preset, `presets/tiny.yaml`.
+One table for `train`, `config show`, `init`, presets and `doctor`. docs/architecture/training.md gives its sources.
+`chosen` returns a value and a reason for every unset key. The built-in policies keep the values of their preset,
+`presets/tiny.yaml`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Setting:
 
 
 def learning_rate(setting: Setting) -> Choice:
-    """The learning rate of GRPO; a model of unknown size gets that of a large one."""
+    """Return the learning rate of GRPO. A model of unknown size gets that of a large one."""
     count = setting.facts.parameters or float("inf")
     rate = next(rate for most, rate in LORA_RATES if count <= most)
     value = rate if setting.lora else float(f"{rate * WHOLE_TO_LORA:.1g}")
@@ -103,12 +103,12 @@ def learning_rate(setting: Setting) -> Choice:
 
 
 def sft_rate(setting: Setting) -> Choice:
-    """The learning rate of supervised fine-tuning."""
+    """Return the learning rate of supervised fine-tuning."""
     return Choice("sft.learning_rate", SFT_LORA if setting.lora else SFT_WHOLE, setting.trained)
 
 
 def lengths(setting: Setting) -> Iterator[Choice]:
-    """Token limits within the model's context, and the batch that goes with them."""
+    """Yield token limits within the model's context, and the batch that goes with them."""
     found = LENGTHS[setting.device != "cpu", setting.thinks]
     where = "on a CPU" if setting.device == "cpu" else "on a GPU"
     why = f"a model that {'thinks before it answers' if setting.thinks else 'answers at once'}, {where}"
@@ -127,7 +127,7 @@ def lengths(setting: Setting) -> Iterator[Choice]:
 
 
 def precision(setting: Setting) -> Iterator[Choice]:
-    """What weights are kept in, and what is computed and sampled in; `engine/policy/precision.py` has the reasons."""
+    """Yield the number formats of weights, training and sampling. `engine/policy/precision.py` has the reasons."""
     computed, why = half_precision(setting.device)
     if setting.serves and setting.device == "cpu":
         computed, why = "float32", "answers equal those of transformers, and token by token a CPU is as fast"
@@ -140,7 +140,7 @@ def precision(setting: Setting) -> Iterator[Choice]:
 
 
 def online_rates(setting: Setting) -> Iterator[Choice]:
-    """Learning rates while serving: an update sees one request, and several hundred are little to learn from."""
+    """Yield learning rates while serving: an update sees one request, and there are only several hundred."""
     rate = learning_rate(setting)
     for key, factor in (
         ("lr_correction", 5),
@@ -152,7 +152,7 @@ def online_rates(setting: Setting) -> Iterator[Choice]:
 
 
 def table(setting: Setting) -> Iterator[Choice]:
-    """Every value that follows from a model that is not built in."""
+    """Yield every value that follows from a model that is not built in."""
     yield learning_rate(setting)
     yield sft_rate(setting)
     yield from online_rates(setting)
@@ -162,7 +162,7 @@ def table(setting: Setting) -> Iterator[Choice]:
 
 
 def chosen(given: Mapping[str, Any]) -> list[Choice]:
-    """The choices for all keys that `given`, plain data of a configuration, leaves open."""
+    """Return the choices for all keys that `given`, plain data of a configuration, leaves open."""
     model = _section(given, "model")
     base = model.get("base", BUILTIN_MODEL)
     if not isinstance(base, str):
@@ -186,14 +186,14 @@ def setting_of(model: Mapping[str, Any]) -> Setting:
 
 
 def steps_of(training: TrainingConfig, rows: int) -> int:
-    """The optimiser steps of a run on this number of rows."""
+    """Return the optimiser steps of a run on this number of rows."""
     if training.max_steps is not None:
         return training.max_steps
     return min(max(-(-rows // training.prompts_per_step), SHORTEST_RUN), LONGEST_RUN)
 
 
 def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """A sentence for each value that is far from what such a model takes."""
+    """Yield a sentence for each value that is far from the usual one for such a model."""
     if model.base.startswith(BUILTIN):
         return
     setting = setting_of(model.model_dump())
@@ -222,7 +222,7 @@ def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
 
 
 def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of plain data; of a section that is made already, its values."""
+    """Return a section of plain data, or the values of a finished section."""
     value = given.get(name)
     if isinstance(value, Mapping):
         return value

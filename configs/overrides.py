@@ -14,7 +14,7 @@ _TEMPLATE = re.compile(r"\{[A-Za-z_]\w*\}")
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
-    """Write each `key=value` into `source`; raises `ConfigError` with all that cannot be read."""
+    """Write each `key=value` into `source`. Raises `ConfigError` with all that cannot be read."""
     problems: list[Problem] = []
     for text in overrides:
         place = f"--set {text}"
@@ -37,9 +37,9 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
 
 
 def _value(parts: tuple[str, ...], text: str) -> object:
-    """The value as YAML. A template such as `{question} Be brief.` is text, for a key that takes text.
+    """Read the value as YAML. A template such as `{question} Be brief.` is text, for a key that takes text.
 
-    Raises ValueError for what cannot be read.
+    Raises ValueError for unreadable values.
     """
     field = field_at(RunConfig, parts)
     if field is not None and field.annotation in (str, str | None) and _TEMPLATE.match(text):
@@ -48,7 +48,7 @@ def _value(parts: tuple[str, ...], text: str) -> object:
 
 
 def set_value(source: Source, parts: tuple[str, ...], value: object, place: str) -> Problem | None:
-    """Write `value`, given at `place`, to the key `parts` of `source`; return the obstacle, if any."""
+    """Write `value`, given at `place`, to the key `parts` of `source`. Returns the obstacle, if any."""
     node = source.data
     for i, part in enumerate(parts[:-1], start=1):
         child = node.setdefault(part, {})

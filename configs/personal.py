@@ -24,7 +24,7 @@ from .yaml_source import parse_yaml
 
 
 class AlertsConfig(Section):
-    """Where alerts are sent while a run goes; nowhere by default."""
+    """Where alerts of running runs are sent. Nowhere by default."""
 
     command: list[str] = Field(default_factory=list)
     """Program and arguments; run without a shell, with the alert as JSON on standard input."""
@@ -53,7 +53,7 @@ class PersonalConfig(Section):
 
 
 def load_personal() -> PersonalConfig:
-    """The person's settings. Raises `ConfigError` with everything that is wrong in the file."""
+    """Load the person's settings. Raises `ConfigError` with everything that is wrong in the file."""
     path = personal_path()
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8"), str(path))

@@ -1,4 +1,4 @@
-"""Opening a picture that may be anything: a file of a user, a caller's upload, a picture in somebody's dump."""
+"""Open a picture of unknown origin: a file of a user, a caller's upload, a picture in a dump."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_PIXELS = 40_000_000
 
 @contextmanager
 def open_picture(source: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Iterator[Image]:
-    """The picture in a file, open inside and not decoded yet.
+    """Open the picture in a file, without decoding it.
 
-    Raises ValueError with the reason, also for what decoding it inside reveals, and OSError for a file that cannot be
-    opened.
+    Raises ValueError with the reason, also for faults found while decoding inside the block, and OSError for a file
+    that cannot be opened.
     """
     from PIL import Image, UnidentifiedImageError
 

@@ -1,6 +1,7 @@
-"""Dataclasses from plain data, as JSON gives it: nested ones, tuples of them and mappings to them, by their type hints.
+"""Dataclasses from plain data, as JSON gives it: nested ones, tuples of them and mappings to them, by their type
+hints.
 
-Nothing is validated: whoever reads data of strangers checks what it needs. Unknown keys are ignored.
+Nothing is validated: readers of untrusted data check it. Unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _dataclass(kind: type) -> Reader:
 
 
 def _reader(hint: Any) -> Reader | None:
-    """Return the reader of values of a type; None for values that stay as they are."""
+    """Return the reader of values of a type; None for values that stay unchanged."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         known = [reader for part in inner if part is not NoneType and (reader := _reader(part)) is not None]

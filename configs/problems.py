@@ -25,7 +25,7 @@ class Problem:
 
 
 class ConfigError(GrpoTuiError, ValueError):
-    """The configuration cannot be used. `problems` holds all that is wrong, not only the first."""
+    """The configuration cannot be used. `problems` holds all faults, not only the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -29,7 +29,7 @@ BUILTIN_ADAPTERS = {"builtin:tiny": "builtin:tiny-sft", "builtin:tiny-vl": "buil
 
 
 class RunConfig(Section):
-    """Everything a run needs to know; stored resolved as `config.yaml` in the run's folder."""
+    """The whole configuration of a run, stored resolved as `config.yaml` in the run's folder."""
 
     mode: Literal["sft", "rft", "online", "eval"] = "rft"
     name: str = ""

@@ -52,7 +52,7 @@ def _write(section: BaseModel, lines: list[str], depth: int, comments: bool) -> 
 
 
 def _comment(description: str, accepts: str) -> str:
-    """The field's docstring, and what it accepts where that says more than its value does."""
+    """Return the field's docstring, and the accepted values unless they are obvious."""
     if not description:
         return accepts[:1].upper() + accepts[1:] + "."
     plain = accepts in ("text", "a number", "true or false", "keys and values", "a list")

@@ -1,4 +1,4 @@
-"""YAML read with the position of every key, so that an error can name file and line.
+"""Read YAML with the position of every key, so that an error can name file and line.
 
 Scalars follow the YAML 1.2 core schema rather than PyYAML's 1.1: `off` and `yes` are strings (`wandb: off` works
 unquoted), `1e-3` is a number, `1:30` is a string and a date stays a string.
@@ -55,7 +55,7 @@ class CoreDumper(yaml.SafeDumper):
 
 
 def _text(dumper: CoreDumper, value: str) -> yaml.ScalarNode:
-    """What is not printable (Unicode's line ends too, which folding would change) is escaped in double quotes."""
+    """Escape unprintable text in double quotes (also Unicode's line ends, which folding would change)."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
 
 
@@ -72,7 +72,7 @@ class Source:
     default_place: str = ""
 
     def place(self, path: Path) -> str:
-        """Where `path` was written, or else the nearest key above it."""
+        """Return where `path` was written, or the nearest key above it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
@@ -80,7 +80,7 @@ class Source:
 
 
 def parse_yaml(text: str, name: str) -> Source:
-    """Read a YAML mapping; raises `ConfigError` with file and line for text that is not one."""
+    """Read a YAML mapping. Raises `ConfigError` with file and line for any other text."""
     try:
         loader = _CoreLoader(text)
     except yaml.YAMLError as error:

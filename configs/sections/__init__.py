@@ -1,4 +1,4 @@
-"""One file a section of the configuration; each room reads its own."""
+"""One file a section of the configuration. Each room reads its own."""
 
 from .base import Section
 from .data import DataConfig

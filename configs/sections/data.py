@@ -14,9 +14,9 @@ from .base import Section
 class DataConfig(Section):
     """A dataset: each row is a prompt, or a task of an environment.
 
-    Reward functions (`environment.reward_funcs`) get the columns of a row by name, as in TRL. Rows with `task_data`, in
-    a JSONL file or a saved `datasets` folder, are tasks of environments. Each may name `env_class_path` and
-    `env_config`; the defaults are `environment.class_path` and `environment.config`.
+    Reward functions (`environment.reward_funcs`) get the columns of a row by name, as in TRL. Rows with `task_data`,
+    in a JSONL file or a saved `datasets` folder, are tasks of environments. Each may name `env_class_path` and
+    `env_config`, which default to `environment.class_path` and `environment.config`.
     """
 
     source: str | None = None

@@ -60,7 +60,7 @@ class EnvironmentConfig(Section):
     @field_validator("reward_funcs", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        """A list, or one text, of `function` or `function:weight` means the same as the mapping."""
+        """Accept a list, or one text, of `function` or `function:weight` in place of the mapping."""
         if isinstance(value, str):
             value = [value]
         if not isinstance(value, list):
@@ -90,17 +90,17 @@ class EnvironmentConfig(Section):
 
 
 def is_reward_model(path: str) -> bool:
-    """Whether a reward is a model, by its folder or hub id, and not a function."""
+    """Return whether a reward is a model, by its folder or hub id, and not a function."""
     return not _FUNCTION.fullmatch(path) and not path.endswith(".py") and ("/" in path or os.path.isdir(path))
 
 
 def function_name(path: str) -> str:
-    """The name of the function in `file.py:name` or `package.module.name`, or of a model."""
+    """Return the name of the function in `file.py:name` or `package.module.name`, or of a model."""
     return os.path.basename(os.path.normpath(path)) if is_reward_model(path) else re.split(r"[.:]", path)[-1]
 
 
 def weighted_function(text: Any) -> tuple[str, float]:
-    """`file.py:name` or `file.py:name:0.2` as the function and its weight (1 where none is given).
+    """Split `file.py:name` or `file.py:name:0.2` into the function and its weight (1 by default).
 
     Raises ValueError for a weight that is no number.
     """
@@ -118,7 +118,7 @@ def weighted_function(text: Any) -> tuple[str, float]:
 
 
 def check_function(path: str) -> None:
-    """Raise ValueError for what cannot be the name of a function."""
+    """Raise ValueError for an invalid name of a function."""
     if path.endswith(".py"):
         raise ValueError(f"{path!r} is a file, and which function of it is not said: write {path}:name")
     if not _FUNCTION.fullmatch(path):

@@ -8,7 +8,7 @@ from .base import Section
 
 
 class EvaluationConfig(Section):
-    """The policy under evaluation and how it samples; `grpo-tui eval` writes this section."""
+    """The policy under evaluation and how it samples. `grpo-tui eval` writes this section."""
 
     subject: str = ""
     """The policy as it was named: a run, `RUN@STEP`, adapters, or a model."""

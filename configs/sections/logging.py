@@ -8,7 +8,7 @@ from .base import Section
 
 
 class LoggingConfig(Section):
-    """wandb is off by default; `offline` needs no key."""
+    """wandb is off by default, and `offline` needs no key."""
 
     wandb: Literal["off", "offline", "online"] = "off"
     wandb_project: str = "grpo-tui"

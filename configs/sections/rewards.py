@@ -106,7 +106,7 @@ class PenaltyRuleConfig(Section):
 
 
 class ExtraComponentConfig(Section):
-    """A reward component besides the built-in ones."""
+    """A reward component in addition to the built-in ones."""
 
     class_path: str | None = None
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.components.RewardComponent`;
@@ -216,13 +216,13 @@ class RewardsConfig(Section):
         return value
 
     def weight(self, component: str, step: int = 0) -> float:
-        """The weight of a component after `step` optimiser steps."""
+        """Return the weight of a component after `step` optimiser steps."""
         if component in self.extra_components:
             return self.extra_components[component].weight
         return float(getattr(self, f"w_{component}")) * self.annealing(component, step)
 
     def annealing(self, component: str, step: int) -> float:
-        """The fraction of its weight that a component has left after `step` optimiser steps."""
+        """Return the fraction of its weight that a component has left after `step` optimiser steps."""
         return max(0.0, 1.0 - step / self.anneal_steps) if component in SHAPED and self.anneal_steps else 1.0
 
     @property
@@ -237,7 +237,7 @@ class RewardsConfig(Section):
         return {name: self.weight(name) for name in (*COMPONENTS, *self.extra_components)}
 
     def normalization_of(self, component: str) -> Normalization:
-        """How a component is normalised; one without a setting of its own is a reward function."""
+        """Return how a component is normalised. One without a setting of its own is a reward function."""
         extra = self.extra_components.get(component)
         own = component if component in COMPONENTS else "functions"
         return getattr(self.normalization, own) if extra is None else extra.normalization

@@ -1,7 +1,7 @@
 """The columns of the list of rollouts, in one table.
 
-From `COLUMNS` follow the SQL tables (`schema.py`), the rows that are written (`write/store.py`) and read (`read/rollouts.py`),
-filters (`conditions.py`), orders (`views.py`), the index of a dump, and the table on screen.
+From `COLUMNS` follow the SQL tables (`schema.py`), the rows that are written (`write/store.py`) and read
+(`read/rollouts.py`), filters (`conditions.py`), orders (`views.py`), the index of a dump, and the table on screen.
 
 To add a column, append it here with `since` one above the present version. If dumps of other frameworks hold the value,
 set it in `engine/imports/convert.py`, too. Only records of the present version are read; an index of another version is

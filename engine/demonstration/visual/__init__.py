@@ -1,7 +1,7 @@
-"""Looking at pictures and short videos with tools that work on the pixels.
+"""Answer questions about pictures and short videos with tools that work on the pixels.
 
-`env` is the environment; `operations` the tools' work; `scenes`, `questions` and `render` make its tasks; `routes`
-shows ways through them, right and wrong; `own_images` reads a user's pictures.
+`env` is the environment and `operations` the tools. `scenes`, `questions` and `render` make its tasks. `routes`
+shows ways through them, right and wrong. `own_images` reads a user's pictures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Results of the tools, kept by their inputs: the picture's content, the operation, its arguments.
+"""Results of the tools by their inputs: the picture's content, the operation, its arguments.
 
-Eight rollouts of a task mostly ask the same; each answer is worked out once, also when two threads ask at once.
+The rollouts of a task mostly make the same calls. Each result is computed once, also when two threads need it at
+once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class ResultCache:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def get(self, content: str, operation: str, arguments: Hashable, compute: Callable[[], T]) -> T:
-        """The result of `operation`, from the cache or by `compute`. What `compute` raises is raised, and not kept."""
+        """Return the result of `operation`, from the cache or by `compute`. Its exceptions propagate and are not
+        kept."""
         key = (content, operation, arguments)
         with self._lock:
             if key in self._entries:
@@ -66,5 +68,5 @@ class ResultCache:
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a result, about."""
+    """Return about how many bytes a result has."""
     return int(getattr(value, "nbytes", 0)) + sys.getsizeof(value) + 200

@@ -1,4 +1,4 @@
-"""The input of the tools: a still or a short video, with a name for its content and its pixels when they are needed."""
+"""The input of the tools: a still or a short video, named by its content, with its pixels loaded on demand."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ class Mask:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory."""
         return len(self.packed)
 
     def array(self) -> np.ndarray:
-        """bool [H, W]."""
+        """Return it as bool [H, W]."""
         size = self.shape[0] * self.shape[1]
         return np.unpackbits(np.frombuffer(self.packed, dtype=np.uint8), count=size).reshape(self.shape).astype(bool)
 
@@ -58,8 +57,11 @@ class Mask:
 
 
 def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
-    """The clip that a task is about: its drawn `scene`, its `image` (a file; an animation is a video), or its
-    `frames` (files). Raises ValueError with what is wrong."""
+    """Return the clip of a task: its drawn `scene`, its `image` (a file, a video if animated), or its `frames`
+    (files).
+
+    Raises ValueError with the fault.
+    """
     if "scene" in task:
         try:
             return _drawn_clip(json.dumps(task["scene"], sort_keys=True))
@@ -73,14 +75,14 @@ def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
 
 @lru_cache(maxsize=4096)
 def _drawn_clip(content: str) -> Clip:
-    """A drawn scene. Its JSON names its pixels without drawing them, since the same scene is always drawn the same."""
+    """Return a drawn scene. Its JSON names its pixels without drawing them, because drawing is deterministic."""
     scene = Scene.from_json(json.loads(content))
     key = hashlib.sha1(f"{render.RENDERER} {content}".encode()).hexdigest()[:16]
     return Clip(key, scene.width, scene.height, scene.frames, partial(render.render, scene))
 
 
 def clip_of_files(paths: Sequence[Path], max_side: int) -> Clip:
-    """A user's picture, animation, or frames. Raises ValueError with the file and the fault."""
+    """Return a user's picture, animation, or frames. Raises ValueError with the file and the fault."""
     stamps = []
     for path in paths:
         try:
@@ -103,7 +105,7 @@ def _read_clip(stamps: tuple[tuple[str, int, int], ...], max_side: int) -> Clip:
 
 
 def _read_frames(paths: Sequence[str], max_side: int) -> np.ndarray:
-    """uint8 [F, H, W, 3]; every frame gets the size of the first, whose longer side is at most `max_side`."""
+    """Read uint8 [F, H, W, 3]. Every frame gets the size of the first, whose longer side is at most `max_side`."""
     frames: list[np.ndarray] = []
     size: tuple[int, int] | None = None
     for path in paths:

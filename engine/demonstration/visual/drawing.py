@@ -13,7 +13,7 @@ ARM = 3
 
 
 def with_mask(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """A uint8 [H, W, 3] picture with a bool [H, W] mask: its inside tinted, its edge drawn."""
+    """Draw a bool [H, W] mask on a uint8 [H, W, 3] picture: its inside tinted, its edge opaque."""
     inside = mask.copy()
     inside[1:-1, 1:-1] &= mask[:-2, 1:-1] & mask[2:, 1:-1] & mask[1:-1, :-2] & mask[1:-1, 2:]
     share = np.where(mask & ~inside, 1.0, np.where(mask, TINT, 0.0))[..., None].astype(np.float32)
@@ -21,7 +21,7 @@ def with_mask(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def with_cross(image: np.ndarray, x: float, y: float) -> np.ndarray:
-    """A uint8 [H, W, 3] picture with a cross at a pixel, as much of it as lies inside."""
+    """Draw a cross at a pixel of a uint8 [H, W, 3] picture, clipped to it."""
     drawn = image.copy()
     height, width = image.shape[:2]
     column, row = round(x), round(y)

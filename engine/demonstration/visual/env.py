@@ -82,12 +82,12 @@ class VisualState:
 class VisualEnv(MultiTurnEnv):
     """Tasks about drawn scenes (`make_tasks`), or about a user's own pictures.
 
-    questions: kinds that are asked, of `QUESTIONS`. colours, shapes, radii, photo_share, noise: what scenes are made
-    of (`SceneOptions`); shift these for another distribution of the same tasks. prompt_style: see `MultiTurnEnv`;
-    `terse` is how the tiny policy learnt it. images: a folder or JSONL of own pictures with questions and answers
-    (`own_images`), instead of drawn scenes. max_side: own pictures are scaled down to this many pixels. cache_mib:
-    memory for results and pixels. prefetch: read the text of a trial's tasks on a thread while the policy writes its
-    first turn.
+    questions: the kinds of questions, of `QUESTIONS`. colours, shapes, radii, photo_share, noise: see
+    `SceneOptions`. Shift these for another distribution of the same tasks. prompt_style: see `MultiTurnEnv`. The
+    tiny policy learned `terse`. images: a folder or JSONL of own pictures with questions and answers (`own_images`),
+    instead of drawn scenes. max_side: own pictures are scaled down to this many pixels. cache_mib: memory for
+    results and pixels. prefetch: read the text of a trial's tasks on a thread while the policy writes its first
+    turn.
     """
 
     name = "visual"
@@ -137,13 +137,13 @@ class VisualEnv(MultiTurnEnv):
 
     @classmethod
     def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
-        """A question about one picture, or about several as the frames of a video."""
+        """Return a task about one picture, or about several as the frames of a video."""
         if not images:
             return None
         return {"question": question, **({"image": images[0]} if len(images) == 1 else {"frames": list(images)})}
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """`n` drawn tasks, or of the own pictures as many as there are, shuffled by `seed` and cut to `n`."""
+        """Return `n` drawn tasks, or at most `n` of the own pictures, shuffled by `seed`."""
         if self.own_tasks is not None:
             tasks = list(self.own_tasks[split])
             random.Random(f"{split} {seed}").shuffle(tasks)
@@ -154,21 +154,22 @@ class VisualEnv(MultiTurnEnv):
         return [make_question(split, seed, index, self.questions, options, self.noise).to_task() for index in range(n)]
 
     def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
-        """The right route and the wrong ones; see `routes`."""
         return routes_of(task)
 
     def demonstrate(self, task: Mapping[str, Any], route: Route = "right", seed: int = 0) -> Demonstrator:
-        """Show one route through a drawn task. Raises ValueError for a route that its question does not have."""
         return show(task, route, seed)
 
     def expected(self, task: Mapping[str, Any]) -> str | None:
-        """The right answer; the first where several are."""
+        """Return the right answer, or the first of several."""
         answers = _answers(task)
         return answers[0] if answers else None
 
     def prefetch(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Read the text of tasks that ask for it. Only this: the recogniser leaves the interpreter free while it
-        works, so it really runs beside the policy; the other tools take about a millisecond and would not."""
+        """Read the text of tasks about text.
+
+        The recogniser releases the interpreter while it works, so it runs in parallel with the policy. The other
+        tools take about a millisecond and would not.
+        """
         wanted = [task for task in tasks if isinstance(task, Mapping) and task.get("question") == "text"]
         if self.prefetches and wanted:
             threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead").start()
@@ -183,19 +184,16 @@ class VisualEnv(MultiTurnEnv):
     # ------------------------------------------------------------------------------------------------ rollouts
 
     def reset(self, task: Mapping[str, Any]) -> tuple[VisualState, list[Message]]:
-        """The question, the kind and size of the picture, and for a policy that sees the picture itself."""
         clip = clip_of_task(task, self.max_side)
         state = VisualState(task, clip)
         shown = self.images(state) if self.sees else None
         return state, make_messages(task, clip.width, clip.height, clip.frames, self.style, shown)
 
     def explain(self) -> str:
-        """The tools, and what coordinates are."""
         about = "Answer a question about a picture with tools. Coordinates are pixels from the top left."
         return explain_calls(self.tools, about)
 
     def context(self, state: VisualState) -> StepContext:
-        """Whether it is a video, its size, and the masks so far."""
         clip = state.clip
         return StepContext(
             "video" if clip.frames > 1 else "image",
@@ -204,7 +202,7 @@ class VisualEnv(MultiTurnEnv):
         )
 
     def images(self, state: VisualState) -> tuple[Picture, ...]:
-        """The still, or up to `KEPT_FRAMES` frames of a video, evenly spaced with the first and the last."""
+        """Return the still, or up to `KEPT_FRAMES` evenly spaced frames of a video, with the first and the last."""
         # JPEG: a tenth of the time of PNG, and nobody measures on these.
         return tuple(
             Picture(f"{state.clip.key}-{n}.jpg", partial(self._frame, state.clip, n))
@@ -212,7 +210,6 @@ class VisualEnv(MultiTurnEnv):
         )
 
     def step(self, state: VisualState, call: ToolCall) -> StepResult:
-        """Carry out one tool."""
         arguments = call.arguments
         match call.name:
             case "SEGMENT_OBJECT_AT":
@@ -277,12 +274,11 @@ class VisualEnv(MultiTurnEnv):
         return StepResult(text, images=(picture,), overlay=Overlay(box=box))
 
     def _drawn_mask(self, clip: Clip, mask: Mask) -> Picture:
-        """The picture with the mask on it."""
         name = f"{clip.key}-with-{mask.key}.png"
         return Picture(name, lambda: drawing.with_mask(self._frame(clip, 0), mask.array()))
 
     def _drawn_track(self, clip: Clip, mask: Mask, found: track.Track) -> tuple[Picture, ...]:
-        """Frames with a cross where the object is in each."""
+        """Return frames with a cross at the object in each."""
 
         def drawn(index: int) -> np.ndarray:
             return drawing.with_cross(self._frame(clip, index), *found.positions[index])
@@ -329,7 +325,7 @@ def _mask_picture(mask: Mask) -> Picture:
 
 
 def _spread(frames: int) -> list[int]:
-    """Up to `KEPT_FRAMES` of so many frames, evenly spaced, with the first and the last."""
+    """Return up to `KEPT_FRAMES` evenly spaced frames, with the first and the last."""
     count = min(frames, KEPT_FRAMES)
     return sorted({round(n * (frames - 1) / max(1, count - 1)) for n in range(count)})
 

@@ -1,7 +1,7 @@
-"""`GlanceEnv`: questions about a small picture that are answered by looking at it, in one turn and without tools.
+"""`GlanceEnv`: questions about a small picture that are answered at a glance, in one turn and without tools.
 
-Only for policies that see. It is what the tiny policy that sees is taught and trained on; its pictures are 48 pixels
-wide, so that one costs nine tokens.
+Only for policies that see. The tiny policy that sees learns on it. Its pictures are 48 pixels wide, so that one
+costs nine tokens.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ EVAL_SHARE = 64
 class GlanceEnv(MultiTurnEnv):
     """Tasks `{"question": …, "of": …, "answer": …, "scene": …}` about drawn scenes of two or three shapes.
 
-    questions: kinds that are asked, of `QUESTIONS` (`caption` is for teaching). blank: show a grey picture in the
-    place of each, to measure what can be guessed without looking.
+    questions: the kinds of questions, of `QUESTIONS` (`caption` is for teaching). blank: replace each picture by a
+    grey one, to measure the success of guessing.
     """
 
     name = "glance"
@@ -75,11 +75,10 @@ class GlanceEnv(MultiTurnEnv):
         self.blank = blank
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """`n` tasks, the kinds of questions in turn; no scene is in both splits."""
+        """Return `n` tasks, the kinds of questions in turn. No scene is in both splits."""
         return [make_task(split, seed, i, self.questions[i % len(self.questions)]) for i in range(n)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
-        """The picture and the question."""
         clip = clip_of_task(task, SIDE)
         if self.blank:
             picture = Picture("blank.png", lambda: np.full((SIDE, SIDE, 3), 128, np.uint8))
@@ -90,31 +89,28 @@ class GlanceEnv(MultiTurnEnv):
         return task, [Message(role="user", content=content)]
 
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
-        """The answer ends the rollout."""
         answer = str(call.arguments["text"])
         correct = answer.strip().lower() == str(state["answer"])
         return StepResult("", float(correct), True, answer, correct)
 
     def images(self, state: Mapping[str, Any]) -> tuple[Picture, ...]:
-        """The picture as it is, also where a blank one is shown."""
+        """Return the picture, even if the policy sees a blank one."""
         clip = clip_of_task(state, SIDE)
         return (Picture(f"{clip.key}.png", partial(_still, clip.load)),)
 
     def context(self, state: Mapping[str, Any]) -> StepContext:
-        """The size of the picture."""
         return StepContext("image", {"width": SIDE, "height": SIDE})
 
     def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
-        """`right`; `neighbour`: of another shape in the picture (one more or less for a number); `guess`: of none."""
+        """Return `right`, `neighbour` (of another shape in the picture, or a wrong count) and `guess` (of neither)."""
         return ("right",) if task["question"] == "caption" else ("right", "neighbour", "guess")
 
     def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
-        """Give the answer of a route."""
         return FixedTurns(_answer_of(task, route, random.Random(f"{route} {seed} {json.dumps(task, sort_keys=True)}")))
 
 
 def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, Any]:
-    """Task number `index` of a split; the same arguments give the same one."""
+    """Make task number `index` of a split. The same arguments give the same one."""
     rng = random.Random(f"glance {split} {seed} {index}")
     while True:
         scene = _scene(rng)
@@ -135,7 +131,7 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, A
 
 
 def _scene(rng: random.Random) -> Scene:
-    """Two or three shapes, each of its own colour and form, from left to right on a plain background."""
+    """Sample two or three shapes, each of its own colour and form, from left to right on a plain background."""
     options = SceneOptions(COLOURS, SHAPES, RADII, photo_share=0.0)
     level = rng.randrange(200, 240)
     scene = Scene(SIDE, SIDE, Background("plain", (level, level, level)), noise=2.0, seed=rng.randrange(2**31))

@@ -1,6 +1,6 @@
 """A user's own pictures with questions and answers: a JSONL file, or a folder that holds one.
 
-A row is `{"image": "a.png", "question": "...", "answer": "..."}`; `file_name` may stand for `image` (as in the
+A row is `{"image": "a.png", "question": "...", "answer": "..."}`. `file_name` may replace `image` (as in the
 `imagefolder` of Hugging Face datasets), `frames` lists the files of a video, `answer` may be a list of right
 answers, and `split` may be `train` or `eval`. Paths are relative to the file. Rows without `split` are divided by a
 hash of their picture, so that the questions about one picture stay together.
@@ -22,7 +22,7 @@ EVAL_SHARE = 51
 
 
 def read_tasks(path: str | Path) -> dict[Split, list[dict[str, Any]]]:
-    """All tasks by split. Raises ValueError with file, line, what is wrong and what would be right."""
+    """Return all tasks by split. Raises ValueError with file, line, fault and remedy."""
     file = Path(path).expanduser()
     if file.is_dir():
         found = [file / name for name in NAMES if (file / name).is_file()]

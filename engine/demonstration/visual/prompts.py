@@ -1,7 +1,7 @@
-"""How tasks are put into words.
+"""The words of the tasks.
 
-`terse` is for the tiny policy: it names the kind of picture, its size, and what is asked where, in as few tokens as
-it can. `full` asks in sentences, for models that are told the tools first (`Env.explain`).
+`terse` is for the tiny policy: it names the kind of picture, its size, and the question, in as few tokens as
+possible. `full` asks in sentences, for models that read an explanation of the tools first (`Env.explain`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def make_messages(
     style: PromptStyle,
     shown: Sequence[Picture] | None = None,
 ) -> list[Message]:
-    """The messages that a rollout begins with. shown: the pictures that a policy that sees looks at, before the words;
-    None for any other. Raises KeyError for a task that asks nothing."""
+    """Return the first messages of a rollout. Raises KeyError for a task without a question.
+
+    shown: the pictures for a policy that sees, before the words (None: for any other).
+    """
     kind = "video" if frames > 1 else "image"
     asked = str(task["question"])
     if asked in TERSE and ("points" in task or "box" in task):

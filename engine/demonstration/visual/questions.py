@@ -1,6 +1,6 @@
 """Tasks about scenes: the question, the right answer, and the place that the question names.
 
-Here the scene's truth is used, to know the answer. What an agent gets is the question and the pixels.
+The answer comes from the scene's data. An agent gets only the question and the pixels.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Question:
     box: tuple[int, int, int, int] | None = None
 
     def to_task(self) -> dict[str, Any]:
-        """A task as a JSON row."""
+        """Return a task as a JSON row."""
         task: dict[str, Any] = {"question": self.kind, "answer": self.answer}
         if self.points:
             task["points"] = [list(p) for p in self.points]
@@ -69,10 +69,10 @@ class Question:
 def make_question(
     split: Split, seed: int, index: int, kinds: Sequence[str], options: SceneOptions, noise: float = 2.0
 ) -> Question:
-    """Question number `index` of a split; the same arguments always give the same one.
+    """Make question number `index` of a split. The same arguments always give the same one.
 
-    Whether a question belongs to `train` or `eval` is decided by a hash of its words, so no prompt is in both.
-    Raises ValueError when the options leave nothing that can be asked.
+    The hash of its words decides its split, so no prompt is in both. Raises ValueError if the options allow no
+    question.
     """
     rng = random.Random(f"{split} {seed} {index}")
     kind = kinds[rng.randrange(len(kinds))]
@@ -101,8 +101,7 @@ def is_held_out(question: Question) -> bool:
 
 
 def is_legible(scene: Scene) -> bool:
-    """Whether every object differs in colour from what is behind its edge, in every frame. (A person could not
-    segment a red square on a red cushion either.)"""
+    """Return whether every object differs in colour from the background at its edge, in every frame."""
     if scene.background.kind == "plain":
         background = np.array(scene.background.rgb, dtype=np.uint8)
         return all(
@@ -148,7 +147,7 @@ def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Seque
 
 
 def _point_in(rng: random.Random, shape: Shape) -> tuple[int, int]:
-    """A pixel well inside a shape in the first frame; pixel (i, j) covers i..i+1 and j..j+1."""
+    """Sample a pixel well inside a shape in the first frame. Pixel (i, j) covers i..i+1 and j..j+1."""
     reach = shape.radius * 0.25
     return int(shape.x + rng.uniform(-reach, reach)), int(shape.y + rng.uniform(-reach, reach))
 
@@ -220,7 +219,7 @@ def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
 
 
 def _inside(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
-    """The colour of the one object in a box: nobody says where in it, so it has to be looked at closely first."""
+    """Ask for the colour of the one object in a box. Its place is not given, so the box has to be enlarged first."""
     filled = _fill(rng, scene, options, [sample_shape(rng, options)])
     target = filled.objects[0]
     x0, y0, x1, y1 = swept(target, 1, margin=2.0)

@@ -1,6 +1,6 @@
-"""Scenes as pixels, and the truth about them that benchmarks and tests compare the tools with.
+"""Scenes as pixels, and their ground truth for benchmarks and tests.
 
-Only the environment's picture loading and the tests import this; the tools (`operations`) work on the arrays alone.
+Only the environment's picture loading and the tests import this. The tools (`operations`) work on the arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOISE_TILE = 512
 
 
 def render(scene: Scene) -> np.ndarray:
-    """All frames, uint8 [F, H, W, 3]. The same scene always gives the same pixels."""
+    """Draw all frames, uint8 [F, H, W, 3]. The same scene always gives the same pixels."""
     base = background_pixels(scene.background, scene.width, scene.height).astype(np.float32)
     for word in scene.words:
         _draw_word(base, word)
@@ -41,7 +41,7 @@ def render(scene: Scene) -> np.ndarray:
 
 
 def _add_noise(frames: np.ndarray, deviation: float, seed: int) -> None:
-    """Normal noise of its own in each frame: a window at a random place of one large tile."""
+    """Add normal noise to each frame: a window at a random place of one large tile."""
     tile = _noise_tile()
     places = np.random.default_rng(seed).integers(0, NOISE_TILE // 2, (len(frames), 2))
     height, width = frames.shape[1:3]
@@ -55,7 +55,7 @@ def _noise_tile() -> np.ndarray:
 
 
 def true_mask(scene: Scene, index: int, frame: int = 0) -> np.ndarray:
-    """Where object `index` covers at least half of a pixel, bool [H, W]."""
+    """Return where object `index` covers at least half of a pixel, bool [H, W]."""
     mask = np.zeros((scene.height, scene.width), dtype=np.float32)
     shape = scene.objects[index]
     alpha, left, top = coverage(shape, *shape.at(frame))
@@ -65,7 +65,8 @@ def true_mask(scene: Scene, index: int, frame: int = 0) -> np.ndarray:
 
 
 def coverage(shape: Shape, x: float, y: float) -> tuple[np.ndarray, int, int]:
-    """How much of each pixel a shape centred at (x, y) covers: float32 [h, w] in 0..1, and its left and top pixel."""
+    """Return the covered share of each pixel for a shape centred at (x, y), float32 [h, w], and its left and top
+    pixel."""
     reach = math.ceil(shape.reach + 1)
     left, top = math.floor(x) - reach, math.floor(y) - reach
     side = 2 * reach + 2
@@ -77,7 +78,7 @@ def coverage(shape: Shape, x: float, y: float) -> tuple[np.ndarray, int, int]:
 
 
 def outline(shape: Shape) -> list[tuple[float, float]]:
-    """The polygon of a shape around its centre of area, in pixels."""
+    """Return the polygon of a shape around its centre of area, in pixels."""
     cos, sin = math.cos(shape.angle), math.sin(shape.angle)
     return [
         ((u * cos - v * sin) * shape.radius, (u * sin + v * cos) * shape.radius) for u, v in _unit_outline(shape.shape)
@@ -86,7 +87,7 @@ def outline(shape: Shape) -> list[tuple[float, float]]:
 
 @lru_cache
 def _unit_outline(shape: str) -> tuple[tuple[float, float], ...]:
-    """A polygon of area pi around the origin, so `radius` means the same for every shape."""
+    """Return a polygon of area pi around the origin, so that `radius` has one meaning for all shapes."""
 
     def ring(count: int, radii: tuple[float, ...]) -> list[tuple[float, float]]:
         angles = [2 * math.pi * k / count for k in range(count)]
@@ -117,7 +118,7 @@ def _unit_outline(shape: str) -> tuple[tuple[float, float], ...]:
 
 
 def background_pixels(background: Background, width: int, height: int) -> np.ndarray:
-    """uint8 [H, W, 3]. Raises FileNotFoundError when scikit-image does not ship the photograph."""
+    """Return uint8 [H, W, 3]. Raises FileNotFoundError if scikit-image lacks the photograph."""
     if background.kind == "plain":
         return np.full((height, width, 3), background.rgb, dtype=np.uint8)
     photo = _photo(background.photo, background.side)
@@ -130,7 +131,7 @@ def _full_photo(name: str) -> Image.Image:
 
 
 def photo_path(name: str) -> Path:
-    """The path of a photograph of scikit-image. Raises FileNotFoundError."""
+    """Return the path of a photograph of scikit-image. Raises FileNotFoundError."""
     found = importlib.util.find_spec("skimage")
     folder = Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
     path = folder / "data" / name
@@ -149,7 +150,7 @@ def _photo(name: str, side: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """The font that Pillow brings along, at `size` pixels."""
+    """Return Pillow's own font at `size` pixels."""
     loaded = ImageFont.load_default(size)
     if not isinstance(loaded, ImageFont.FreeTypeFont):
         raise RuntimeError("this Pillow was built without FreeType; install a wheel from PyPI")
@@ -157,7 +158,7 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def word_size(text: str, size: int, bold: bool) -> tuple[int, int]:
-    """Width and height in pixels of a word's ink."""
+    """Return width and height in pixels of a word's ink."""
     x0, y0, x1, y1 = font(size).getbbox(text, stroke_width=int(bold) * 0.5)
     return math.ceil(x1 - x0), math.ceil(y1 - y0)
 
@@ -183,7 +184,7 @@ def _blend(frame: np.ndarray, alpha: np.ndarray, left: int, top: int, rgb: tuple
 def _clip(
     shape: tuple[int, ...], patch: tuple[int, ...], left: int, top: int
 ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """The part of a picture that a patch lies on, and the part of the patch that lies on the picture."""
+    """Return the overlap of a picture and a patch, as slices of each."""
     y0, y1 = max(0, top), min(shape[0], top + patch[0])
     x0, x1 = max(0, left), min(shape[1], left + patch[1])
     return (slice(y0, y1), slice(x0, x1)), (slice(y0 - top, y1 - top), slice(x0 - left, x1 - left))

@@ -53,7 +53,7 @@ _ROUTES_OF: dict[str, tuple[str, ...]] = {
 
 
 def routes_of(task: Mapping[str, Any]) -> Sequence[str]:
-    """The routes that a task's question has, `right` first; none for a question that is not about a drawn scene."""
+    """Return the routes of a task's question, `right` first; none for a question without a drawn scene."""
     return _ROUTES_OF.get(str(task.get("question")), ()) if "scene" in task else ()
 
 
@@ -66,21 +66,21 @@ def show(task: Mapping[str, Any], route: Route, seed: int = 0) -> RouteShow:
 
 
 class RouteShow:
-    """A route under way (a `Demonstrator`)."""
+    """A running route (a `Demonstrator`)."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._last = ""
 
     def next(self, observation: str | None) -> str:
-        """The text of the next turn; the last one again when the route is at its end."""
+        """Return the text of the next turn, or the last one again at the end of the route."""
         with contextlib.suppress(StopIteration):
             self._last = next(self._steps) if observation is None else self._steps.send(observation)
         return self._last
 
 
 def guess(task: Mapping[str, Any], rng: random.Random) -> str:
-    """An answer of the right kind, out of thin air."""
+    """Draw an answer of the right kind at random."""
     choices: dict[str, Sequence[str]] = {
         "colour": tuple(COLOURS),
         "shape": SHAPES,
@@ -155,7 +155,7 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
 
 
 def _resume(steps: Steps, observation: str) -> Steps:
-    """Go on with a route after its first turn was answered."""
+    """Continue a route after the answer to its first turn."""
     while True:
         try:
             text = steps.send(observation)

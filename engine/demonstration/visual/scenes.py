@@ -1,6 +1,6 @@
-"""Scenes as data. Rendering is in `render`; tools never see any of this, only pixels.
+"""Scenes as data. `render` draws them. Tools see only the pixels.
 
-A scene is sampled from a random generator and stored whole in a task's row, so a row means the same picture for ever.
+A scene is sampled from a random generator and stored whole in a task's row, so a row always means the same picture.
 """
 
 from __future__ import annotations
@@ -59,17 +59,16 @@ class Shape:
     dy: float = 0.0
 
     def at(self, frame: int) -> tuple[float, float]:
-        """Its centre in a frame."""
+        """Return its centre in a frame."""
         return self.x + self.dx * frame, self.y + self.dy * frame
 
     @property
     def reach(self) -> float:
-        """Radius of a circle around the centre that holds the whole shape, about."""
+        """Radius of a circle around the centre that holds about the whole shape."""
         return self.radius * REACH[self.shape]
 
     @property
     def area(self) -> float:
-        """In square pixels."""
         return math.pi * self.radius**2
 
 
@@ -117,12 +116,11 @@ class Scene:
     """Of the noise."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scene:
-        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for something else."""
+        """Read `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(
             width=int(data["width"]),
             height=int(data["height"]),
@@ -147,9 +145,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """What scenes are made of; shift these to make another distribution.
+    """The distribution of scenes.
 
-    `radii`: smallest and largest radius in pixels. `photo_share`: how many of the scenes have a photograph behind.
+    `radii`: smallest and largest radius in pixels. `photo_share`: share of the scenes with a photograph as
+    background.
     """
 
     colours: Sequence[str] = tuple(COLOURS)
@@ -172,7 +171,7 @@ class SceneOptions:
 
 
 def sample_background(rng: random.Random, width: int, height: int, options: SceneOptions) -> Background:
-    """Plain grey or pastel, or a crop of a photograph of the split."""
+    """Sample plain grey or pastel, or a crop of a photograph of the split."""
     if rng.random() >= options.photo_share:
         level = rng.randrange(40, 236)
         tint = [max(0, min(255, level + rng.randrange(-12, 13))) for _ in range(3)]
@@ -185,7 +184,7 @@ def sample_background(rng: random.Random, width: int, height: int, options: Scen
 
 
 def sample_shape(rng: random.Random, options: SceneOptions, **fixed: Any) -> Shape:
-    """A shape at the origin, to be placed."""
+    """Sample a shape at the origin."""
     colour = fixed.pop("colour", None) or rng.choice(list(options.colours))
     jitter = [max(0, min(255, c + rng.randrange(-COLOUR_JITTER, COLOUR_JITTER + 1))) for c in COLOURS[colour]]
     return Shape(
@@ -203,7 +202,7 @@ def sample_shape(rng: random.Random, options: SceneOptions, **fixed: Any) -> Sha
 def place(
     rng: random.Random, shape: Shape, scene: Scene, taken: Sequence[tuple[float, float, float, float]]
 ) -> Shape | None:
-    """`shape` somewhere inside the scene in all its frames and clear of the `taken` boxes; None if nowhere is."""
+    """Place a shape inside the scene in all its frames, clear of the `taken` boxes; None without room."""
     reach = shape.reach + 2
     last = scene.frames - 1
     low_x, high_x = reach - min(0, shape.dx * last), scene.width - reach - max(0, shape.dx * last)
@@ -218,13 +217,13 @@ def place(
 
 
 def swept(shape: Shape, frames: int, margin: float = 3.0) -> tuple[float, float, float, float]:
-    """The box that a shape stays in over all frames."""
+    """Return the box that a shape stays in over all frames."""
     (x0, y0), (x1, y1), r = shape.at(0), shape.at(frames - 1), shape.reach + margin
     return min(x0, x1) - r, min(y0, y1) - r, max(x0, x1) + r, max(y0, y1) + r
 
 
 def sample_motion(rng: random.Random, direction: str) -> tuple[float, float]:
-    """Pixels a frame along `direction`, with a little drift across it; nothing for `still`."""
+    """Sample pixels a frame along `direction`, with a little drift across it; zero for `still`."""
     if direction == "still":
         return 0.0, 0.0
     speed, drift = round(rng.uniform(3.0, 5.5), 2), round(rng.uniform(-0.5, 0.5), 2)
@@ -237,7 +236,7 @@ def sample_motion(rng: random.Random, direction: str) -> tuple[float, float]:
 
 
 def sample_word(rng: random.Random, options: SceneOptions) -> str:
-    """A word of the split."""
+    """Sample a word of the split."""
     return rng.choice(list(options.words) or (TRAIN_WORDS if options.split == "train" else EVAL_WORDS))
 
 

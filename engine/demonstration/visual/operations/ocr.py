@@ -1,8 +1,8 @@
-"""READ_TEXT: recognition of the text in a box, with the model that the wheel of rapidocr brings along.
+"""READ_TEXT: recognise the text in a box, with the model in the wheel of rapidocr.
 
-Only the recogniser runs (the box says where the text is: detection would take ten times as long), straight on
-onnxruntime: the package's own front end pads every crop to 320 pixels, three to five times the work for a word, and
-imports OpenCV.
+Only the recogniser runs, directly on onnxruntime. The box gives the place, and detection would take ten times as
+long. The package's own front end pads every crop to 320 pixels, three to five times the work for a word, and imports
+OpenCV.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OcrUnavailableError(GrpoTuiError, RuntimeError):
 
 
 def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:
-    """The text in `[x0, y0, x1, y1]` of a uint8 [H, W, 3] picture; empty when there is none that can be read.
+    """Return the text in `[x0, y0, x1, y1]` of a uint8 [H, W, 3] picture; empty if none is readable.
 
     Raises OcrUnavailableError.
     """
@@ -43,7 +43,8 @@ def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:
 
 
 def recognise(crop: np.ndarray) -> tuple[str, float]:
-    """One line of text in a uint8 [h, w, 3] picture, and the mean probability of its characters in 0..1."""
+    """Read one line of text in a uint8 [h, w, 3] picture. Returns it with the mean probability of its characters in
+    0..1."""
     session, characters = _model()
     height, width = crop.shape[:2]
     # Widths in steps of 16: onnxruntime plans its memory anew for each new shape.
@@ -58,7 +59,7 @@ def recognise(crop: np.ndarray) -> tuple[str, float]:
 
 
 def _decode(probabilities: np.ndarray, characters: list[str]) -> tuple[str, float]:
-    """Greedy CTC: repeats are merged, blanks (class 0) left out. probabilities: float [frames, classes]."""
+    """Decode by greedy CTC: merge repeats, leave out blanks (class 0). probabilities: float [frames, classes]."""
     best = probabilities.argmax(-1)
     kept = (best != 0) & np.concatenate([[True], best[1:] != best[:-1]])
     if not kept.any():
@@ -68,7 +69,7 @@ def _decode(probabilities: np.ndarray, characters: list[str]) -> tuple[str, floa
 
 
 def model_path() -> Path:
-    """The path of the recogniser's model. Raises OcrUnavailableError."""
+    """Return the path of the recogniser's model. Raises OcrUnavailableError."""
     found = importlib.util.find_spec("rapidocr")  # does not import it, nor OpenCV with it
     if found is None or not found.submodule_search_locations:
         raise OcrUnavailableError("READ_TEXT needs rapidocr: pip install rapidocr")

@@ -36,7 +36,7 @@ MAX_MISFIT = 0.11
 
 @dataclass(frozen=True)
 class Properties:
-    """The properties of a mask. `x`, `y`: centre of area in pixels; `area`: pixels."""
+    """The properties of a mask. `x`, `y`: centre of area in pixels. `area`: pixels."""
 
     colour: str
     shape: str
@@ -46,7 +46,7 @@ class Properties:
 
 
 def properties_of(image: np.ndarray, mask: np.ndarray) -> Properties:
-    """Properties of the bool [H, W] `mask` on the uint8 [H, W, 3] `image`. Raises ValueError for an empty mask."""
+    """Measure the bool [H, W] `mask` on the uint8 [H, W, 3] `image`. Raises ValueError for an empty mask."""
     ys, xs = np.nonzero(mask)
     if not len(ys):
         raise ValueError("the mask is empty")
@@ -62,13 +62,13 @@ def properties_of(image: np.ndarray, mask: np.ndarray) -> Properties:
 
 
 def colour_name(rgb: np.ndarray) -> str:
-    """The nearest prototype's name of one RGB colour in 0..255."""
+    """Return the name of the prototype nearest to an RGB colour in 0..255."""
     names, labs = _prototypes()
     return names[int(np.argmin(((labs - _lab(np.asarray(rgb, dtype=float))) ** 2).sum(-1)))]
 
 
 def shape_name(mask: np.ndarray) -> str:
-    """circle, square, triangle, star, cross, bar, or blob."""
+    """Return circle, square, triangle, star, cross, bar, or blob."""
     signature = radial_harmonics(mask)
     if signature is None:
         return "blob"
@@ -79,8 +79,10 @@ def shape_name(mask: np.ndarray) -> str:
 
 
 def radial_harmonics(mask: np.ndarray) -> np.ndarray | None:
-    """How the distance from the centre to the edge varies with the angle: float [HARMONICS], magnitudes of its
-    Fourier coefficients 1.. over its mean. Rotation and size leave it as it is. None without an edge."""
+    """Return a signature of the distance from the centre to the edge by angle; None without an edge.
+
+    float [HARMONICS], magnitudes of its Fourier coefficients 1.. over its mean. Rotation and size do not change it.
+    """
     ys, xs = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     patch = np.pad(mask[ys[0] : ys[-1] + 1, xs[0] : xs[-1] + 1], 2).astype(np.float32)
     smooth = ndimage.uniform_filter(patch, 3) if patch.sum() > 60 else patch
@@ -110,7 +112,7 @@ def _lab(rgb: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _known_shapes() -> tuple[list[str], np.ndarray]:
-    """Signatures of the ideal shapes, drawn at a middling size."""
+    """Return signatures of the ideal shapes, drawn at a medium size."""
     side, radius = 61, 18.0
     v, u = np.mgrid[:side, :side] - side // 2
     u, v = u / radius, v / radius

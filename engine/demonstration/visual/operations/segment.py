@@ -1,4 +1,4 @@
-"""SEGMENT_OBJECT_AT: the region around a point that stands out from its surroundings."""
+"""SEGMENT_OBJECT_AT: the region around a point that differs from its surroundings."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _OPPONENT = np.array([[0.55, 0.9, -0.45], [0.75, -0.9, -0.45], [0.25, 0.0, 0.9]]
 
 
 def opponent(image: np.ndarray) -> np.ndarray:
-    """uint8 [..., 3] RGB → float32 [..., 3] in which Euclidean distance is colour distance, about."""
+    """Convert uint8 [..., 3] RGB to float32 [..., 3] in which Euclidean distance approximates colour distance."""
     return image.astype(np.float32) @ _OPPONENT
 
 
 def lengths(vectors: np.ndarray) -> np.ndarray:
-    """Euclidean lengths along the last axis."""
+    """Return Euclidean lengths along the last axis."""
     return np.sqrt(np.einsum("...i,...i->...", vectors, vectors))
 
 
 def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
-    """The object at (x, y) of a uint8 [H, W, 3] picture as a bool [H, W] mask; None when nothing stands out there.
+    """Return the object at (x, y) of a uint8 [H, W, 3] picture as a bool [H, W] mask; None without a distinct one.
 
-    Regions of colours near the point's are grown at several tolerances (as in maximally stable regions); the one
-    with the sharpest edge is kept, and its edge is then settled by a watershed on the gradient.
+    Regions of colours near the point's are grown at several tolerances (as in maximally stable regions). The one
+    with the sharpest edge is kept, and a watershed on the gradient settles its edge.
     """
     height, width = image.shape[:2]
     if not (0 <= x < width and 0 <= y < height):
@@ -88,13 +88,13 @@ class Region:
     area: int
 
     def sides(self, height: int, width: int) -> int:
-        """How many sides of the picture it touches."""
+        """Count the sides of the picture that it touches."""
         top, bottom, left, right = self.box
         return (top == 0) + (bottom == height) + (left == 0) + (right == width)
 
 
 def _grow(near: np.ndarray, x: int, y: int) -> Region | None:
-    """The connected part of `near` at the point, its holes filled."""
+    """Return the connected part of `near` at the point, its holes filled."""
     if not near[y, x]:
         return None
     region = component_at(near, x, y)
@@ -106,7 +106,7 @@ def _grow(near: np.ndarray, x: int, y: int) -> Region | None:
 
 
 def _sharpness(region: Region, distance: np.ndarray) -> float:
-    """How far the colour jumps across the edge: its distance from the seed two pixels outside, minus that inside."""
+    """Measure the colour jump across the edge: the distance from the seed two pixels outside, minus that inside."""
     near = dilate(region.inside)
     outside = dilate(near, SQUARE) & ~near
     local = distance[region.part]
@@ -131,22 +131,22 @@ def _settle_edge(region: Region, colours: np.ndarray) -> np.ndarray:
 
 
 def dilate(mask: np.ndarray, structure: np.ndarray = CROSS, steps: int = 1) -> np.ndarray:
-    """Grown by `steps`."""
+    """Grow a mask by `steps`."""
     return np.asarray(ndimage.binary_dilation(mask, structure, iterations=steps), dtype=bool)
 
 
 def erode(mask: np.ndarray, *, keep_border: bool = False) -> np.ndarray:
-    """Shrunk by one; `keep_border`: not from the picture's border."""
+    """Shrink a mask by one pixel, with `keep_border` not from the picture's border."""
     return np.asarray(ndimage.binary_erosion(mask, CROSS, border_value=int(keep_border)), dtype=bool)
 
 
 def fill_holes(mask: np.ndarray) -> np.ndarray:
-    """With its holes filled."""
+    """Fill the holes of a mask."""
     return np.asarray(ndimage.binary_fill_holes(mask), dtype=bool)
 
 
 def component_at(mask: np.ndarray, x: int, y: int) -> np.ndarray:
-    """The connected part of `mask` that holds (x, y), which must be in it."""
+    """Return the connected part of `mask` that holds (x, y), which must be in it."""
     labels = np.zeros(mask.shape, dtype=np.int32)
     ndimage.label(mask, CROSS, output=labels)
     return labels == labels[y, x]

@@ -47,7 +47,7 @@ def track_object(frames: np.ndarray, mask: np.ndarray) -> Track:
 
 
 def direction_of(positions: list[tuple[float, float]]) -> str:
-    """right, left, up, down or still, from the first to the last position."""
+    """Return right, left, up, down or still, from the first to the last position."""
     dx, dy = positions[-1][0] - positions[0][0], positions[-1][1] - positions[0][1]
     if np.hypot(dx, dy) < STILL:
         return "still"
@@ -57,7 +57,7 @@ def direction_of(positions: list[tuple[float, float]]) -> str:
 
 
 class _Template:
-    """A masked patch, ready to be looked for.
+    """A masked patch, prepared for the search.
 
     With mask m, patch p and window w the cost of a place is the sum of m (w - p)^2, which is the correlation of m
     with w^2 minus twice that of m p with w, plus a constant: four transforms of a window and one back.
@@ -75,7 +75,7 @@ class _Template:
         self.kernels = np.conj(np.asarray(fft.rfft2(kernels, self.padded, axes=(0, 1))))
 
     def find(self, colours: np.ndarray, guess: np.ndarray) -> np.ndarray:
-        """The corner (x, y) at which the patch fits best, near `guess`; ties go to the place nearest to it."""
+        """Return the corner (x, y) at which the patch fits best, near `guess`. Ties go to the nearest place."""
         x0, y0 = (int(v) - SEARCH for v in np.rint(guess))
         # Outside the picture the nearest pixel goes on, so an object that is partly out of it can still be found.
         rows = np.clip(np.arange(y0, y0 + self.size[0]), 0, colours.shape[0] - 1)
@@ -92,7 +92,7 @@ class _Template:
 
 
 def _vertex(values: np.ndarray, at: int | np.intp) -> float:
-    """Where between its neighbours the minimum at `at` lies, in -0.5..0.5, by a parabola."""
+    """Return the offset of the minimum at `at` between its neighbours, in -0.5..0.5, by a parabola."""
     if at == 0 or at == len(values) - 1:
         return 0.0
     before, here, after = (float(values[at + k]) for k in (-1, 0, 1))

@@ -1,4 +1,4 @@
-"""ZOOM_IN: a box, enlarged, and where in it something stands out."""
+"""ZOOM_IN: a box, enlarged, and the objects in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MOST = 3
 
 
 def crop(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
-    """The part of a uint8 [H, W, 3] picture in `[x0, y0, x1, y1]`, enlarged by a whole factor: uint8 [h, w, 3].
+    """Return the part of a uint8 [H, W, 3] picture in `[x0, y0, x1, y1]`, enlarged by a whole factor: uint8 [h, w,
+    3].
 
     Raises ValueError for a box without a pixel of the picture.
     """
@@ -29,13 +30,13 @@ def crop(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
 
 
 def magnification(box: tuple[int, int, int, int]) -> int:
-    """The whole factor by which a box is enlarged."""
+    """Return the whole factor by which a box is enlarged."""
     x0, y0, x1, y1 = box
     return max(1, round(ENLARGED / max(1, x1 - x0, y1 - y0)))
 
 
 def objects_in(image: np.ndarray, box: tuple[int, int, int, int]) -> tuple[tuple[int, int], ...]:
-    """A point (x, y) in each object that lies wholly in the box, the largest first, `MOST` at most.
+    """Return a point (x, y) in each object that is wholly in the box, the largest first, `MOST` at most.
 
     Objects are regions of a graph-based segmentation (Felzenszwalb and Huttenlocher, 2004) that do not touch the
     edge of the box.
