@@ -185,7 +185,7 @@ asyncio.run(look())
 
 
 def test_a_format_opens_what_its_writer_wrote(package: Path, tmp_path: Path):
-    lines = [{"diary": 1, "asked": "2 + 2?", "said": f"It is {n}.", "points": n} for n in (4, 5)]
+    lines = [{"diary": 1, "question": "2 + 2?", "reply": f"It is {n}.", "points": n} for n in (4, 5)]
     (tmp_path / "dump.jsonl").write_text("\n".join(map(json.dumps, lines)))
     answer = in_copy(package, tmp_path, *["-m", "grpo_tui.tui.cli", "inspect", "dump.jsonl", "--json", "--filter"], "")
     assert answer.returncode == 0, answer.stderr
