@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 import sysconfig
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,68 @@ def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
         screen.press("q")
         assert screen.wait() == 0
         assert b"\x1b[?1049l" in screen.raw, "the terminal is given back as it was"
+
+
+def ignoring_hangups(run: Path, state: Path) -> Any:
+    """The app as under `nohup`."""
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{OPEN}"
+    command = ["env", f"XDG_STATE_HOME={state}", sys.executable, "-c", code, str(run)]
+    return Terminal(command, cwd=run.parent, env=os.environ)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with output that is not read"])
+def test_the_app_ends_when_its_terminal_is_gone(run: Path, tmp_path: Path, busy: bool) -> None:
+    screen = ignoring_hangups(run, tmp_path)
+    screen.see("1 of 320", "SEGMENT")
+    screen.press("\x14")
+    screen.settle()
+    if busy:
+        for _ in range(40):  # full screens, until the terminal's buffer and Textual's queue are full
+            screen.press("\x0c")
+            time.sleep(0.03)
+    os.close(screen.fd)
+    try:
+        assert ended(screen.pid, within=10.0) == 129
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(screen.pid, signal.SIGKILL)
+    remembered = json.loads((tmp_path / "grpo-tui" / "app.json").read_text())
+    assert remembered["theme"] != "grpo-dark", "the theme that was chosen before"
+
+
+def ended(pid: int, within: float) -> int:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    raise AssertionError(f"the app still runs {within} s after its terminal was closed")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGCONT], [signal.SIGSTOP, signal.SIGCONT], [signal.SIGCONT] * 5])
+def test_a_signal_to_continue_starts_no_second_input_thread(
+    run: Path, tmp_path: Path, signals: list[signal.Signals]
+) -> None:
+    file = tmp_path / "threads"
+    listing = (
+        "import signal, threading; signal.signal(signal.SIGUSR1, lambda *_: "
+        f"open({str(file)!r}, 'w').write(' '.join(t.name for t in threading.enumerate())))\n{OPEN}"
+    )
+    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", listing, str(run)]
+    with Terminal(command, cwd=run.parent, env=os.environ) as screen:
+        screen.see("1 of 320", "SEGMENT")
+        screen.settle()
+        for number in signals:
+            os.kill(screen.pid, number)
+            time.sleep(0.3)
+        screen.press("jj")
+        screen.see("3 of 320")
+        os.kill(screen.pid, signal.SIGUSR1)
+        until(screen, lambda: file.exists() and file.read_text())
+        assert [n for n in file.read_text().split() if n.startswith("textual")] == ["textual-output", "textual-input"]
+        screen.press("q")
+        assert screen.wait() == 0
 
 
 def test_no_color_sends_no_colour(run: Path) -> None:

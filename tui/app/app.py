@@ -260,3 +260,5 @@ def run_app(runs_dir: Path, start: Destination | None = None, greeting: str = ""
     if app.failure:
         print(app.failure, file=sys.stderr)
         raise SystemExit(1)
+    if app.return_code:
+        raise SystemExit(app.return_code)

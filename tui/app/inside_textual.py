@@ -8,19 +8,24 @@ does itself:
 | `App._display`, the compositor's updates | sending only the cells that differ (`painter.py`) | whole lines are sent |
 | `App._fatal_error` | one line for the person, the traceback in a file | Textual's traceback on the terminal |
 | `Screen._push_result_callback` | replacing the first screen, which was never pushed | the new one is put on top |
+| `LinuxDriver._key_thread`, `._file` | one input thread, and no wait for a terminal that is gone | as Textual does |
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TextIO
 
 from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS
 from textual.app import App
+from textual.driver import Driver
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.worker import WorkerFailed
@@ -36,6 +41,8 @@ _CHOPS: Any = getattr(_compositor, "ChopsUpdate", ())
 _SYNCHRONISED = "\x1b[?2026h{}\x1b[?2026l"
 """A terminal that knows this mode shows what is between in one go."""
 _OF_THE_APP = ("_batch_count", "_closed", "_driver", "_sync_available")
+HUNG_UP = 129
+"""The exit code of a shell for a program that ended with its terminal (128 + SIGHUP)."""
 
 
 class OwnOutputApp(App[None]):
@@ -45,6 +52,20 @@ class OwnOutputApp(App[None]):
         super().__init__()
         self.painter = Painter(_colors(self)) if _updates_are_known() and _display_is_known(self) else None
         """What the terminal shows; None where Textual sends the screen itself."""
+
+    def get_driver_class(self) -> type[Driver]:
+        driver = super().get_driver_class()
+        return driver if sys.platform == "win32" else _single_input(driver)
+
+    def on_mount(self) -> None:
+        driver = self._driver
+        if not self.is_headless and getattr(driver, "input_tty", False):
+            self.set_interval(1.0, self._end_with_terminal)
+
+    def _end_with_terminal(self) -> None:
+        # A hangup ends the process unless SIGHUP is ignored (nohup). Textual would then read the end of file for ever.
+        if not os.isatty(getattr(self._driver, "fileno", 0)):
+            self.exit(return_code=HUNG_UP)
 
     def _display(self, screen: Any, renderable: Any, *more: Any, **named: Any) -> None:
         """Send an update of the screen in one piece, as little of it as the terminal does not show already."""
@@ -99,6 +120,48 @@ class OwnOutputApp(App[None]):
             self.push_screen(screen)
         else:
             self.switch_screen(screen)
+
+
+class _LossyOutput:
+    """A terminal for Textual's writer thread, which would end at an error and block all later writes."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._terminal.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._terminal.flush()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+
+def _single_input(base: type[Driver]) -> type[Driver]:
+    class SingleInput(base):  # type: ignore[valid-type, misc]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self._file = _LossyOutput(sys.__stderr__)  # type: ignore[arg-type]
+            self._starts = False
+
+        def start_application_mode(self) -> None:
+            # SIGCONT also arrives without a suspension before it: after SIGSTOP, and with a hangup.
+            # Textual would start a second input thread, and the two would share the keys.
+            if self._starts:  # a signal during this method
+                return
+            self._starts = True
+            try:
+                running = getattr(self, "_key_thread", None)
+                if running is not None and running.is_alive():
+                    self.suspend_application_mode()
+                super().start_application_mode()
+            finally:
+                self._starts = False
+
+    return SingleInput
 
 
 def pieces(update: Any) -> Iterator[tuple[int, int, Strip]]:
