@@ -6,4 +6,4 @@ from ...configs.errors import GrpoTuiError
 
 
 class DumpError(GrpoTuiError):
-    """A dump, or a part of it, that cannot be read: one sentence with the file and what is wrong."""
+    """A dump, or a part of it, that cannot be read. The message names the file and the problem."""
