@@ -306,17 +306,14 @@ def _numbers(
 
 def _learned(model: Any, base: Any, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     """KL(policy ‖ base) in nats a token, exact, on rollouts of the base."""
-    import torch
-
     from grpo_tui.engine.policy.kl import kl_directions
     from grpo_tui.engine.policy.padded import padded_forward
     from grpo_tui.engine.policy.prepared import inference
 
     total, count = 0.0, 0
     for ids, mask in rows[:24]:
-        tokens, agent = torch.from_numpy(ids).long()[None], torch.from_numpy(mask)[None]
         with inference(model), inference(base):
-            logits = [padded_forward(m, tokens, torch.ones_like(tokens), agent).logits for m in (model, base)]
+            logits = [padded_forward(m, [ids], [mask]).logits for m in (model, base)]
             total += float(kl_directions(*logits).reverse.sum())
         count += int(mask.sum())
     return total / max(count, 1)

@@ -28,7 +28,7 @@ from .agent import (
     knows,
     sees,
 )
-from .arrays import pad_trajectories, task_id
+from .arrays import task_id
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
@@ -108,12 +108,10 @@ class MultiTurnEnv(Env):
     ) -> dict[str, Any]:
         """Run `num_rollouts` rollouts of each of the B tasks. row = task * num_rollouts + rollout.
 
-        Returns right-padded numpy arrays [B * num_rollouts, T], T = the longest trajectory: padded_token_ids int64,
-        padded_attn_mask int64, padded_agent_mask bool, padded_rewards float32 (on the last agent token of a turn),
-        padded_logprobs float32 (behaviour log-probs, 0 off agent tokens), padded_turn_ids int64 (-1 in prompt and
-        padding). Also final_rewards float32 [B * num_rollouts], the sum of the environment's rewards, and per row
-        `trajectories`, `tokens` and `images` (those that the policy saw, see `SeeingSession.shown`). timings: seconds
-        (generate_s, environment_s).
+        Returns `trajectories` and `tokens` (`TokenArrays`, ragged), one per row; `final_rewards`, float32
+        [B * num_rollouts], the sums of the environment's rewards; `images`, those that the policy was shown in each row
+        (`SeeingSession.shown`; empty for a policy that does not see); `timings` in seconds (generate_s, environment_s).
+        A class with a `run_trial` of its own may return padded arrays instead (`engine/rollouts/trial.py`).
 
         `seed` makes the trial repeatable: one for each task, or one for all. `on_progress` receives after each turn how
         many rollouts have ended, of how many.
@@ -381,20 +379,12 @@ class MultiTurnEnv(Env):
         environment: Stopwatch,
     ) -> dict[str, Any]:
         return {
-            **pad_trajectories(trajectories, tokens, pad_token_id=self._pad_token_id()),
             "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
             "trajectories": trajectories,
             "tokens": tokens,
             "images": shown,
             "timings": {"generate_s": generating.seconds, "environment_s": environment.seconds},
         }
-
-    def _pad_token_id(self) -> int:
-        for name in ("pad_token_id", "eos_token_id"):
-            value = getattr(self.tokenizer, name, None)
-            if isinstance(value, int):
-                return value
-        return 0
 
 
 def _with_system(text: str, messages: list[Message]) -> list[Message]:

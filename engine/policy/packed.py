@@ -202,11 +202,7 @@ def _agrees(packed: PackedForward, tokens: int) -> bool:
 
     def padded() -> Tensor:
         """The log-probs of the padded forward pass, in the order of the packed ones."""
-        ids, there, agent = (torch.zeros(packing.shape, dtype=torch.long) for _ in range(3))
-        for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
-            ids[i, : len(row)], there[i, : len(row)] = torch.from_numpy(row), 1
-            agent[i, : len(row)] = torch.from_numpy(mask)
-        logits = padded_forward(model, ids, there, agent.bool()).logits.float() / packed.temperature
+        logits = padded_forward(model, rows, masks).logits.float() / packed.temperature
         return torch.log_softmax(logits, -1).gather(-1, packing.target[:, None])[:, 0]
 
     training = model.training

@@ -1,11 +1,12 @@
-"""The forward pass over padded rows, for every causal language model."""
+"""The forward pass over padded rows, for every causal language model. Rows are ragged outside this module."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +15,8 @@ from .unwrap import base_of, device_of
 
 
 class AgentForward(NamedTuple):
-    """logits: [A, V], row-major over the agent tokens; hidden: [B, T, D], last hidden states, None unless asked for;
-    only what stands at the agent's tokens means something."""
+    """logits: [A, V], row by row over the agent's tokens. hidden: [A, D], the last hidden states of the same tokens;
+    None unless asked for."""
 
     logits: Tensor
     hidden: Tensor | None
@@ -23,30 +24,32 @@ class AgentForward(NamedTuple):
 
 def padded_forward(
     model: nn.Module,
-    token_ids: Tensor,
-    attention_mask: Tensor,
-    agent_mask: Tensor,
+    token_ids: Sequence[np.ndarray],
+    agent_mask: Sequence[np.ndarray],
     keep_hidden: bool = False,
     images: Sequence[Images] | None = None,
 ) -> AgentForward:
-    """See `forward_agent_tokens`; for every causal language model. images[i]: those in row i, for one that sees."""
+    """Compute `forward_agent_tokens` on rows padded on the right. A first token is never an agent token here."""
     base, device = base_of(model), device_of(model)
-    predicted = agent_mask[:, 1:].to(device)  # [B, T - 1], at the position that predicts
+    ids, attention = _padded(token_ids, device), _padded([np.ones(len(row)) for row in token_ids], device)
+    agent = _padded(agent_mask, device).bool()
+    agent[:, 0] = False
+    predicted = agent[:, 1:]  # [B, T - 1], at the position that predicts
     columns = predicted.any(0).nonzero()[:, 0]
     chosen: dict[str, Any] = {}
     narrow = "logits_to_keep" in inspect.signature(base.forward).parameters
     if narrow:
         chosen["logits_to_keep"] = columns
-    chosen |= _seen(model, token_ids, images)
+    chosen |= _seen(model, ids, images)
     output = base(
-        input_ids=token_ids.to(device),
-        attention_mask=attention_mask.to(device).long(),
+        input_ids=ids,
+        attention_mask=attention,
         use_cache=False,
         output_hidden_states=keep_hidden,
         **chosen,
     )
     logits = output.logits if narrow else output.logits[:, columns]
-    return AgentForward(logits[predicted[:, columns]], output.hidden_states[-1] if keep_hidden else None)
+    return AgentForward(logits[predicted[:, columns]], output.hidden_states[-1][agent] if keep_hidden else None)
 
 
 def padded_scores(
@@ -85,15 +88,17 @@ def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) 
 
 
 def hidden_states(
-    model: nn.Module, token_ids: Tensor, attention_mask: Tensor, images: Sequence[Images] | None = None
-) -> Tensor:
-    """Last hidden states of every token, [B, T, D]. images[i]: those in row i, for a model that sees."""
-    base, device = base_of(model), device_of(model)
-    body: Any = base.base_model
-    output = body(
-        input_ids=token_ids.to(device),
-        attention_mask=attention_mask.to(device).long(),
-        use_cache=False,
-        **_seen(model, token_ids, images),
-    )
-    return output.last_hidden_state
+    model: nn.Module, token_ids: Sequence[np.ndarray], images: Sequence[Images] | None = None
+) -> list[Tensor]:
+    """Return the last hidden states [T_i, D] of every token. images[i]: the images of row i, for a model that sees."""
+    device, body = device_of(model), cast(Any, base_of(model).base_model)
+    ids = _padded(token_ids, device)
+    attention = _padded([np.ones(len(row)) for row in token_ids], device)
+    output = body(input_ids=ids, attention_mask=attention, use_cache=False, **_seen(model, ids, images))
+    return [row[: len(tokens)] for row, tokens in zip(output.last_hidden_state, token_ids, strict=True)]
+
+
+def _padded(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """Return rows [T_i] as int64 [B, T], right-padded with 0."""
+    parts = [torch.from_numpy(np.ascontiguousarray(row)).long() for row in rows]
+    return nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device)

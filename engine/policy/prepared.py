@@ -28,7 +28,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...rewards.embedding import pool_step_embeddings
 from .merged import merged_weights
 from .norms import fast_norms
 from .packed import PackedForward
@@ -37,7 +36,7 @@ from .padded import padded_forward
 from .patches import patched
 from .precision import sampling_arithmetic
 from .sight.inputs import Images
-from .token_scores import turn_embeddings
+from .token_scores import turn_embeddings, turn_means
 from .unwrap import base_of, device_of
 
 
@@ -148,23 +147,20 @@ class PreparedModel:
         images: Sequence[Images] | None,
     ) -> TokenScores:
         """For models that the packed forward does not fit."""
-        length = max(len(ids) for ids in token_ids)
-        ids = _padded(token_ids, length, 0)
-        there = _padded([np.ones(len(t)) for t in token_ids], length, 0)
-        agent = _padded(agent_mask, length, 0).bool()
-        agent[:, 0] = False  # nothing comes before a first token
-        out = padded_forward(self.model, ids, there, agent, turn_ids is not None, images)
-        target = ids[agent].to(out.logits.device)
-        chosen = F.log_softmax(out.logits.float() / self.temperature, -1).gather(-1, target[:, None])[:, 0]
-        padded = torch.zeros(ids.shape)
-        padded[agent] = chosen.cpu()
-        logprobs = [padded[row, : len(tokens)].numpy().copy() for row, tokens in enumerate(token_ids)]
+        # A first token has no log-prob.
+        scored = [mask.astype(bool) & (np.arange(len(mask)) > 0) for mask in agent_mask]
+        out = padded_forward(self.model, token_ids, scored, turn_ids is not None, images)
+        target = np.concatenate([ids[mask] for ids, mask in zip(token_ids, scored, strict=True)])
+        chosen = torch.as_tensor(target.astype(np.int64), device=out.logits.device)[:, None]
+        found = F.log_softmax(out.logits.float() / self.temperature, -1).gather(-1, chosen)[:, 0].cpu().numpy()
+        logprobs = [np.zeros(len(ids), np.float32) for ids in token_ids]
+        ends = np.cumsum([mask.sum() for mask in scored])[:-1]
+        for row, mask, part in zip(logprobs, scored, np.split(found, ends), strict=True):
+            row[mask] = part
         if turn_ids is None or out.hidden is None:
             return TokenScores(logprobs, None)
-        turns = _padded(turn_ids, length, -1).to(out.hidden.device)
-        steps = [int(t[m].max(initial=-1)) + 1 for t, m in zip(turn_ids, agent_mask, strict=True)]
-        pooled = pool_step_embeddings(out.hidden, turns, agent.to(turns.device), steps)
-        return TokenScores(logprobs, [e.cpu().numpy() for e in pooled])
+        turns = [turn[mask] for turn, mask in zip(turn_ids, scored, strict=True)]
+        return TokenScores(logprobs, [e.cpu().numpy() for e in turn_means(out.hidden, turns)])
 
 
 @contextlib.contextmanager
@@ -198,11 +194,3 @@ def decoding(model: nn.Module, attention: str | None) -> Iterator[None]:
             stack.enter_context(patched(config, "_attn_implementation", attention))
         stack.enter_context(torch.inference_mode())
         yield
-
-
-def _padded(rows: Sequence[np.ndarray], length: int, value: int) -> torch.Tensor:
-    """Rows [T_i] as long [B, length], right-padded with `value`."""
-    out = torch.full((len(rows), length), value, dtype=torch.long)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.from_numpy(np.ascontiguousarray(row)).long()
-    return out

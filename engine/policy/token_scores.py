@@ -51,10 +51,19 @@ def turn_embeddings(hidden: Tensor, packing: Packing, turn_ids: Sequence[np.ndar
     turn_ids[i]: int [T_i], the turn of each token.
     """
     row, column = packing.row.cpu().numpy(), packing.column.cpu().numpy()
-    turns = np.array([turn_ids[r][c] for r, c in zip(row, column, strict=True)], np.int64)
-    counts = np.zeros(packing.shape[0], np.int64)
-    np.maximum.at(counts, row, turns + 1)
-    starts = np.cumsum(counts) - counts
-    owner = torch.from_numpy(starts[row] + turns).to(hidden.device)
-    means = segment_means(hidden.index_select(0, packing.itself), owner, int(counts.sum())).cpu().numpy()
-    return [np.ascontiguousarray(part) for part in np.split(means, starts[1:])]
+    turns = [ids[column[row == i]] for i, ids in enumerate(turn_ids)]
+    means = turn_means(hidden.index_select(0, packing.itself), turns)
+    return [part.cpu().numpy() for part in means]
+
+
+def turn_means(hidden: Tensor, turns: Sequence[np.ndarray], steps: Sequence[int] | None = None) -> list[Tensor]:
+    """Average hidden states over turns: [A, H], row by row over the agent's tokens → float32 [S_i, H] of each row.
+
+    turns[i]: the turn of each agent token of row i. steps: S_i of each row; None: its last turn with a token, plus one.
+    A turn without tokens gets zeros.
+    """
+    counts = [int(t.max(initial=-1)) + 1 for t in turns] if steps is None else list(steps)
+    starts = np.cumsum([0, *counts[:-1]])
+    owner = np.concatenate([start + t.astype(np.int64) for start, t in zip(starts, turns, strict=True)])
+    means = segment_means(hidden, torch.from_numpy(owner).to(hidden.device), sum(counts))
+    return list(means.split(counts))

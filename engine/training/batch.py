@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..policy.packing import Packing
 from ..policy.prepared import PreparedModel
-from ..rollouts.padding import pad_rows
 from ..rollouts.rollout import Rollout
 
 Batch = dict[str, Any]
@@ -34,7 +33,11 @@ def make_batch(
     length = max(len(r) for r in rollouts)
 
     def padded(rows: Sequence[np.ndarray | None], value: float, dtype: torch.dtype) -> Tensor:
-        return pad_rows(rows, length, value, dtype).to(device)
+        out = torch.full((len(rows), length), value, dtype=dtype)
+        for i, row in enumerate(rows):
+            if row is not None and len(row):
+                out[i, : len(row)] = torch.from_numpy(np.ascontiguousarray(row)).to(dtype)
+        return out.to(device)
 
     agent = padded([r.agent_mask for r in rollouts], 0, torch.long)
     agent[:, 0] = 0  # nothing comes before a first token: it has no log-prob

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_tui.envs.agent import Message
+from grpo_tui.envs.arrays import token_rewards
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.calls import ToolCall, format_call
@@ -85,24 +86,19 @@ def test_arrays_hold_what_happened():
     trajectories, session = out["trajectories"], agent.sessions[0]
     assert [t.correct for t in trajectories] == [True] * 6
     assert session.closed
-    length = max(len(session.rows[r]) for r in range(6))
-    for row, trajectory in enumerate(trajectories):
-        size = len(session.rows[row])
-        assert out["padded_token_ids"][row, :size].tolist() == session.rows[row]
-        assert out["padded_attn_mask"][row].tolist() == [1] * size + [0] * (length - size)
-        assert out["padded_agent_mask"][row].sum() == sum(session.agents[row])
+    for row, (trajectory, tokens) in enumerate(zip(trajectories, out["tokens"], strict=True)):
+        assert tokens.token_ids.tolist() == session.rows[row]
+        assert tokens.agent_mask.sum() == sum(session.agents[row])
         for step in trajectory.steps:
             start, end = step.token_span
-            assert bytes(out["padded_token_ids"][row, start:end].tolist()).decode() == step.text
-            assert out["padded_agent_mask"][row, start:end].all()
-            assert (out["padded_turn_ids"][row, start:end] == step.index).all()
-        assert not out["padded_agent_mask"][row, size:].any()
-        last = trajectory.steps[-1].token_span[1] - 1
-        assert np.flatnonzero(out["padded_rewards"][row]).tolist() == [last]
-    assert np.array_equal(out["padded_rewards"].sum(1), out["final_rewards"])
-    assert (out["padded_logprobs"] == np.where(out["padded_agent_mask"], np.float32(-0.5), np.float32(0))).all()
-    assert out["padded_rewards"].dtype == out["padded_logprobs"].dtype == out["final_rewards"].dtype == np.float32
-    assert out["padded_token_ids"].dtype == np.int64
+            assert bytes(tokens.token_ids[start:end].tolist()).decode() == step.text
+            assert tokens.agent_mask[start:end].all()
+            assert (tokens.turn[start:end] == step.index).all()
+        rewards = token_rewards(trajectory, len(tokens))
+        assert np.flatnonzero(rewards).tolist() == [trajectory.steps[-1].token_span[1] - 1]
+        assert rewards.sum() == out["final_rewards"][row]
+        assert (tokens.logprobs[tokens.agent_mask] == np.float32(-0.5)).all()
+    assert out["final_rewards"].dtype == np.float32
 
 
 def test_rows_are_grouped_by_task_and_ids_are_unique():
@@ -130,9 +126,10 @@ def test_each_turns_reward_sits_on_its_last_agent_token():
     env = TroubleEnv(max_turns=3)
     out = env.run_trial([{}], ByteAgent(lambda row, turn, _: do("go")), 1)
     ends = [s.token_span[1] - 1 for s in out["trajectories"][0].steps]
-    expected = np.zeros_like(out["padded_rewards"][0])
+    rewards = token_rewards(out["trajectories"][0], len(out["tokens"][0]))
+    expected = np.zeros_like(rewards)
     expected[ends] = 0.25
-    assert np.array_equal(out["padded_rewards"][0], expected)
+    assert np.array_equal(rewards, expected)
     assert out["trajectories"][0].stop_reason == "max_turns"
     assert out["trajectories"][0].correct is False
 
@@ -145,7 +142,8 @@ def test_a_turn_without_tokens_gives_its_reward_to_the_token_before():
     env = EagerEnv(max_turns=2)
     out = env.run_trial([{}], ByteAgent(lambda row, turn, _: "" if turn else "abc"), 1)
     step = out["trajectories"][0].steps[0]
-    assert out["padded_rewards"][0, step.token_span[1] - 1] == pytest.approx(0.5)
+    rewards = token_rewards(out["trajectories"][0], len(out["tokens"][0]))
+    assert rewards[step.token_span[1] - 1] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +244,8 @@ def test_a_broken_reset_costs_its_own_rollouts(how: str):
         "answer"
     ] * 2
     assert all(t.error.startswith("reset: ") and "\n" not in t.error for t in out["trajectories"][:2])
-    assert out["padded_token_ids"].shape[0] == 4
-    assert not out["padded_agent_mask"][:2].any()
+    assert len(out["tokens"]) == 4
+    assert not any(tokens.agent_mask.any() for tokens in out["tokens"][:2])
 
 
 def test_hanging_rollouts_wait_together_not_one_after_the_other():
@@ -345,7 +343,7 @@ def test_one_failure_of_many_rollouts_is_logged_once_with_its_traceback(caplog: 
 
 def test_no_tasks_give_empty_arrays():
     out = CalculatorEnv().run_trial([], ByteAgent(lambda *_: ""), 2)
-    assert out["padded_token_ids"].shape == (0, 0) and out["trajectories"] == []
+    assert out["tokens"] == [] and out["trajectories"] == []
 
 
 def test_control_characters_of_an_observation_are_kept_as_they_are():

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,10 +27,10 @@ from ...policy.forward import forward_agent_tokens, vocabulary_of
 from ...policy.kl import BetaChange, BetaController, kl_directions
 from ...policy.sight.processor import ModelImage
 from ...policy.token_scores import DENSE_LOGITS
-from ...training.losses.base import clipped_surrogate
+from ...training.losses.base import LossInputs, clipped_surrogate, sum_over_tokens
 from ..store.images import ImageFolder
 from ..store.snapshots import check_fit
-from ..store.update_task import Experience, OriginalLogits, TaskError, UpdateTask
+from ..store.update_task import Experience, TaskError, UpdateTask
 from .influence import Influence, RobustBaseline
 
 CLIP = 0.2
@@ -198,11 +199,9 @@ class PolicyUpdater:
             mean_return=float(returns.mean()),
             baseline=baseline,
             advantage=float(advantages.abs().mean()),
-            tokens=int(task.experience.agent_mask.sum()),
+            tokens=len(advantages),
             clipped=cut,
-            advantages=tuple(
-                float(part.mean()) for part in advantages.split(task.experience.agent_mask.sum(1).tolist())
-            ),
+            advantages=tuple(float(part.mean()) for part in advantages.split(task.experience.counts)),
             rejected=rejected,
             weight=weight,
             kl_start=kl_start,
@@ -212,7 +211,7 @@ class PolicyUpdater:
     # ------------------------------------------------------------------------------------------------- the pieces
 
     def _advantages(self, task: UpdateTask) -> tuple[Tensor, Tensor, float]:
-        """Returns [B], advantages per agent token [A] (row-major), and the baseline that was subtracted.
+        """Return the returns [B], the advantages of the agent tokens [A], and the baseline that was subtracted.
 
         Samples that feedback judged differently are compared with their own mean (RLOO and GRPO do the same). A rating
         is compared with the running mean of ratings, anything else with the running median of returns.
@@ -229,30 +228,26 @@ class PolicyUpdater:
             baseline = self.baseline.value(returns.tolist())
         limit = self.config.advantage_limit
         by_turn = (to_go - baseline).clamp(-limit, limit)
-        e = task.experience
-        per_token = by_turn.gather(1, e.turns.long().clamp(min=0))
-        return returns, per_token[e.agent_mask].float(), baseline
+        turns = task.experience.at_agent_tokens("turn").long()
+        row = torch.arange(len(returns)).repeat_interleave(torch.tensor(task.experience.counts))
+        return returns, by_turn[row, turns].float(), baseline
 
     def _chunks(self, task: UpdateTask) -> list[tuple[slice, slice]]:
-        """Rows that go through the model together, and where their agent tokens lie in [A]."""
+        """Return the slices of rows that go through the model together, each with the slice of its tokens in [A]."""
         e = task.experience
-        rows, length = e.token_ids.shape
-        together = max(1, DENSE_LOGITS // max(1, length * self.vocabulary))
-        ends = e.agent_mask.sum(1).cumsum(0).tolist()
-        chunks = []
-        for start in range(0, rows, together):
-            stop = min(start + together, rows)
-            chunks.append((slice(start, stop), slice(ends[start - 1] if start else 0, ends[stop - 1])))
-        return [c for c in chunks if c[1].stop > c[1].start]
+        together = max(1, DENSE_LOGITS // (max(map(len, e.rows)) * self.vocabulary))
+        ends = np.cumsum([0, *e.counts]).tolist()
+        starts = range(0, len(e.rows), together)
+        chunks = [(start, min(start + together, len(e.rows))) for start in starts]
+        return [(slice(a, b), slice(ends[a], ends[b])) for a, b in chunks if ends[b] > ends[a]]
 
     def _logits(self, task: UpdateTask, rows: slice) -> Tensor:
-        e = task.experience
+        chosen = task.experience.rows[rows]
         return forward_agent_tokens(
             self.model,
-            e.token_ids[rows],
-            e.attention_mask[rows],
-            e.agent_mask[rows],
-            images=self._seen(e, rows),
+            [row.token_ids for row in chosen],
+            [row.agent_mask for row in chosen],
+            images=self._seen(task.experience, rows),
         ).logits.float()
 
     def _seen(self, experience: Experience, rows: slice) -> list[list[ModelImage]] | None:
@@ -268,24 +263,22 @@ class PolicyUpdater:
 
     def _backward(self, task: UpdateTask, advantages: Tensor) -> tuple[float, float, float]:
         """Accumulate the gradient of Total_Loss; returns RL_Loss, KL_Penalty and the share of clipped tokens."""
-        e = task.experience
         total = len(advantages)
-        targets, behaviour = e.token_ids[e.agent_mask], e.logprobs[e.agent_mask]
+        targets = task.experience.at_agent_tokens("token_ids").long()
+        old_logprobs = task.experience.at_agent_tokens("logprobs")
         rl_loss = kl_penalty = clipped = 0.0
         for rows, tokens in self._chunks(task):
             logits = self._logits(task, rows)
-            device = logits.device
-            advantage = advantages[tokens].to(device)
-            logprobs = torch.log_softmax(logits / self.temperature, -1)
-            logprobs = logprobs.gather(-1, targets[tokens].to(device)[:, None])[:, 0]
-            ratio = (logprobs - behaviour[tokens].to(device)).exp()
-            rl = clipped_surrogate(ratio, advantage, CLIP, CLIP).sum() / total
-            kl = _slice(task.original_logits, tokens).kl(logits).reverse.sum() / total
+            chosen, old, advantage = (v[tokens].to(logits.device) for v in (targets, old_logprobs, advantages))
+            logprobs = torch.log_softmax(logits / self.temperature, -1).gather(-1, chosen[:, None])[:, 0]
+            inputs = LossInputs(logprobs, old, advantage, torch.zeros_like(old), torch.ones_like(old))
+            rl = sum_over_tokens(clipped_loss, inputs, None, 0.0) / total
+            kl = task.original_logits.at(tokens).kl(logits).reverse.sum() / total
             (rl + self.beta.beta * kl).backward()
             rl_loss += float(rl.detach())
             kl_penalty += float(kl.detach())
             with torch.no_grad():
-                outside = torch.where(advantage > 0, ratio > 1 + CLIP, ratio < 1 - CLIP)
+                outside = torch.where(advantage > 0, inputs.ratio > 1 + CLIP, inputs.ratio < 1 - CLIP)
                 clipped += float((outside & (advantage != 0)).sum()) / total
         return rl_loss, kl_penalty, clipped
 
@@ -297,7 +290,7 @@ class PolicyUpdater:
         total = len(task.original_logits)
         for rows, tokens in self._chunks(task):
             logits = self._logits(task, rows)
-            kl = _slice(task.original_logits, tokens).kl(logits)
+            kl = task.original_logits.at(tokens).kl(logits)
             reverse += float(kl.reverse.sum()) / total
             forward += float(kl.forward.sum()) / total
             with self._as_started():
@@ -391,10 +384,6 @@ class PolicyUpdater:
         _torch._foreach_copy_(self._ema, new)
 
 
-def _slice(logits: OriginalLogits, tokens: slice) -> OriginalLogits:
-    """The original logits of some of the agent tokens."""
-    if logits.full is not None:
-        return OriginalLogits(full=logits.full[tokens])
-    top = logits.top
-    assert top is not None
-    return OriginalLogits(top=type(top)(top.indices[tokens], top.logprobs[tokens], top.tail[tokens]))
+def clipped_loss(inputs: LossInputs) -> Tensor:
+    """Return PPO's clipped surrogate of each agent token, [A]."""
+    return clipped_surrogate(inputs.ratio, inputs.advantages, CLIP, CLIP)

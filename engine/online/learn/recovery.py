@@ -33,7 +33,8 @@ class Recovered:
 def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, logged: Mapping[str, int]) -> Recovered:
     """Bring `updater` to where the run was left. `logged`: what the last line of the update logs says."""
     named: str | None = queue.get("state")
-    counted = int(queue.get("update", 0))
+    count: int | None = queue.get("update")
+    counted = count or 0
     trouble: list[str] = []
     unusable: str | None = None
     if named is not None and counted < logged["update"]:
@@ -46,7 +47,7 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
         except (StateError, KeyError, ValueError) as error:
             trouble.append(str(error))
             unusable = named
-    elif queue.get("update") is None and (states(folder.state) or logged["update"]):
+    elif count is None and (states(folder.state) or logged["update"]):
         trouble.append("The update queue was lost, and with it the tasks that waited.")
     known = max(counted, logged["update"])
     snapshot = SnapshotReader(folder.snapshots, trouble.append).newer_than(0)
@@ -54,8 +55,8 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
         return Recovered(None)
     state = None
     for update, name in states(folder.state):
-        # A state above what the queue counted was never committed; without a queue there is nothing it could repeat.
-        if name == unusable or (named is not None and update > known):
+        # A state above the queue's count was never committed. A lost queue has no count, and no task to repeat.
+        if name == unusable or (count is not None and update > known):
             continue
         try:
             found = read_state(folder.state / name)

@@ -100,6 +100,8 @@ class UpdateWorker:
         self._settle_what_is_logged(logged["update"])
         if found.state == self.queue.get("state"):
             ledger.prune_states()
+        if self.queue.get("update") is None:
+            self.queue.set(update=self.updater.update, state=ledger.state)
         ledger.catch_up(logged["n"])
         self.publisher.recover(max(int(self.queue.get("published", 0)), logged["version"]))
 

@@ -1,20 +1,15 @@
-"""Forward passes of the policy that answered over what it sampled: embeddings of requests and of steps, and the logits
-that an update is later held to."""
+"""Forward passes of the answering policy over its samples, for embeddings and original logits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ....rewards.embedding import pool_step_embeddings
 from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
-from ...policy.kl import TopKDistribution
-from ...policy.token_scores import DENSE_LOGITS
-from ...rollouts.padding import pad_rows
+from ...policy.token_scores import DENSE_LOGITS, turn_means
 from ...rollouts.rollout import Rollout
 from ..store.update_task import OriginalLogits
 
@@ -22,45 +17,19 @@ TOGETHER = 256
 """Tokens of one part of a pass that callers may interrupt."""
 
 
-@dataclass(frozen=True)
-class PaddedSamples:
-    """Samples as right-padded tensors [B, T]; `turns` is −1 in prompt and padding."""
-
-    token_ids: Tensor
-    attention_mask: Tensor
-    agent_mask: Tensor
-    turns: Tensor
-    logprobs: Tensor
-
-    @classmethod
-    def of(cls, samples: Sequence[Rollout]) -> PaddedSamples:
-        """T is the longest sample's number of tokens."""
-        length = max(len(s) for s in samples)
-        return cls(
-            token_ids=pad_rows([s.token_ids for s in samples], length, 0, torch.long),
-            attention_mask=pad_rows([np.ones(len(s), bool) for s in samples], length, 0, torch.bool),
-            agent_mask=pad_rows([s.agent_mask for s in samples], length, 0, torch.bool),
-            turns=pad_rows([s.turn_ids for s in samples], length, -1, torch.int16),
-            logprobs=pad_rows([s.logprobs for s in samples], length, 0.0, torch.float32),
-        )
-
-
 @torch.inference_mode()
 def request_embeddings(model: nn.Module, samples: Sequence[Rollout]) -> list[np.ndarray]:
-    """Mean last hidden state over what each sample was asked and observed, [D] each."""
-    batch = PaddedSamples.of(samples)
-    hidden = hidden_states(model, batch.token_ids, batch.attention_mask, [s.images for s in samples])
-    seen = (batch.attention_mask & ~batch.agent_mask).to(hidden.device)[..., None]
-    means = (hidden * seen).sum(1) / seen.sum(1).clamp(min=1)
-    return list(means.float().cpu().numpy())
+    """Return the mean last hidden state [D] of each sample over the tokens that the agent did not write."""
+    rows = hidden_states(model, [s.token_ids for s in samples], [s.images for s in samples])
+    read = [row[torch.from_numpy(~s.agent_mask).to(row.device)] for row, s in zip(rows, samples, strict=True)]
+    return [(row.sum(0) / max(len(row), 1)).float().cpu().numpy() for row in read]
 
 
 @torch.inference_mode()
 def behaviour_logprobs(model: nn.Module, sample: Rollout, temperature: float) -> np.ndarray:
-    """Log-probs float32 [T] of a sample's agent tokens at `temperature`, 0 elsewhere."""
-    batch = PaddedSamples.of([sample])
-    logits = forward_agent_tokens(model, batch.token_ids, batch.attention_mask, batch.agent_mask).logits.float()
-    chosen = batch.token_ids[batch.agent_mask].to(logits.device)[:, None]
+    """Return the log-probs float32 [T] of a sample's agent tokens at `temperature`, 0 elsewhere."""
+    logits = forward_agent_tokens(model, [sample.token_ids], [sample.agent_mask]).logits.float()
+    chosen = torch.from_numpy(sample.token_ids[sample.agent_mask]).to(logits.device, torch.long)[:, None]
     found = np.zeros(len(sample), np.float32)
     found[sample.agent_mask] = (logits / temperature).log_softmax(-1).gather(-1, chosen)[:, 0].cpu().numpy()
     return found
@@ -76,10 +45,10 @@ def embeddings_and_logits(
     top_k: int | None,
     between: Callable[[], None] | None = None,
 ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
-    """Step embeddings [S_i, D] of all samples, where `embed`, and the original logits of the `wanted` ones by their
-    place in `samples`, from one pass. No pass is made where neither is needed.
+    """Return the step embeddings [S_i, D] of all samples if `embed`, and the original logits of the `wanted` ones.
 
-    top_k: logits kept of each token; None: all. between: called between two parts of the pass.
+    The logits are keyed by the index of the sample. One pass gives both; none is made where neither is needed.
+    top_k: number of logits kept of each token; None keeps all. between: called between two parts of the pass.
     """
     if not embed and not any(wanted):
         return None, {}
@@ -94,36 +63,16 @@ def embeddings_and_logits(
             with torch.inference_mode(False):
                 between()
         part = samples[start : start + together]
-        batch = PaddedSamples.of(part)
-        mask = batch.agent_mask & batch.attention_mask
+        masks = [s.agent_mask for s in part]
         out = forward_agent_tokens(
-            model,
-            batch.token_ids,
-            batch.attention_mask,
-            mask,
-            keep_hidden=embed,
-            images=[sample.images for sample in part],
+            model, [s.token_ids for s in part], masks, keep_hidden=embed, images=[s.images for s in part]
         )
         if out.hidden is not None:
             steps = [len(s.trajectory.steps) if s.trajectory is not None else 0 for s in part]
-            device = out.hidden.device
-            pooled = pool_step_embeddings(out.hidden, batch.turns.to(device), mask.to(device), steps)
-            embeddings += [e.cpu() for e in pooled]
-        ends = mask.sum(1).cumsum(0).tolist()
-        for i in range(len(part)):
-            if wanted[start + i]:
-                logits[start + i] = OriginalLogits.of(out.logits[ends[i - 1] if i else 0 : ends[i]], top_k)
+            turns = [s.turn_ids[s.agent_mask] for s in part]
+            embeddings += [e.cpu() for e in turn_means(out.hidden, turns, steps)]
+        by_sample = out.logits.split([int(mask.sum()) for mask in masks])
+        for i, rows in enumerate(by_sample, start):
+            if wanted[i]:
+                logits[i] = OriginalLogits.of(rows, top_k)
     return (embeddings if embed else None), logits
-
-
-def joined(parts: Sequence[OriginalLogits]) -> OriginalLogits:
-    """Original logits of several samples, one after another."""
-    full = [p.full for p in parts if p.full is not None]
-    if full:
-        return OriginalLogits(full=torch.cat(full))
-    top = [p.top for p in parts if p.top is not None]
-    return OriginalLogits(
-        top=TopKDistribution(
-            torch.cat([t.indices for t in top]), torch.cat([t.logprobs for t in top]), torch.cat([t.tail for t in top])
-        )
-    )

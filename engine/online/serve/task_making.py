@@ -12,7 +12,6 @@ from ..store.images import ImageFolder
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
 from ..voting import learning_rate
 from .answers import Answer
-from .sample_passes import PaddedSamples, joined
 
 
 def update_task(
@@ -37,7 +36,6 @@ def update_task(
     if not rows:
         return None
     chosen = [samples[i] for i in rows]
-    batch = PaddedSamples.of(chosen)
     rate, kind = learning_rate(
         outcome,
         correction=config.lr_correction,
@@ -50,11 +48,7 @@ def update_task(
     return UpdateTask(
         experience=Experience(
             id=f"{engine}/request-{answer.request.number}".lstrip("/"),
-            token_ids=batch.token_ids,
-            attention_mask=batch.attention_mask,
-            agent_mask=batch.agent_mask,
-            turns=batch.turns,
-            logprobs=batch.logprobs,
+            rows=tuple(s.token_arrays() for s in chosen),
             trajectories=tuple(t.id for t in trajectories),
             answers=tuple(t.answer for t in trajectories),
             pseudo_labels=tuple(outcome.labels[i] for i in rows),
@@ -65,7 +59,7 @@ def update_task(
         components=tuple(result.component_names),
         learning_rate=rate,
         learning_rate_kind="lr_correction" if kind == "lr_correction" else "lr_adaptive",
-        original_logits=joined([logits[first + i] for i in rows]),
+        original_logits=OriginalLogits.joined([logits[first + i] for i in rows]),
         policy_version=answer.policy_version,
         request=answer.request.number,
         engine=engine,

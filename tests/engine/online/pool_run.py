@@ -18,12 +18,12 @@ from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotWriter
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
-from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.engine.runs.control.requests import ControlChannel, request
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
 
 from .test_online_run import wait_for
+from .tiny import logits_of
 
 
 class PoolRun:
@@ -113,15 +113,12 @@ class PoolRun:
         for identifier, _ in queue.tasks("queued"):
             task = UpdateTask.from_bytes(queue.payload(identifier) or b"")
             seen = task.experience
-            mask = seen.agent_mask & seen.attention_mask
-            with torch.no_grad():
-                model = self.become(task.policy_version)
-                logits = forward_agent_tokens(model, seen.token_ids, seen.attention_mask, mask).logits.float()
+            logits = logits_of(self.become(task.policy_version), seen)
             assert task.original_logits.full is not None
             scores = (logits / self.config.online.temperature).log_softmax(-1)
-            said = scores.gather(-1, seen.token_ids[mask][:, None])[:, 0]
+            said = scores.gather(-1, seen.at_agent_tokens("token_ids").long()[:, None])[:, 0]
             assert (task.original_logits.full - logits).abs().max() < 1e-4
-            apart = float((seen.logprobs[mask] - said).abs().max())
+            apart = float((seen.at_agent_tokens("logprobs") - said).abs().max())
             worst[task.policy_version] = max(apart, worst.get(task.policy_version, 0.0))
         queue.close()
         return worst

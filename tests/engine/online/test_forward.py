@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,29 +13,24 @@ from grpo_tui.engine.policy.forward import forward_agent_tokens, hidden_states, 
 
 from .tiny import lora_model
 
+Rows = tuple[list[np.ndarray], list[np.ndarray]]
 
-def trajectories(seed: int, rows: int, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """token_ids, attention_mask, agent_mask [B, T]: two turns a row, of random lengths."""
-    random = torch.Generator().manual_seed(seed)
 
-    def number(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (), generator=random))
-
-    prompt = torch.randint(0, 64, (9,), generator=random)
-    parts: list[tuple[Tensor, Tensor]] = []
+def trajectories(seed: int, rows: int, shared: bool) -> Rows:
+    """Token ids and agent masks [T_i]: two turns a row, of random lengths."""
+    random = np.random.default_rng(seed)
+    prompt = random.integers(0, 64, 9)
+    ids, agent = [], []
     for _ in range(rows):
-        begin = prompt if shared else torch.randint(0, 64, (number(3, 12),), generator=random)
-        sizes = [(number(1, 7), True), (number(1, 6), False), (number(1, 9), True), (number(0, 4), False)]
-        agent = torch.cat([torch.zeros(len(begin)), *(torch.full((n,), float(mine)) for n, mine in sizes)]).bool()
-        own = torch.randint(0, 64, (len(agent) - len(begin),), generator=random)
-        parts.append((torch.cat([begin, own]), agent))
-    ids, there, agents = (torch.zeros(rows, max(len(p[0]) for p in parts), dtype=torch.long) for _ in range(3))
-    for i, (row, agent) in enumerate(parts):
-        ids[i, : len(row)], there[i, : len(row)], agents[i, : len(row)] = row, 1, agent.long()
-    return ids, there.bool(), agents.bool()
+        begin = prompt if shared else random.integers(0, 64, random.integers(3, 12))
+        sizes = [random.integers(1, 7), random.integers(1, 6), random.integers(1, 9), random.integers(0, 4)]
+        written = np.repeat([False, True, False, True, False], [len(begin), *sizes])
+        ids.append(np.concatenate([begin, random.integers(0, 64, sum(sizes))]))
+        agent.append(written)
+    return ids, agent
 
 
-def gradients(model: Any, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
     logits = forward_agent_tokens(model, *batch).logits
     torch.log_softmax(logits, -1).square().sum(-1).mean().backward()
@@ -59,21 +55,26 @@ def test_packed_and_padded_agree(shared: bool, rows: int) -> None:
 
 
 @torch.no_grad()
-def test_hidden_states_of_the_agents_tokens_agree() -> None:
-    ids, there, agent = trajectories(4, 6, shared=True)
+def test_logits_and_hidden_states_are_those_of_each_row_alone() -> None:
+    ids, agent = trajectories(4, 6, shared=True)
     model = lora_model()
-    padded = forward_agent_tokens(model, ids, there, agent, keep_hidden=True).hidden
-    every = hidden_states(model, ids, there)
+    padded = forward_agent_tokens(model, ids, agent, keep_hidden=True)
+    every = hidden_states(model, ids)
+    alone = [model(input_ids=torch.from_numpy(row)[None], output_hidden_states=True) for row in ids]
+    logits = torch.cat([out.logits[0, np.flatnonzero(mask) - 1] for out, mask in zip(alone, agent, strict=True)])
+    hidden = torch.cat([out.hidden_states[-1][0, mask] for out, mask in zip(alone, agent, strict=True)])
     assert use_packed_forward(model)
-    packed = forward_agent_tokens(model, ids, there, agent, keep_hidden=True).hidden
-    assert padded is not None and packed is not None
-    torch.testing.assert_close(packed[agent], padded[agent], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(every[agent], padded[agent], atol=1e-6, rtol=1e-6)
+    packed = forward_agent_tokens(model, ids, agent, keep_hidden=True)
+    for found in (padded, packed):
+        torch.testing.assert_close(found.logits, logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.hidden, hidden, atol=1e-5, rtol=1e-5)
+    for row, out in zip(every, alone, strict=True):
+        torch.testing.assert_close(row, out.hidden_states[-1][0], atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_a_batch_in_which_no_agent_wrote_anything_has_no_logits() -> None:
-    ids, there, agent = trajectories(5, 2, shared=False)
+    ids, agent = trajectories(5, 2, shared=False)
     model = lora_model()
     assert use_packed_forward(model)
-    assert forward_agent_tokens(model, ids, there, torch.zeros_like(agent)).logits.shape == (0, 64)
+    assert forward_agent_tokens(model, ids, [np.zeros_like(mask) for mask in agent]).logits.shape == (0, 64)

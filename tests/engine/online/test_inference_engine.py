@@ -28,12 +28,11 @@ from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWrite
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
 from grpo_tui.engine.online.voting import canonical
-from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.engine.policy.kl import kl_directions
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.rewards import RewardOrchestrator
 
-from .tiny import lora_model, make_task, online_config, run_config, tokenizer
+from .tiny import logits_of, logprobs_of, lora_model, make_task, online_config, run_config, tokenizer
 
 WORDS = tokenizer()
 ENV = f"{Path(__file__).with_name('tiny.py')}:ParityEnv"
@@ -114,11 +113,9 @@ def test_original_logits_and_log_probs_are_those_of_the_answering_policy(served:
     made, _, learned = served
     task = next(item.task for item in learned if item.task is not None)
     e = task.experience
-    with torch.no_grad():
-        fresh = forward_agent_tokens(made.model, e.token_ids, e.attention_mask, e.agent_mask).logits
+    fresh = logits_of(made.model, e)
     assert float(kl_directions(fresh, task.original_logits.full).reverse.max()) < 1e-8
-    chosen = fresh.log_softmax(-1).gather(-1, e.token_ids[e.agent_mask][:, None])[:, 0]
-    torch.testing.assert_close(chosen, e.logprobs[e.agent_mask], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logprobs_of(made.model, e), e.at_agent_tokens("logprobs"), rtol=1e-4, atol=1e-4)
 
 
 def test_learning_rates(served: Any) -> None:
@@ -289,7 +286,7 @@ def test_samples_to_learn_join_the_label_and_the_task_but_not_the_answer() -> No
         drawn = {tuple(s.token_ids.tolist()) for s in item.answer.samples}
         assert len(drawn) > 3  # other random numbers than the first ones
         if item.task is not None:
-            assert item.task.experience.token_ids.shape[0] > 3
+            assert len(item.task.experience.rows) > 3
             assert set(item.task.experience.trajectories) <= set(ids)
 
 
@@ -396,7 +393,4 @@ def test_a_rating_a_right_answer_and_a_correction_each_give_an_update() -> None:
     task = made.correct(answer, "it is blue").task
     assert task is not None and task.experience.answers[0] == "it is blue"
     e = task.experience
-    with torch.no_grad():
-        logits = forward_agent_tokens(made.model, e.token_ids, e.attention_mask, e.agent_mask).logits
-    chosen = logits.log_softmax(-1).gather(-1, e.token_ids[e.agent_mask][:, None])[:, 0]
-    torch.testing.assert_close(chosen, e.logprobs[e.agent_mask], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logprobs_of(made.model, e), e.at_agent_tokens("logprobs"), rtol=1e-4, atol=1e-4)

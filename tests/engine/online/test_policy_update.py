@@ -16,9 +16,9 @@ from grpo_tui.engine.online.learn import policy_update
 from grpo_tui.engine.online.learn.influence import Influence, RobustBaseline
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
-from grpo_tui.engine.policy.forward import forward_agent_tokens
+from grpo_tui.engine.policy.forward import use_packed_forward
 
-from .tiny import lora_model, make_task, online_config
+from .tiny import logprobs_of, lora_model, make_task, online_config
 
 
 def updater(model: Any = None, **changes: Any) -> PolicyUpdater:
@@ -33,10 +33,10 @@ def ema(u: PolicyUpdater) -> torch.Tensor:
     return torch.cat([p.flatten().clone() for p in u.ema.values()])
 
 
-def drifted(seed: int = 5) -> tuple[Any, UpdateTask]:
+def drifted(seed: int = 5, cuts: tuple[int, ...] = ()) -> tuple[Any, UpdateTask]:
     """A model that has moved on since it answered, and the task of that answer."""
     model = lora_model()
-    task = make_task(model, rows=3)
+    task = make_task(model, rows=3, cuts=cuts)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -49,21 +49,20 @@ def independent_loss(model: Any, task: UpdateTask, beta: float, epsilon: float, 
     """Total_Loss in float64, by loops over tokens, from the plain logits of the whole rows."""
     e = task.experience
     with torch.no_grad():
-        logits = model(input_ids=e.token_ids).logits.double().numpy()
+        ids = [torch.from_numpy(row.token_ids).long()[None] for row in e.rows]
+        logits = [model(input_ids=row).logits[0].double().numpy() for row in ids]
     original = task.original_logits.full.double().numpy()  # type: ignore[union-attr]
     rewards = task.reward_tensor.double().numpy().sum(-1)
     rl = kl = 0.0
     count = clipped = 0
-    for row in range(e.token_ids.shape[0]):
-        for t in range(e.token_ids.shape[1]):
-            if not e.agent_mask[row, t]:
-                continue
-            x = logits[row, t - 1]
+    for row, arrays in enumerate(e.rows):
+        for t in np.flatnonzero(arrays.agent_mask):
+            x = logits[row][t - 1]
             logp = x - np.log(np.exp(x - x.max()).sum()) - x.max()
             y = original[count]
             logq = y - np.log(np.exp(y - y.max()).sum()) - y.max()
-            advantage = float(np.clip(rewards[row, int(e.turns[row, t]) :].sum() - baseline, -limit, limit))
-            ratio = math.exp(logp[int(e.token_ids[row, t])] - float(e.logprobs[row, t]))
+            advantage = float(np.clip(rewards[row, int(arrays.turn[t]) :].sum() - baseline, -limit, limit))
+            ratio = math.exp(logp[int(arrays.token_ids[t])] - float(arrays.logprobs[t]))
             bounded = min(max(ratio, 1 - epsilon), 1 + epsilon)
             clipped += bounded * advantage < ratio * advantage
             rl -= min(ratio * advantage, bounded * advantage)
@@ -99,21 +98,19 @@ def test_the_reported_kl_is_that_of_the_updated_policy() -> None:
     assert report.kl == pytest.approx(after["kl_before"], abs=1e-6)
 
 
-def test_padding_changes_nothing() -> None:
-    model, task = drifted()
-    e = task.experience
-    wide = replace(
-        e,
-        token_ids=torch.nn.functional.pad(e.token_ids, (0, 4), value=63),
-        attention_mask=torch.nn.functional.pad(e.attention_mask, (0, 4)),
-        agent_mask=torch.nn.functional.pad(e.agent_mask, (0, 4)),
-        turns=torch.nn.functional.pad(e.turns, (0, 4), value=-1),
-        logprobs=torch.nn.functional.pad(e.logprobs, (0, 4)),
-    )
-    one, _ = updater(copy.deepcopy(model)).apply(task)
-    two, _ = updater(copy.deepcopy(model)).apply(replace(task, experience=wide))
-    assert two.loss == pytest.approx(one.loss, abs=1e-6)
-    assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_different_length_give_the_loss_of_the_definition(packed: bool) -> None:
+    model, task = drifted(cuts=(0, 4, 2))
+    assert {len(row) for row in task.experience.rows} == {10, 6, 8}
+    u = updater(model, kl={"initial_beta": 0.7})
+    assert not packed or use_packed_forward(model)
+    for _ in range(3):
+        u.baseline.add(0.4)
+    expected = independent_loss(model, task, 0.7, 0.2, 3.0, baseline=0.4)
+    report, _ = u.apply(UpdateTask.from_bytes(task.to_bytes()))
+    assert report.loss == pytest.approx(expected["loss"], abs=1e-6)
+    assert report.clip_fraction == pytest.approx(expected["clip"])
+    assert report.tokens == 7 + 3 + 5
 
 
 def test_chunks_give_the_same_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +165,7 @@ def test_learning_makes_the_rewarded_row_likelier_and_the_other_less_likely() ->
     e = task.experience
 
     def likelihood() -> torch.Tensor:
-        with torch.no_grad():
-            logits = forward_agent_tokens(u.model, e.token_ids, e.attention_mask, e.agent_mask).logits
-        chosen = logits.log_softmax(-1).gather(-1, e.token_ids[e.agent_mask][:, None])[:, 0]
-        return chosen.view(2, -1).sum(1)
+        return logprobs_of(u.model, e).view(2, -1).sum(1)
 
     before = likelihood()
     for _ in range(5):

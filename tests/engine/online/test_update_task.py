@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
+from grpo_tui.engine.online.store.update_task import ROW_FIELDS, OriginalLogits, TaskError, UpdateTask
 
 from .tiny import lora_model, make_task
 
@@ -23,7 +25,8 @@ def flat(task: UpdateTask) -> dict[str, Any]:
     top = task.original_logits.top
     return {
         **{k: v for k, v in vars(task).items() if k not in ("experience", "original_logits")},
-        **{f"experience.{k}": v for k, v in vars(task.experience).items()},
+        **{f"experience.{k}": v for k, v in vars(task.experience).items() if k != "rows"},
+        **{f"{i}.{name}": getattr(row, name) for i, row in enumerate(task.experience.rows) for name in ROW_FIELDS},
         "full": task.original_logits.full,
         **({} if top is None else {f"top.{k}": v for k, v in vars(top).items()}),
     }
@@ -31,11 +34,12 @@ def flat(task: UpdateTask) -> dict[str, Any]:
 
 @given(st.integers(0, 100), st.integers(1, 4), st.integers(6, 12), st.one_of(st.none(), st.integers(1, 70)))
 def test_to_bytes_and_back(seed: int, rows: int, length: int, top_k: int | None) -> None:
-    task = make_task(MODEL, seed=seed, rows=rows, length=length, top_k=top_k, facts={"why": "ü"})
+    cuts = [i % 3 for i in range(rows)]
+    task = make_task(MODEL, seed=seed, rows=rows, length=length, cuts=cuts, top_k=top_k, facts={"why": "ü"})
     again = flat(UpdateTask.from_bytes(task.to_bytes()))
     for key, value in flat(task).items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(again[key], value), key
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            assert again[key].dtype == value.dtype and np.array_equal(again[key], value), key
         else:
             assert again[key] == value, key
     UpdateTask.from_bytes(task.to_bytes()).check(max_learning_rate=1.0, vocabulary=64)
@@ -64,8 +68,9 @@ def test_a_task_that_is_cut_short() -> None:
 NAN = math.nan
 
 
-def with_experience(task: UpdateTask, **changes: Any) -> UpdateTask:
-    return replace(task, experience=replace(task.experience, **changes))
+def with_rows(task: UpdateTask, name: str, change: Callable[[np.ndarray], np.ndarray]) -> UpdateTask:
+    rows = tuple(replace(row, **{name: change(getattr(row, name))}) for row in task.experience.rows)
+    return replace(task, experience=replace(task.experience, rows=rows))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +85,11 @@ def with_experience(task: UpdateTask, **changes: Any) -> UpdateTask:
         (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full * NAN)), "logits hold NaN"),
         (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full[1:])), "original logits for"),
         (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full[:, 1:])), "over 63 tokens"),
-        (lambda t: with_experience(t, logprobs=t.experience.logprobs * NAN), "log-probs hold NaN"),
-        (lambda t: with_experience(t, token_ids=t.experience.token_ids + 60), "outside the vocabulary of 64"),
-        (lambda t: with_experience(t, agent_mask=torch.zeros_like(t.experience.agent_mask)), "no token of it"),
-        (lambda t: with_experience(t, agent_mask=torch.ones_like(t.experience.agent_mask)), "first token"),
-        (lambda t: with_experience(t, turns=t.experience.turns + 5), "turns do not fit"),
-        (lambda t: with_experience(t, logprobs=t.experience.logprobs[:, 1:]), "logprobs has shape"),
+        (lambda t: with_rows(t, "logprobs", lambda row: row * np.float32(NAN)), "log-probs hold NaN"),
+        (lambda t: with_rows(t, "token_ids", lambda row: row + 60), "outside the vocabulary of 64"),
+        (lambda t: with_rows(t, "agent_mask", np.zeros_like), "no token that the agent wrote"),
+        (lambda t: with_rows(t, "agent_mask", np.ones_like), "first token"),
+        (lambda t: with_rows(t, "turn", lambda row: row + 5), "turns do not fit"),
     ],
 )
 def test_what_would_do_harm_is_refused(spoil: Any, reason: str) -> None:
@@ -95,3 +99,11 @@ def test_what_would_do_harm_is_refused(spoil: Any, reason: str) -> None:
         spoil(task).check(max_learning_rate=1.0, vocabulary=64)
     with pytest.raises(TaskError, match=reason):
         UpdateTask.from_bytes(spoil(task).to_bytes()).check(max_learning_rate=1.0, vocabulary=64)
+
+
+def test_arrays_of_a_row_that_differ_in_length_are_refused() -> None:
+    short = with_rows(make_task(MODEL), "logprobs", lambda row: row[1:])
+    with pytest.raises(TaskError, match="logprobs has length 9"):
+        short.check(max_learning_rate=1.0)
+    with pytest.raises(TaskError, match="not an update task"):
+        UpdateTask.from_bytes(short.to_bytes())

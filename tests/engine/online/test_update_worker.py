@@ -89,6 +89,20 @@ def test_uncommitted_updates_are_done_again_and_committed_ones_are_not(tmp_path:
         assert SqliteQueue(run.folder.queue).counts() == {"applied": 7}
 
 
+def test_a_kill_between_the_first_state_and_its_commit_counts_no_update(tmp_path: Path) -> None:
+    straight, broken = Run(tmp_path / "a", commit_every=1), Run(tmp_path / "b", commit_every=1)
+    for run in (straight, broken):
+        run.put(2)
+    straight.work(2)
+    ledger = broken.worker.ledger
+    broken.worker.updater.apply(make_task(broken.worker.updater.model, "request-0", seed=0, rows=1, length=6))
+    ledger.write_state()  # the transaction that would name this file never comes
+    broken.abandon()
+    broken.work(2)
+    assert [r["update"] for r in broken.contributions()] == [1, 2]
+    assert torch.equal(broken.weights(), straight.weights())
+
+
 def test_contribution_lines_hold_what_the_requirement_asks(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.put(2)

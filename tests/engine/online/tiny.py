@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -20,6 +21,7 @@ from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.multi_turn import MultiTurnEnv
+from grpo_tui.envs.trajectory import TokenArrays
 
 WORDS = ["what is it? red", "it is blue", "green and so on", "0 1 2 3 4 5 6 7 8 9"]
 
@@ -113,6 +115,19 @@ def run_config(folder: Path, **online: Any) -> RunConfig:
     )
 
 
+def logits_of(model: Any, experience: Experience) -> torch.Tensor:
+    """The logits [A, V] of `model` at the agent tokens of an experience."""
+    rows = experience.rows
+    with torch.no_grad():
+        return forward_agent_tokens(model, [r.token_ids for r in rows], [r.agent_mask for r in rows]).logits.float()
+
+
+def logprobs_of(model: Any, experience: Experience) -> torch.Tensor:
+    """The log-probs [A] of `model` of the agent tokens of an experience."""
+    chosen = experience.at_agent_tokens("token_ids").long()[:, None]
+    return logits_of(model, experience).log_softmax(-1).gather(-1, chosen)[:, 0]
+
+
 def make_task(
     model: Any,
     identifier: str = "request-1",
@@ -120,31 +135,43 @@ def make_task(
     seed: int = 0,
     rows: int = 2,
     length: int = 10,
+    cuts: Sequence[int] = (),
     learning_rate: float = 1e-3,
     rewards: torch.Tensor | None = None,
     top_k: int | None = None,
     version: int = 0,
     **changes: Any,
 ) -> UpdateTask:
-    """A task whose original logits and log-probs are really those of `model`; the agent wrote all but 3 tokens."""
+    """A task whose original logits and log-probs are really those of `model`; the agent wrote all but 3 tokens.
+
+    cuts[i]: the number of tokens that row i is shorter than `length`.
+    """
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.get_base_model().config.vocab_size
     token_ids = torch.randint(0, vocabulary, (rows, length), generator=generator)
-    attention = torch.ones(rows, length, dtype=torch.bool)
-    agent = attention.clone()
+    agent = torch.ones(rows, length, dtype=torch.bool)
     agent[:, :3] = False
     turns = torch.where(agent, 0, -1).to(torch.int16)
     turns[:, length // 2 + 2 :] = 1
+    ends = [length - cut for cut in cuts] if cuts else [length] * rows
+    written = [mask[:end].numpy() for mask, end in zip(agent, ends, strict=True)]
+    ids = [row[:end].numpy().astype(np.int32) for row, end in zip(token_ids, ends, strict=True)]
     with torch.no_grad():
-        logits = forward_agent_tokens(model, token_ids, attention, agent).logits.float()
-    chosen = torch.log_softmax(logits, -1).gather(-1, token_ids[agent][:, None])[:, 0]
-    logprobs = torch.zeros(rows, length)
-    logprobs[agent] = chosen
+        logits = forward_agent_tokens(model, ids, written).logits.float()
+    targets = torch.from_numpy(np.concatenate([r[m] for r, m in zip(ids, written, strict=True)])).long()
+    chosen = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
+    parts = chosen.split([int(mask.sum()) for mask in written])
+    logprobs = [np.zeros(end, np.float32) for end in ends]
+    for row, mask, part in zip(logprobs, written, parts, strict=True):
+        row[mask] = part.numpy()
+    arrays = zip(
+        ids, written, logprobs, (turn[:end].numpy() for turn, end in zip(turns, ends, strict=True)), strict=True
+    )
     if rewards is None:
         rewards = torch.randn(rows, 2, 2, generator=generator)
     values: dict[str, Any] = {
         "experience": Experience(
-            identifier, token_ids, attention, agent, turns, logprobs, ("t0", "t1"), ("a", "b"), ("a", "a")
+            identifier, tuple(TokenArrays(*row) for row in arrays), ("t0", "t1"), ("a", "b"), ("a", "a")
         ),
         "reward_tensor": rewards,
         "components": ("task", "penalty"),

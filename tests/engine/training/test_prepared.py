@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,12 +48,11 @@ def test_changes_for_a_block_nest_and_leave_nothing():
 
 def test_a_model_that_is_prepared_twice_gives_the_same_and_comes_off_twice():
     model = policy(lora=True)
-    ids = torch.arange(3, 15)[None]
-    agent = torch.arange(12)[None] > 4
-    expected = forward_agent_tokens(model, ids, torch.ones_like(ids), agent).logits
+    ids, agent = [np.arange(3, 15)], [np.arange(12) > 4]
+    expected = forward_agent_tokens(model, ids, agent).logits
     before = changed(model)
     first, second = PreparedModel(model), PreparedModel(model)
-    torch.testing.assert_close(forward_agent_tokens(model, ids, torch.ones_like(ids), agent).logits, expected)
+    torch.testing.assert_close(forward_agent_tokens(model, ids, agent).logits, expected)
     second.restore()
     assert PreparedModel.of(model) is first
     first.restore()
