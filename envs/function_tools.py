@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..configs.sections.environment import MCP
 from .base import Picture, StepResult
@@ -20,6 +20,9 @@ from .content import IMAGE_SIGN
 from .loading import EnvLoadError
 from .tools import TYPES, Argument, ToolSpec, tool_of_schema
 from .user_code import UserCodeError, find_object, one_line
+
+if TYPE_CHECKING:
+    from .plugins.mcp import McpTool
 
 ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
 """The call that a turn without a call counts as."""
@@ -110,21 +113,10 @@ def _plain(images: list[Picture], value: Any) -> object:
     return str(value)
 
 
-class Tool(Protocol):
-    """A tool that `DatasetEnv` calls."""
-
-    @property
-    def spec(self) -> ToolSpec: ...
-
-    def run(self, arguments: Mapping[str, Any]) -> StepResult:
-        """Call the function with these arguments."""
-        ...
-
-
-def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:
+def load_tools(paths: Sequence[str]) -> tuple[FunctionTool | McpTool, ...]:
     """Load functions (`file.py:name`, `package.module.name`) and the tools of MCP servers (`mcp:…`). Raises
     EnvLoadError."""
-    tools: list[Tool] = []
+    tools: list[FunctionTool | McpTool] = []
     for path in paths:
         if path.startswith(MCP):
             from .plugins.mcp import load_mcp_tools

@@ -21,25 +21,19 @@ from .trajectory import DISPLAYS, Display, Overlay, StepContext
 
 def checked_call(call: Any) -> ToolCall:
     """Return `call` if `parse` returned a sound ToolCall."""
-    if not isinstance(call, ToolCall):
-        raise TypeError(f"parse returned {describe(call)}, not a ToolCall")
-    if call.name is not None and not isinstance(call.name, str):
-        raise TypeError(f"parse gave {describe(call.name)} as the name of a call, not text")
+    _expect(call, ToolCall, "parse returned {}, not a ToolCall")
+    _expect(call.name, str | None, "parse gave {} as the name of a call, not text")
+    _expect(call.thought, str, "parse gave {} as the thought, not text")
     if not isinstance(call.arguments, Mapping) or not all(isinstance(k, str) for k in call.arguments):
         raise TypeError("parse gave arguments that are not a mapping from names")
-    if not isinstance(call.thought, str):
-        raise TypeError(f"parse gave {describe(call.thought)} as the thought, not text")
     return call
 
 
 def checked_context(context: Any) -> StepContext:
     """Return `context` if it is a sound StepContext."""
-    if not isinstance(context, StepContext):
-        raise TypeError(f"context returned {describe(context)}, not a StepContext")
-    if not isinstance(context.modality, str):
-        raise TypeError(f"the context's modality is {describe(context.modality)}, not text")
-    if not isinstance(context.facts, Mapping):
-        raise TypeError(f"the context's facts are {describe(context.facts)}, not a mapping")
+    _expect(context, StepContext, "context returned {}, not a StepContext")
+    _expect(context.modality, str, "the context's modality is {}, not text")
+    _expect(context.facts, Mapping, "the context's facts are {}, not a mapping")
     _check_ids(context.resources, "the context's resources")
     return context
 
@@ -53,30 +47,23 @@ def checked_pictures(pictures: Any) -> tuple[Picture, ...]:
 
 def checked_result(result: Any) -> StepResult:
     """Return `result` if it is a sound StepResult, with plain Python numbers."""
-    if not isinstance(result, StepResult):
-        raise TypeError(f"step returned {describe(result)}, not a StepResult")
-    if not isinstance(result.observation, str):
-        raise TypeError(f"the observation is {describe(result.observation)}, not text")
+    _expect(result, StepResult, "step returned {}, not a StepResult")
+    _expect(result.observation, str, "the observation is {}, not text")
+    _expect(result.answer, str | None, "the answer is {}, not text")
+    _expect(result.error, str | None, "the error is {}, not text")
+    _expect(result.done, bool | np.bool_, "done is {}, not a bool")
+    _expect(result.correct, bool | np.bool_ | None, "correct is {}, not a bool")
+    _expect(result.mask, Picture | None, "mask is {}, not a Picture")
+    _expect(result.on_image, Picture | None, "on_image is {}, not a Picture")
+    _expect(result.overlay, Overlay | None, "overlay is {}, not an Overlay")
     if isinstance(result.reward, bool) or not isinstance(result.reward, (int, float, np.number)):
         raise TypeError(f"the reward is {describe(result.reward)}, not a number")
     if not math.isfinite(float(result.reward)):
         raise ValueError(f"the reward is {result.reward}")
-    if not isinstance(result.done, (bool, np.bool_)):
-        raise TypeError(f"done is {describe(result.done)}, not a bool")
-    if result.correct is not None and not isinstance(result.correct, (bool, np.bool_)):
-        raise TypeError(f"correct is {describe(result.correct)}, not a bool")
-    for name, text in (("answer", result.answer), ("error", result.error)):
-        if text is not None and not isinstance(text, str):
-            raise TypeError(f"the {name} is {describe(text)}, not text")
     if result.produced:
         _check_ids(result.produced, "produced")
     if result.images:
         checked_pictures(result.images)
-    for name, picture in (("mask", result.mask), ("on_image", result.on_image)):
-        if picture is not None and not isinstance(picture, Picture):
-            raise TypeError(f"{name} is {describe(picture)}, not a Picture")
-    if result.overlay is not None and not isinstance(result.overlay, Overlay):
-        raise TypeError(f"overlay is {describe(result.overlay)}, not an Overlay")
     if any(not isinstance(d, Display) or d.kind not in DISPLAYS for d in result.display):
         raise TypeError(f"display must hold Display of a kind among {', '.join(DISPLAYS)}")
     if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
@@ -105,3 +92,8 @@ def checked_verdicts(verdicts: Any, n: int) -> list[Verdict | None]:
 def _check_ids(resources: Any, what: str) -> None:
     if not isinstance(resources, Mapping) or not all(isinstance(ids, (tuple, list)) for ids in resources.values()):
         raise TypeError(f'{what} must map a kind to ids, such as {{"mask": ("1",)}}')
+
+
+def _expect(value: Any, kind: Any, problem: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(problem.format(describe(value)))

@@ -1,5 +1,8 @@
 """Environments of other projects. Each needs an extra of the package and loads when a run names it."""
 
+import importlib
+from typing import Any
+
 PLUGINS = {
     "gymnasium": "grpo_tui.envs.plugins.text_games.TextGameEnv",
     "openenv": "grpo_tui.envs.plugins.openenv.OpenEnvEnv",
@@ -8,3 +11,11 @@ PLUGINS = {
     "verifiers": "grpo_tui.envs.plugins.verifiers.VerifiersEnv",
 }
 """The class behind each short name in `environment.class_path` and in `env_class_path` of a row."""
+
+
+def optional(module: str, extra: str) -> Any:
+    """Import a library of an extra. Raises ValueError, which names the extra to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise ValueError(f"{extra} is not installed ({problem}); pip install 'grpo-tui[{extra}]'") from problem

@@ -16,6 +16,7 @@ from ..base import Demonstrator, FixedTurns, Split, StepResult
 from ..calls import ToolCall, format_call
 from ..multi_turn import MultiTurnEnv
 from ..tools import Argument, ToolSpec
+from . import optional
 
 EVAL_SHARE = 64
 """Of 256: the questions whose hash is below are held out."""
@@ -143,12 +144,7 @@ class ReasoningGymEnv(MultiTurnEnv):
 
     def _data(self, seed: int) -> Any:
         if seed not in self._made:
-            try:
-                import reasoning_gym
-            except ImportError as problem:
-                raise ValueError(
-                    f"reasoning-gym is not installed ({problem}); pip install 'grpo-tui[reasoning-gym]'"
-                ) from problem
+            reasoning_gym = optional("reasoning_gym", "reasoning-gym")
             try:
                 self._made[seed] = reasoning_gym.create_dataset(self.dataset, seed=seed, size=SIZE, **self.options)
             except (TypeError, ValueError, AssertionError) as problem:

@@ -22,6 +22,7 @@ from ..base import StepResult
 from ..loading import EnvLoadError
 from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line
+from . import optional
 
 START_SECONDS = 30.0
 """Seconds in which a server must list its tools."""
@@ -115,7 +116,7 @@ class McpServer:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 streams = await stack.enter_async_context(_transport(self.target))
-                client = importlib.import_module("mcp").ClientSession
+                client = optional("mcp", "mcp").ClientSession
                 session = await stack.enter_async_context(client(streams[0], streams[1]))
                 await session.initialize()
                 opened.set_result(session)
@@ -129,10 +130,7 @@ class McpServer:
 
 
 def _transport(target: str) -> Any:
-    try:
-        mcp = importlib.import_module("mcp")
-    except ImportError as problem:
-        raise RuntimeError(f"MCP needs the library mcp ({problem}); pip install 'grpo-tui[mcp]'") from problem
+    mcp = optional("mcp", "mcp")
     if target.startswith(("http://", "https://")):
         return importlib.import_module("mcp.client.streamable_http").streamable_http_client(target)
     words = shlex.split(target)

@@ -7,7 +7,6 @@ https://github.com/meta-pytorch/OpenEnv: `GET /schema` describes an action. On `
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
 import urllib.request
@@ -22,6 +21,7 @@ from ..multi_turn import MultiTurnEnv
 from ..seeds import split_seeds
 from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line
+from . import optional
 
 BESIDE = ("done", "reward", "metadata")
 """Fields of an observation that the policy does not read."""
@@ -60,7 +60,7 @@ class OpenEnvEnv(MultiTurnEnv):
         self.url = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
         self.observation, self.instruction = observation, instruction
         self.options, self.success_score = dict(options or {}), success_score
-        _websockets()
+        optional("websockets.sync.client", "openenv")
         fields = self._action_fields()
         self.mcp = {"tool_name", "arguments"} <= fields.keys()
         texts = [name for name, schema in fields.items() if schema.get("type") == "string"]
@@ -160,7 +160,9 @@ class Episode:
         self._turn = threading.Lock()
         address = f"{url.replace('http', 'ws', 1)}/ws"
         try:
-            self._socket = _websockets().connect(address, open_timeout=timeout_s, max_size=2**27)
+            self._socket = optional("websockets.sync.client", "openenv").connect(
+                address, open_timeout=timeout_s, max_size=2**27
+            )
         except Exception as problem:
             raise ConnectionError(f"{address} takes no connection: {one_line(problem)}") from problem
         self._closing = weakref.finalize(self, _close, self._socket)
@@ -209,10 +211,3 @@ def _tool_result(observation: Mapping[str, Any]) -> str:
             return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
         result = result.get("data", result)
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-
-
-def _websockets() -> Any:
-    try:
-        return importlib.import_module("websockets.sync.client")
-    except ImportError as problem:
-        raise ValueError(f"OpenEnv needs websockets ({problem}); pip install 'grpo-tui[openenv]'") from problem

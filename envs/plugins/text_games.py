@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from ..agent import Message
 from ..base import Split, StepResult
@@ -21,27 +20,11 @@ from ..seeds import split_seeds
 from ..tools import Argument, ToolSpec
 from ..trajectory import Display
 from ..user_code import one_line
+from . import optional
 
 LIBRARIES = ("textarena", "gymnasium")
 ACT = "ACT"
 """The tool by which a numbered action is given."""
-
-
-class Game(Protocol):
-    """A game under way."""
-
-    text: str
-    """What the player reads first."""
-    actions: int | None
-    """How many actions there are, where they are numbers; None: an action is text."""
-
-    def act(self, action: str | int) -> tuple[str, float, bool]:
-        """Return the next text for the player, the reward, and whether the game has ended."""
-        ...
-
-    def board(self) -> str:
-        """Return a view of the game for people, which may have colours; empty for none."""
-        ...
 
 
 class TextGameEnv(MultiTurnEnv):
@@ -98,12 +81,7 @@ class TextGameEnv(MultiTurnEnv):
 
     def _start(self, seed: int) -> Game:
         made = TextArenaGame if self.library == "textarena" else GymnasiumGame
-        try:
-            library = importlib.import_module(self.library)
-        except ImportError as problem:
-            raise ValueError(
-                f"{self.library} is not installed ({problem}); pip install 'grpo-tui[{self.library}]'"
-            ) from problem
+        library = optional(self.library, self.library)
         try:
             return made(library, self.game, self.options, seed)
         except ValueError:
@@ -124,6 +102,7 @@ class TextArenaGame:
     it."""
 
     actions: int | None = None
+    """The number of numbered actions (None: an action is text)."""
     _turn = threading.Lock()
 
     def __init__(self, library: Any, name: str, options: Mapping[str, Any], seed: int) -> None:
@@ -139,7 +118,7 @@ class TextArenaGame:
         self.text = self.text.strip()
 
     def act(self, action: str | int) -> tuple[str, float, bool]:
-        """Act. The observation is the new part of the game's log."""
+        """Return the new part of the game's log, the reward, and whether the game has ended."""
         with self._own_random():
             done, _ = self._env.step(str(action))
             if done:
@@ -151,6 +130,7 @@ class TextArenaGame:
         return (self._read.removeprefix(before) or self._read).strip(), 0.0, False
 
     def board(self) -> str:
+        """Return a view of the game for people, which may have colours; empty for none."""
         drawn = getattr(self._env, "get_board_str", None)
         try:
             return str(drawn() or "") if callable(drawn) else ""
@@ -197,3 +177,6 @@ class GymnasiumGame:
             return str(self._env.render() or "")
         except Exception:  # environments raise what they like, and a view is not worth a rollout
             return ""
+
+
+Game = TextArenaGame | GymnasiumGame
