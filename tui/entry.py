@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 from ..configs.errors import GrpoTuiError
+from .cli.output import write_any_character
 
 
 def main() -> None:
     """Open the app for `grpo-tui` and `grpo-tui inspect RUN` on a terminal. Other arguments go to `cli.main`."""
+    write_any_character()
     arguments = sys.argv[1:]
     plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
     if plain and _on_terminal():
@@ -46,8 +48,10 @@ def _listed(options: list[str]) -> bool:
     try:
         print_runs(None if folder is None else Path(folder), as_json=as_json)
         sys.stdout.flush()
-    except BrokenPipeError:  # `grpo-tui runs | head`: nobody reads on
+    except BrokenPipeError:  # as in `grpo-tui runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError:
+        return False
     return True
 
 

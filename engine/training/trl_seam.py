@@ -19,14 +19,18 @@ from ...configs.errors import GrpoTuiError
 
 TRIED = "1.14 to 1.16"
 """Versions of TRL that `make test-versions` trains with."""
-METHODS = {
-    "_generate_and_score_completions": {"inputs"},
-    "_prepare_inputs": {"generation_batch"},
-    "_get_per_token_logps_and_entropies": {"model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"},
-    "compute_loss": {"model", "inputs", "return_outputs", "num_items_in_batch"},
-    "training_step": {"model", "inputs", "num_items_in_batch"},
-    "get_batch_samples": {"epoch_iterator", "num_batches", "device"},
+METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "_generate_and_score_completions": (("inputs",), ()),
+    "_prepare_inputs": (("generation_batch",), ()),
+    "_get_per_token_logps_and_entropies": (
+        ("model", "input_ids", "attention_mask", "logits_to_keep"),
+        ("batch_size", "compute_entropy"),
+    ),
+    "compute_loss": (("model", "inputs", "return_outputs", "num_items_in_batch"), ()),
+    "training_step": (("model", "inputs", "num_items_in_batch"), ()),
+    "get_batch_samples": (("epoch_iterator", "num_batches", "device"), ()),
 }
+"""Each with the arguments of its calls: by position, and by name."""
 ATTRIBUTES = (
     *("_buffered_inputs", "_entropy_bonus_enabled", "_logs", "_metrics", "_step", "_tokenizer", "aux_loss_enabled"),
     *("epsilon_high", "epsilon_low", "importance_sampling_level", "loss_type", "num_iterations", "temperature"),
@@ -38,11 +42,12 @@ class UnknownTrlError(GrpoTuiError, RuntimeError):
 
 
 def check_methods() -> None:
-    """Raise UnknownTrlError unless every method of `METHODS` exists and takes these parameters."""
-    for name, parameters in METHODS.items():
-        method = getattr(GRPOTrainer, name, None)
-        if method is None or not parameters <= inspect.signature(method).parameters.keys():
-            raise UnknownTrlError(_message(f"{name}({', '.join(sorted(parameters))})"))
+    """Raise UnknownTrlError unless every method of `METHODS` exists and takes its arguments."""
+    for name, (positions, names) in METHODS.items():
+        try:
+            inspect.signature(getattr(GRPOTrainer, name)).bind(None, *positions, **dict.fromkeys(names))
+        except (AttributeError, TypeError) as error:
+            raise UnknownTrlError(_message(f"{name}({', '.join((*positions, *names))})")) from error
 
 
 def check_attributes(trainer: GRPOTrainer) -> None:

@@ -106,6 +106,28 @@ def test_a_reader_that_goes_away_is_no_error(command: str, tmp_path: Path):
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("module", ["grpo_tui.tui.cli", "grpo_tui.tui.entry"])
+@pytest.mark.parametrize("command", ["runs", "--help", "config show"])
+def test_a_disk_that_takes_no_output_is_one_line(module: str, command: str, tmp_path: Path):
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", module, *command.split()]
+        answer = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert answer.returncode == 1
+    assert answer.stderr == "the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("module", ["grpo_tui.tui.cli", "grpo_tui.tui.entry"])
+def test_an_encoding_without_a_character_shows_a_question_mark(module: str, tmp_path: Path):
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"id": "one", "mode": "rft"}')
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    words = [sys.executable, "-m", module, "runs", "--runs-dir", str(run.parent)]
+    answer = subprocess.run(words, env=environment, capture_output=True)
+    assert answer.returncode == 0 and answer.stderr == b""
+    assert b"one" in answer.stdout and b"?" in answer.stdout
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

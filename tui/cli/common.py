@@ -13,6 +13,7 @@ import typer
 from ...configs.errors import GrpoTuiError
 from .output import json_line as json_line
 from .output import say as say
+from .output import write_any_character as write_any_character
 
 
 class ExitCode(IntEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from . import repair as cli_repair
 from . import rollouts as cli_rollouts
 from . import runs as cli_runs
 from . import train as cli_train
-from .common import CliError, ExitCode, RunsDir, fail, on_terminal, warn
+from .common import CliError, ExitCode, RunsDir, fail, on_terminal, warn, write_any_character
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -96,6 +97,7 @@ def start(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: every way out is an exit code and at most a few lines on standard error."""
+    write_any_character()
     sys.exit(run(arguments))
 
 
@@ -122,6 +124,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit):  # `grpo-tui runs | head`: nobody reads on (Typer leaves only then)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _unexpected(error)
+        where = f" ({error.filename})" if error.filename else ""
+        warn(f"the output cannot be written: {error.strerror}{where}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.FAILED
     except Exception as error:
         return _unexpected(error)
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any
+
+
+def write_any_character() -> None:
+    """Let output in an encoding without a character, such as ✓ in ASCII, show `?` there."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            with suppress(OSError):  # a stream that was not opened by Python itself
+                stream.reconfigure(errors="replace")
 
 
 def say(text: str = "") -> None:
