@@ -1,4 +1,4 @@
-"""A game of several turns: three locks, and the word that opens them is never told."""
+"""A game of several turns: three locks that a secret word opens."""
 
 import random
 
@@ -8,7 +8,7 @@ WORD = "ANSWER"
 
 
 class Locks(MultiTurnEnv):
-    """Each turn that says the word opens a lock and earns a third; any other turn ends the game."""
+    """Each turn with the word opens a lock and earns a third. Any other turn ends the game."""
 
     name = "locks"
 
@@ -17,23 +17,23 @@ class Locks(MultiTurnEnv):
         self.locks = locks
 
     def make_tasks(self, split, n, seed):
-        """Doors by number; even ones to train on, odd ones to evaluate on."""
+        """Return doors by number: even ones for training, odd ones for evaluation."""
         rng = random.Random(f"{split} {seed}")
         return [{"door": 2 * rng.randrange(1000) + (split == "eval")} for _ in range(n)]
 
     def reset(self, task):
-        """The state is the number of open locks."""
+        """Begin with no open lock."""
         return {"open": 0}, [{"role": "user", "content": f"what is {task['door'] % 50} + {task['door'] // 50}?"}]
 
     def step(self, state, call):
-        """One turn of the game."""
+        """Play one turn."""
         if WORD not in call.text:
             return StepResult("the door stays shut", done=True, answer="shut", correct=False)
         state["open"] += 1
         done = state["open"] == self.locks
-        said = "the door opens" if done else f"lock {state['open']} is open"
-        return StepResult(said, 1 / self.locks, done, "open" if done else None, True if done else None)
+        observation = "the door opens" if done else f"lock {state['open']} is open"
+        return StepResult(observation, 1 / self.locks, done, "open" if done else None, True if done else None)
 
     def explain(self):
-        """Nothing: the word is to be found."""
+        """Explain nothing: the policy has to find the word."""
         return ""

@@ -1,4 +1,4 @@
-"""Draws pictures/ and its questions.jsonl: put your own in their place."""
+"""Draw pictures/ and write its questions.jsonl. Replace both with your own."""
 
 import json
 import random
@@ -20,10 +20,10 @@ with (folder / "questions.jsonl").open("w") as file:
         for colour, (x, y) in zip(rng.sample(sorted(COLOURS), 2), places, strict=True):
             radius = rng.randrange(9, 15)
             draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=COLOURS[colour])
-            asked = colour, (x, y)
+            target = colour, (x, y)
         name = f"{number:02}.png"
         picture.quantize(16).save(folder / name, optimize=True)
-        colour, (x, y) = asked
-        question = f"colour at {x} {y}?"  # as short as the built-in policy was taught to read; yours may be sentences
+        colour, (x, y) = target
+        question = f"colour at {x} {y}?"  # as short as the built-in policy can read, yours may be sentences
         split = "eval" if number % 3 == 0 else "train"
         file.write(json.dumps({"image": name, "question": question, "answer": colour, "split": split}) + "\n")

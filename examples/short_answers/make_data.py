@@ -1,4 +1,4 @@
-"""Writes questions.jsonl: sums in words, with their answers."""
+"""Write questions.jsonl: sums in words, with their answers."""
 
 import json
 import random

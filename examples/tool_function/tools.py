@@ -1,4 +1,4 @@
-"""A tool of one's own: declared by its type hints and its docstring, run wherever Python runs."""
+"""A tool, declared by its type hints and its docstring."""
 
 WORDS = ("red", "blue", "green", "cyan", "black", "white")
 

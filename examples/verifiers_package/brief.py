@@ -1,4 +1,4 @@
-"""A package as people write them for verifiers; nothing in it knows grpo-tui."""
+"""A package for verifiers, without any import of grpo-tui."""
 
 import random
 
@@ -7,17 +7,17 @@ from datasets import Dataset
 
 
 async def answers_at_once(completion) -> float:
-    """1 for an answer in the first turn."""
+    """Return 1 for an answer in the first turn."""
     return float('"ANSWER"' in completion[-1]["content"])
 
 
 async def brief(completion) -> float:
-    """Less for a longer turn, from 1 down to 0 at 200 characters."""
+    """Return 1 for an empty turn, falling to 0 at 200 characters."""
     return max(0.0, 1 - len(completion[-1]["content"]) / 200)
 
 
 def load_environment(rows: int = 200) -> vf.Environment:
-    """Sums in words, one turn each."""
+    """Load sums in words, one turn each."""
     rng = random.Random(0)
     pairs = [(rng.randrange(50), rng.randrange(50)) for _ in range(rows)]
     data = Dataset.from_list([{"question": f"what is {a} + {b}?", "answer": str(a + b)} for a, b in pairs])
