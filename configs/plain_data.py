@@ -1,11 +1,11 @@
-"""Dataclasses from plain data, as JSON gives it: nested ones, tuples of them and mappings to them, by their type
-hints.
+"""Dataclasses from plain data, as JSON gives it: nested ones, tuples of them and mappings to them, by their type hints.
 
-Nothing is validated: readers of untrusted data check it. Unknown keys are ignored.
+Unknown keys are ignored. Values are validated only on request, because records are large.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -17,15 +17,19 @@ T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 
-def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Return the dataclass. Raises TypeError or ValueError when `data` has another shape."""
-    return _dataclass(kind)(data)
+def from_plain(kind: type[T], data: Mapping[str, Any], *, strict: bool = False) -> T:
+    """Return the dataclass. Raises TypeError or ValueError if `data` has another shape.
+
+    strict: also if a text, a boolean or a finite number has another type, for data of unknown origin.
+    """
+    return _dataclass(kind, strict)(data)
 
 
 @cache
-def _dataclass(kind: type) -> Reader:
+def _dataclass(kind: type, strict: bool) -> Reader:
     hints = get_type_hints(kind)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    readers = {field.name: _reader(hints[field.name], strict) for field in fields(kind)}
+    required = {name for name in readers if strict and NoneType not in get_args(hints[name])}
 
     def read(data: Mapping[str, Any]) -> Any:
         if not isinstance(data, Mapping):
@@ -34,26 +38,37 @@ def _dataclass(kind: type) -> Reader:
         for name, value in data.items():
             if name in readers:
                 reader = readers[name]
-                values[name] = value if reader is None or value is None else reader(value)
+                absent = value is None and name not in required
+                values[name] = value if reader is None or absent else reader(value)
         return kind(**values)
 
     return read
 
 
-def _reader(hint: Any) -> Reader | None:
+def _reader(hint: Any, strict: bool) -> Reader | None:
     """Return the reader of values of a type; None for values that stay unchanged."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        known = [reader for part in inner if part is not NoneType and (reader := _reader(part)) is not None]
+        known = [reader for part in inner if part is not NoneType and (reader := _reader(part, strict)) is not None]
         return known[0] if len(known) == 1 and len(inner) == 2 else None
-    if origin in (tuple, Sequence):
-        item = _reader(inner[0])
-        return tuple if item is None else lambda values: tuple(map(item, values))
+    if origin in (tuple, Sequence, frozenset):
+        item, collect = _reader(inner[0], strict), frozenset if origin is frozenset else tuple
+        return collect if item is None else lambda values: collect(map(item, values))
     if origin is Mapping:
-        item = _reader(inner[1])
+        item = _reader(inner[1], strict)
         return dict if item is None else lambda values: {key: item(value) for key, value in values.items()}
     if origin is Literal or not isinstance(hint, type):
         return None
+    if strict and hint in (str, bool, int, float):
+        return lambda value: _scalar(hint, value)
     if issubclass(hint, Enum):
         return hint
-    return _dataclass(hint) if is_dataclass(hint) else None
+    return _dataclass(hint, strict) if is_dataclass(hint) else None
+
+
+def _scalar(kind: type, value: Any) -> Any:
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise TypeError(f"a value is {type(value).__name__}, not {kind.__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"a number is {value}")
+    return value

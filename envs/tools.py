@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from ..configs.plain_data import from_plain
+
 ArgumentType = Literal["integer", "number", "string", "boolean", "array", "object", "box", "any"]
 """`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`. `any` is whatever JSON holds: others' tools check it."""
 
@@ -100,18 +102,7 @@ class ToolSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ToolSpec:
-        arguments = tuple(
-            Argument(**{**a, "choices": tuple(a["choices"]) if a.get("choices") is not None else None})
-            for a in data.get("arguments", ())
-        )
-        return cls(
-            name=data["name"],
-            description=data.get("description", ""),
-            arguments=arguments,
-            modality=frozenset(data.get("modality", ())),
-            produces=data.get("produces"),
-            final=bool(data.get("final", False)),
-        )
+        return from_plain(cls, data)
 
 
 def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:

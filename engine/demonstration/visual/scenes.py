@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from ....configs.plain_data import from_plain
 from .operations.properties import PROTOTYPES
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "bar")
@@ -120,27 +121,8 @@ class Scene:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scene:
-        """Read `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        return cls(
-            width=int(data["width"]),
-            height=int(data["height"]),
-            background=Background(**{**data["background"], "rgb": tuple(data["background"]["rgb"])}),
-            objects=tuple(Shape(**{**o, "rgb": tuple(o["rgb"])}) for o in data["objects"]),
-            words=tuple(
-                Word(
-                    **{
-                        **w,
-                        "box": tuple(w["box"]),
-                        "rgb": tuple(w["rgb"]),
-                        "plate": tuple(w["plate"]) if w.get("plate") else None,
-                    }
-                )
-                for w in data["words"]
-            ),
-            frames=int(data["frames"]),
-            noise=float(data["noise"]),
-            seed=int(data["seed"]),
-        )
+        """Read `to_json`. Raises TypeError or ValueError for anything else."""
+        return from_plain(cls, data, strict=True)
 
 
 @dataclass(frozen=True)

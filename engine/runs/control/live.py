@@ -7,6 +7,7 @@ that would cost more than `1 / PATIENCE` of the time. The writer of the record s
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ....configs.plain_data import from_plain
 from ..durable import read_json
 from ..paths import PROCESSES
 from ..types import RunInfo
-from .status import number
 
 FOLDER = "live"
 LOOK_S = 0.5
@@ -199,11 +200,11 @@ class LiveBatch:
         """Set the rewards of all rows; ignore those of a batch with another number of rows."""
         if len(rewards) != self.rows:
             return
+        finite = [r if r is not None and math.isfinite(r) else None for r in rewards]
         with self._lock:
-            self._rewards = [r for r in rewards if r is not None]
+            self._rewards = [r for r in finite if r is not None]
             self._texts = [
-                replace(t, reward=r, correct=c)
-                for t, r, c in zip(self._texts, rewards[: len(self._texts)], correct, strict=False)
+                replace(t, reward=r, correct=c) for t, r, c in zip(self._texts, finite, correct, strict=False)
             ]
             self._touch()
 
@@ -282,8 +283,10 @@ def read_live(info: RunInfo) -> LiveState | None:
         said = read_json(live_file(run_dir, process))
         if said and _same(said, read_json(run_dir / PROCESSES / f"{process}.json")):
             try:
-                return _state(said)
-            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+                state = from_plain(LiveState, said, strict=True)
+                batches = state.batches[-BATCHES:]
+                return replace(state, batches=tuple(replace(b, texts=b.texts[:ROWS]) for b in batches))
+            except (TypeError, ValueError):
                 return None
     return None
 
@@ -291,36 +294,3 @@ def read_live(info: RunInfo) -> LiveState | None:
 def _same(said: Mapping[str, Any], process: Mapping[str, Any]) -> bool:
     """Return whether the process that lives has written it, and not one before it."""
     return all(said.get(key) == process.get(key) for key in ("pid", "started", "born", "where"))
-
-
-def _state(said: Mapping[str, Any]) -> LiveState:
-    batches = tuple(_batch(b) for b in said["batches"][-BATCHES:])
-    servers = tuple(
-        ServerState(str(s["url"]), int(s["in_flight"]), int(s["turns"]), int(s["tokens"]), str(s["why_out"]))
-        for s in said["servers"]
-    )
-    return LiveState(batches, servers, float(said["time"]))
-
-
-def _batch(said: Mapping[str, Any]) -> Batch:
-    purpose = said["purpose"]
-    texts = (
-        LiveText(
-            int(t["row"]), str(t["prompt"]), str(t["text"]), bool(t["cut"]), int(t["turn"]), int(t["tokens"]),
-            bool(t["finished"]), number(t["reward"]), t["correct"] if isinstance(t["correct"], bool) else None,
-        )
-        for t in said["texts"][:ROWS]
-    )  # fmt: skip
-    return Batch(
-        Purpose(str(purpose["name"]), int(purpose["step"]), int(purpose["turns"]), int(purpose["total"])),
-        float(said["began"]),
-        float(said["time"]),
-        int(said["rollouts"]),
-        int(said["finished"]),
-        int(said["tokens"]),
-        int(said["limit"]),
-        number(said["left"]),
-        bool(said["ended"]),
-        tuple(float(r) for r in said["rewards"]),
-        tuple(texts),
-    )

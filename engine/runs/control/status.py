@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from ....configs.plain_data import from_plain
 from ..durable import overwrite, read_json, write_json
 from ..paths import DATABASE, PROCESSES, RUN_FILE
 from ..types import ENDED, Progress, RunInfo, RunStatus
@@ -199,12 +200,10 @@ def number(value: object) -> float | None:
 
 
 def _progress(said: object) -> Progress | None:
-    if not isinstance(said, dict):
+    try:
+        return from_plain(Progress, said, strict=True) if isinstance(said, dict) else None
+    except (TypeError, ValueError):
         return None
-    done, total = number(said.get("done")) or 0, number(said.get("total")) or 0
-    return Progress(
-        str(said.get("phase") or ""), int(done), int(total), number(said.get("began")), number(said.get("took"))
-    )
 
 
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:
