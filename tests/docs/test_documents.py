@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from grpo_tui.configs.expectations import walk
+from grpo_tui.configs.schema import RunConfig
 from tests.cli.record import record
 
 ROOT = Path(__file__).parents[2]
@@ -188,3 +190,21 @@ def test_every_file_that_the_architecture_names_is_there():
     named = set(re.findall(r"`(?:python )?((?:[\w-]+/)*[\w-]+\.py)`", text))
     assert len(named) > 60
     assert sorted(n for n in named if not any(f"/{path}".endswith(f"/{n}") for path in known)) == []
+
+
+def test_every_setting_that_a_page_names_exists():
+    """In forms such as `training.beta`, `rewards.w_penalty: 0.2` and `--set training.beta=0`."""
+    known = {".".join(path) for path, _ in walk(RunConfig)} | {"training.reward"}  # a key of spans that importers read
+    sections = {name.split(".")[0] for name in known}
+    unknown = []
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":  # it names settings that are gone
+            continue
+        for name in re.findall(r"(?:`|--set '?)([a-z]+(?:\.[a-z_0-9]+)+)[=:`]", page.read_text(encoding="utf-8")):
+            parts = name.split(".")
+            in_mapping = any(".".join(parts[:n]) in known for n in range(2, len(parts)))  # environment.config.workers
+            module = ROOT.joinpath(*parts)
+            is_file = parts[-1] == "py" or module.is_dir() or module.with_suffix(".py").exists()
+            if parts[0] in sections and name not in known and not in_mapping and not is_file:
+                unknown.append(f"{page.name}: {name}")
+    assert unknown == []
