@@ -16,7 +16,8 @@ The rows of TRL are its `GRPOTrainer` with float32 weights and `bf16=True`.
 | CPU s | processor seconds of a step, without evaluations |
 | GiB | largest resident memory |
 
-KL: nats per token, exact over the vocabulary, on rollouts of the base.
+KL: nats per token, exact over the vocabulary, on rollouts of the base. A second table has bfloat16 − float32 by seed,
+because the base differs by seed. `gain` is success after minus success before.
 """
 
 from __future__ import annotations
@@ -109,6 +110,20 @@ def main() -> None:
     print("\n| all seeds, mean ± 95 % | " + " | ".join(COLUMNS.values()) + " |")
     for form, rows in results.items():
         print(line(form, rows), flush=True)
+    print("\n| bfloat16 − float32, by seed | after | mean | gain | mean |")
+    for kind in ("LoRA", "whole"):
+        pairs = list(zip(results.get(f"{kind} {H}", ()), results.get(f"{kind} {F}", ()), strict=False))
+        if pairs:
+            print(f"| {kind} | " + " | ".join(differences(pairs)) + " |", flush=True)
+
+
+def differences(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """Success after training, and its gain: the difference of each pair of rows, then the mean with its interval."""
+    cells: list[str] = []
+    for start in (0.0, 1.0):
+        apart = [(a["after"] - start * a["before"]) - (b["after"] - start * b["before"]) for a, b in pairs]
+        cells += [", ".join(f"{d:+.2f}" for d in apart), interval(apart)]
+    return cells
 
 
 def line(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
