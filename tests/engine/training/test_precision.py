@@ -201,13 +201,6 @@ def test_mismatch_is_measured_by_the_definition_without_replayed_rows():
     assert set(found.trained) == {"0", "1"}
 
 
-def test_the_setting_of_earlier_versions_is_read():
-    old = ModelConfig.model_validate({"base": "x/y", "dtype": "bfloat16"})
-    assert (old.weights, old.compute, old.sampling) == ("bfloat16",) * 3
-    whole = ModelConfig.model_validate({"base": "x/y", "dtype": "bfloat16", "lora": None})
-    assert (whole.weights, whole.compute) == ("float32", "bfloat16")
-
-
 def trained(folder: Path, base: Path, learning_rate: float = 1e-6, steps: int = 4, **model: Any) -> dict[str, Any]:
     """A run: its sampler KL, its KL, and the detectors of its alerts."""
     make_run(folder, base, max_steps=steps, learning_rate=learning_rate, save_every=0)
