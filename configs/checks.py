@@ -146,7 +146,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
         if r.max_staleness:
             yield Problem(
                 "rollouts.max_staleness",
-                "rollouts of later steps are made while the trainer works on servers alone",
+                "rollouts of later steps can be made during training only on servers",
                 "0, or rollouts.engine: vllm",
             )
         return

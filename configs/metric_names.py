@@ -76,7 +76,7 @@ COMPONENT_RAW_SUM: Final = _family("rewards/raw_per_trajectory/", "raw values of
 COMPONENT_NORMALIZED_SUM: Final = _family(
     "rewards/normalized_per_trajectory/", "normalised values of a rollout summed, mean"
 )
-COMPONENT_SUM: Final = _family("rewards/per_trajectory/", "what the component adds to a rollout's reward, mean")
+COMPONENT_SUM: Final = _family("rewards/per_trajectory/", "contribution of the component to a rollout's reward, mean")
 COMPONENT_RUNNING_MEAN: Final = _family("rewards/running_mean/", "mean that raw values were normalised by")
 COMPONENT_RUNNING_STD: Final = _family("rewards/running_std/", "standard deviation that raw values were normalised by")
 COMPONENT_ADVANTAGE_SHARE: Final = _family(
@@ -164,7 +164,7 @@ MEMORY_GPU: Final = _metric("memory/gpu_mib", "GPU memory of the training proces
 
 # Serving: one value a request or an update; shown as rates and means over the last of them.
 ONLINE_SUCCESS: Final = _metric("online/success", "whether the answer was right, where that is known")
-ONLINE_SUCCESS_INITIAL: Final = _metric("online/success_initial", "whether the first rollout alone was right")
+ONLINE_SUCCESS_INITIAL: Final = _metric("online/success_initial", "whether the first rollout was right")
 GATE_RATE: Final = _metric("online/gate_rate", "whether the vote was sure enough to learn from")
 FLIP_RATE: Final = _metric("online/flip_rate", "whether the vote overturned the first answer")
 CONFIDENCE: Final = _metric("online/confidence", "share of the vote that the label got")
@@ -176,7 +176,7 @@ PUBLISHING_HELD: Final = _metric("online/publishing_held", "whether publishing i
 QUEUE_DEPTH: Final = _metric("online/queue_depth", "updates that wait")
 TASKS_LOST: Final = _metric("online/tasks_lost", "updates that were lost while the disk of the queue was in trouble")
 TASKS_DROPPED: Final = _metric("online/tasks_dropped", "updates that found no room in the queue")
-REQUEST: Final = _metric("online/request", "number of the request: the axis of what is logged while serving")
+REQUEST: Final = _metric("online/request", "number of the request: the axis of the metrics of serving")
 
 # Learning while serving.
 UPDATES: Final = _metric("online/updates", "updates so far")

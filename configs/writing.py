@@ -15,8 +15,8 @@ from .yaml_source import CoreDumper
 WIDTH = 110
 
 HEAD = """\
-# The default configuration: the tiny policy on the visual environment. Every key is here with its default and what it
-# accepts; a file of your own needs only the keys that differ. `grpo-tui config show > my.yaml` writes all keys,
+# The default configuration: the tiny policy on the visual environment. Every key is here with its default and its
+# values. A file of your own needs only the keys that differ. `grpo-tui config show > my.yaml` writes all keys,
 # `grpo-tui config check my.yaml` checks yours, and `grpo-tui train my.yaml --set training.max_steps=50` runs it.
 # Written by `python -m grpo_tui.configs.writing` from the schema.
 

@@ -129,7 +129,7 @@ def load_tools(paths: Sequence[str]) -> tuple[FunctionTool | McpTool, ...]:
         if names.count(name) > 1:
             raise EnvLoadError(f"two tools are called {name}; rename one, for the policy calls them by name")
     if ANSWER.name in names:
-        raise EnvLoadError(f"a tool is called {ANSWER.name}, which is what ends a task; rename it")
+        raise EnvLoadError(f"a tool is called {ANSWER.name}, which ends a task. Rename it")
     return tuple(tools)
 
 

@@ -133,7 +133,7 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
         found.append(
             Finding(
                 "advantage_share",
-                f"{name} is what the policy is taught beside the task: lower w_{name}. It makes {size} of the "
+                f"{name} teaches the policy more than the task does: lower w_{name}. It makes {size} of the "
                 f"advantage's variance over {len(batches)} steps (limit {limits.advantage_share:.0%}).",
                 share,
                 limits.advantage_share,

@@ -117,7 +117,7 @@ class RewardFunction:
         known = list(columns)
         if "environments" in self.needs and "environments" not in known:
             raise RewardFunctionError(
-                f"{self.said} needs `environments`, which TRL gives with its `environment_factory` alone; here "
+                f"{self.said} needs `environments`, which TRL gives only with its `environment_factory`. Here "
                 "`completions` hold the calls and their answers, and an environment pays rewards in its steps"
             )
         for name in self.needs:
@@ -243,9 +243,9 @@ class RewardFunctions:
 
     def _problem(self, message: str, cause: BaseException | None = None) -> None:
         if self.on_error == "stop":
-            cure = "environment.reward_errors: skip goes on without its score"
+            cure = "environment.reward_errors: skip continues without its score"
             raise RewardFunctionError(f"{message} ({cure})") from cause
-        logger.warning("%s; it goes on without its score", message)
+        logger.warning("%s. The run continues without its score", message)
 
 
 def load_function(path: str, weight: float = 1.0) -> RewardFunction:

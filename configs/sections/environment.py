@@ -120,6 +120,6 @@ def weighted_function(text: Any) -> tuple[str, float]:
 def check_function(path: str) -> None:
     """Raise ValueError for an invalid name of a function."""
     if path.endswith(".py"):
-        raise ValueError(f"{path!r} is a file, and which function of it is not said: write {path}:name")
+        raise ValueError(f"{path!r} is a file without the name of a function: write {path}:name")
     if not _FUNCTION.fullmatch(path):
         raise ValueError(f"{path!r} names no function: write file.py:name or package.module.name")

@@ -52,12 +52,10 @@ class Connection:
                 self._deadline = before
 
     def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return every row of a query."""
         with self.lock, self._errors():
             return self._execute(sql, params).fetchall()
 
     def one(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """Return the first row of a query, or None."""
         with self.lock, self._errors():
             return self._execute(sql, params).fetchone()
 

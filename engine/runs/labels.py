@@ -54,7 +54,6 @@ class Labels:
         self.__init__(self.db)
 
     def of_kind(self, kind: str) -> dict[str, int]:
-        """Return name to id of one kind."""
         return {name: id_ for (k, name), id_ in self.ids.items() if k == kind}
 
     def intern(self, kind: str, name: str) -> int:

@@ -129,7 +129,6 @@ class RunInfo:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes it."""
         if self.mode == "eval":
             return f"grpo-tui eval {self.id}"
         return f"grpo-tui {'online' if self.mode == 'online' else 'train'} --resume {self.id}"

@@ -76,7 +76,7 @@ Group = Sequence[Returns]
 
 
 class Spread(NamedTuple):
-    """Mean, standard deviation (n − 1; 0 for fewer than two) and number of values."""
+    """Mean, standard deviation (n − 1, 0 for fewer than two values) and number of values."""
 
     mean: float
     std: float

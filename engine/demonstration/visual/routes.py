@@ -22,7 +22,7 @@ Properties = tuple[str, str, int]
 """Colour, shape and size of an object."""
 
 ROUTES: dict[str, str] = {
-    "right": "what the question needs, no more",
+    "right": "the calls that the question needs",
     "guess": "answers at once",
     "skip_segment": "GET_PROPERTIES of a mask that does not exist, then a guess",
     "out_of_bounds": "a coordinate outside the picture, then a guess",
@@ -30,7 +30,7 @@ ROUTES: dict[str, str] = {
     "read_shape": "READ_TEXT on an object, then a guess",
     "other_property": "looks, then answers another property than the one asked",
     "no_track": "never watches the motion, and guesses it",
-    "one_only": "looks at the first of two objects and answers from it alone",
+    "one_only": "looks only at the first of two objects",
     "smaller": "compares the wrong way round",
     "segment_text": "looks at a word as if it were an object",
     "cut_box": "reads half of the box",

@@ -158,7 +158,7 @@ class AlertSender:
             level = logging.DEBUG if self._told else logging.WARNING
             self._told = True
             # the address of a webhook is a secret, and errors may repeat it
-            log.log(level, "%s failed (%s); the run continues", what, type(error).__name__)
+            log.log(level, "%s failed (%s), and the run continues", what, type(error).__name__)
 
     def _call(self, body: bytes) -> None:
         subprocess.run(

@@ -55,7 +55,7 @@ class Flights:
             self._now[id_] = Flight(id_[:200], what[:200], time.time())
 
     def end(self, id_: str) -> None:
-        """End a rollout; ignore one that never began."""
+        """End a rollout. One that never began is ignored."""
         with self._lock:
             flight = self._now.pop(id_, None)
             if flight is not None:

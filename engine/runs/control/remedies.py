@@ -11,7 +11,7 @@ REMEDIES: Mapping[str, str] = {
     ),
     "reward_without_success": (
         "Read the wrong rollouts with the highest reward (they are the evidence) and lower the weight of {subject}, or "
-        "reward only what the task asks for."
+        "reward only the task."
     ),
     "reward_hack": (
         "Read the quoted answers: let {subject} reward right answers only, or form only if the answer is right."
@@ -50,7 +50,7 @@ REMEDIES: Mapping[str, str] = {
     ),
     "not_finite": (
         "Open the rollouts: a reward function divided by zero or met an empty answer. Return a number, or None where "
-        "it does not apply; of a metric, lower the learning rate or clip the gradient."
+        "it does not apply. For a metric, lower the learning rate or clip the gradient."
     ),
     "unreadable_calls": (
         "Constrain decoding to the format of calls, show an example in the prompt, or penalise unreadable calls."

@@ -33,7 +33,7 @@ STARTING_SECONDS = 60.0
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace the status of a process, which also a full disk takes: then over the old one. Raises OSError."""
+    """Replace the status of a process. A full disk accepts it too: then it overwrites the old one. Raises OSError."""
     try:
         write_json(path, state)
     except OSError:

@@ -31,12 +31,10 @@ class Headline:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of a rollout in the last step."""
         return self.values.get(REWARD)
 
     @property
     def success(self) -> float | None:
-        """The first of `SUCCESS` that was recorded."""
         return next((self.values[name] for name in SUCCESS if name in self.values), None)
 
 

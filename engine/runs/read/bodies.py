@@ -61,7 +61,7 @@ class Bodies:
         return [token_text(symbol, alphabet) for symbol in self.token_symbols(ids)]
 
     def token_symbols(self, ids: Sequence[int]) -> list[str]:
-        """The same as the tokenizer writes them."""
+        """Return the tokens as the tokenizer writes them."""
         wanted = sorted({int(i) for i in ids})
         texts: dict[int, str] = {}
         for start in range(0, len(wanted), 500):

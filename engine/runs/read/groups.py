@@ -67,7 +67,6 @@ class GroupList:
         self._ids: array[int] | None = None
 
     def count(self) -> int:
-        """Return how many groups there are."""
         if self._dense:
             return int(self._record.scalar("SELECT max(grp) FROM rows") or 0)
         return len(self._listed())
@@ -79,7 +78,6 @@ class GroupList:
         return self.page(0, limit)
 
     def page(self, offset: int, limit: int) -> list[GroupRow]:
-        """Return the groups `offset` … `offset + limit`."""
         if self._dense:
             return self._rows("grp > ? AND grp <= ?", (offset, offset + limit))
         return self._of(self._listed()[offset : offset + limit])

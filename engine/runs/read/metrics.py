@@ -49,7 +49,6 @@ class Metrics:
         return rowid, found
 
     def latest(self) -> dict[str, float]:
-        """Return the last value of every metric."""
         return {name: value for name, (_, value) in self.latest_points().items()}
 
     def latest_points(self) -> dict[str, tuple[int, float]]:

@@ -39,11 +39,9 @@ class RunReader:
 
     @property
     def problems(self) -> list[str]:
-        """The unreadable parts of this record, in sentences."""
         return self._record.problems
 
     def close(self) -> None:
-        """Stop a query in another thread, and close the database."""
         self._record.close()
 
     def __enter__(self) -> RunReader:
@@ -59,11 +57,10 @@ class RunReader:
 
     @property
     def notes(self) -> Notes:
-        """The notes of people on its rollouts."""
         return self._record.notes
 
     def pending(self, query: Query = EVERYTHING) -> str:
-        """Describe in a few words what a query does not see yet; empty if it sees the whole record."""
+        """Describe in a few words the data that a query does not see yet; empty if there is none."""
         return ""
 
     def events(self, kinds: Iterable[str] | None = None, *, after_id: int = 0, limit: int = 200) -> list[Event]:

@@ -62,7 +62,6 @@ class Record:
         return rows
 
     def scalar(self, sql: str, params: Sequence[Any] = ()) -> Any:
-        """Return the first value of a query, or None."""
         rows = self.all(sql, params)
         return rows[0][0] if rows else None
 
@@ -87,7 +86,6 @@ class Record:
         return (int(rows[0][0] or 0), rows[0][1]) if rows else (0, None)
 
     def tell(self, message: str) -> None:
-        """Add to the problems, once."""
         if message not in self.problems:
             self.problems.append(message)
 
@@ -112,4 +110,4 @@ class Record:
             self.tell(str(error))
             return
         if lost := missing_trajectories(self.run_dir, self.extent()[0]):
-            self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves what is whole")
+            self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves the readable part")

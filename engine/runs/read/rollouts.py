@@ -143,7 +143,6 @@ class Rollouts:
         return Count.of(0) if view is None else view.least()
 
     def page(self, query: Query = EVERYTHING, *, offset: int = 0, limit: int = 100) -> list[TrajectoryRow]:
-        """Return the matching rows `offset` … `offset + limit`, in order."""
         view = self._view(query)
         return [] if view is None else self.rows(view.page(offset, limit))
 
@@ -164,7 +163,6 @@ class Rollouts:
         return by_number(self._record, numbers)
 
     def group(self, group: str) -> list[TrajectoryRow]:
-        """Return the rollouts of one group, in order of rollout."""
         condition = "grp = (SELECT id FROM groups WHERE name = ?) ORDER BY rollout, rows.n LIMIT ?"
         return where(self._record, condition, (group, _KIN))
 
@@ -174,7 +172,6 @@ class Rollouts:
         return where(self._record, condition, (prompt_id, limit))[::-1]
 
     def groups(self, query: Query = EVERYTHING) -> GroupList:
-        """Return the groups with a rollout that matches."""
         compiled = self._selection(query)
         return GroupList(self._record, compiled or Selection("0"), query.sort, query.descending)
 

@@ -23,7 +23,7 @@ HELP = (
     f"flags: {', '.join(FLAGS)}; "
     f"names: {', '.join(k + ':' for k in (*LABELS, *NAMES, 'id'))} (* matches anything); "
     f"words: {', '.join(k + ':' for k in TEXTS)}; "
-    f"notes of people: note: (a word of it, * for any), label:; "
+    f"notes of people: note: (a word in it, * for any), label:; "
     f"columns of the record's own: extra.NAME, component.NAME; joined by and, or, not, ( )"
 )
 
@@ -53,8 +53,7 @@ class Expression:
     node: _Node | None
 
     def compile(self, names: Labels, said: Callable[[], Iterable[Note]] = tuple) -> Compiled:
-        """Return the condition for one record; empty SQL for an empty filter. `said`: the notes of people in the
-        run."""
+        """Return the condition for one record; empty SQL for an empty filter. `said`: people's notes in the run."""
         if self.node is None:
             return Compiled("")
         build = Conditions(names, said)

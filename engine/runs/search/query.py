@@ -16,7 +16,6 @@ class Query:
 
     @property
     def everything(self) -> bool:
-        """Neither filter nor search: all rollouts, in whatever order."""
         return not self.filter and not self.search
 
     @property
@@ -25,7 +24,6 @@ class Query:
         return self.everything and self.sort == "n"
 
     def describe(self) -> str:
-        """Return the query in words, for headers."""
         parts = [self.filter, f"“{self.search}”" if self.search else ""]
         if self.sort != "n" or self.descending:
             parts.append(f"by {self.sort} {'▼' if self.descending else '▲'}")
@@ -50,7 +48,6 @@ class Selection:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the full-text index is asked."""
         return bool(self.match) or "FROM search" in self.where
 
     def source(self, order: str = "") -> tuple[str, list[object], str]:

@@ -59,7 +59,6 @@ class Keys:
         return Keys(sorted([*(self[i] for i in range(len(self))), *keys]))
 
     def index(self, key: Key) -> int | None:
-        """Return the position of a key; None if it is missing."""
         i = bisect.bisect_left(self, key)
         return i if i < len(self) and self[i] == key else None
 
@@ -99,7 +98,6 @@ class Count(int):
 
     @classmethod
     def of(cls, value: int, exact: bool = True) -> Count:
-        """Return a count and whether it is all."""
         count = cls(value)
         count.exact = exact
         return count
@@ -184,7 +182,6 @@ class Listed(_Ordered):
     least = count
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """Return a slice, from the end when the order is turned around."""
         numbers = self.keys.numbers
         if self.descending:
             end = max(0, len(numbers) - offset)
@@ -192,7 +189,6 @@ class Listed(_Ordered):
         return numbers[offset : offset + limit].tolist()
 
     def neighbour(self, n: int, direction: int) -> int | None:
-        """Return the next key in the list."""
         here = self._key_of(n)
         if here is None:
             return None
@@ -204,7 +200,6 @@ class Listed(_Ordered):
         return at if at is None or not self.descending else len(self.keys) - 1 - at
 
     def numbers(self) -> Sequence[int] | None:
-        """Return all of them, in ascending order of the column."""
         return self.keys.numbers
 
     def grown(self, last_n: int) -> View:
@@ -261,7 +256,7 @@ class Walked(_Ordered):
         return [n for _, _, n in keys]
 
     def neighbour(self, n: int, direction: int) -> int | None:
-        """Return the next key along the index. Some more are read ahead."""
+        """Return the next key along the index, and read some more ahead."""
         if (n, direction) in self._ahead:
             return self._ahead[n, direction]
         here = self._key_of(n)

@@ -181,7 +181,7 @@ class Together(Item):
         return (*self.items, self.positions)
 
     def apart(self) -> Sequence[Item]:
-        """Return the items one by one: at least some of them can be recorded."""
+        """Store the items one by one: at least some of them can be recorded."""
         return self.parts
 
     def store(self, store: RecordStore) -> int:

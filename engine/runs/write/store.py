@@ -122,7 +122,7 @@ class RowTables:
         return first
 
     def replace(self, n: int, trajectory: Listed) -> None:
-        """Replace the row of a trajectory. Its text stays."""
+        """Replace the row of a trajectory, but not its text."""
         for table in ("rows", "cards", "overflow", "extras"):
             self.db.execute(f"DELETE FROM {table} WHERE n = ?", (n,))
         self._put(n, [trajectory])
@@ -207,7 +207,6 @@ class MetricTables:
         self._ids: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Drop the cached names, after a rollback."""
         self._ids.clear()
 
     def touch(self, step: int) -> None:
@@ -215,7 +214,6 @@ class MetricTables:
         self.db.execute("INSERT OR IGNORE INTO steps VALUES (?, ?)", (step, time.time()))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one number a name."""
         self.touch(step)
         rows = [(self._id(name), step, value) for name, value in values.items()]
         self.db.executemany("INSERT INTO metrics (name, step, value) VALUES (?, ?, ?)", rows)
@@ -244,7 +242,6 @@ class MetricTables:
         )
 
     def remove_after(self, step: int) -> None:
-        """Remove the metrics of later steps."""
         self.db.execute("DELETE FROM metrics WHERE step > ?", (step,))
         for width in SPANS:
             self.db.execute("DELETE FROM spans WHERE width = ? AND start + width > ?", (width, step))
@@ -318,7 +315,6 @@ class RecordStore:
             self.db.executemany("INSERT INTO vocabulary VALUES (?, ?)", rows)
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set a fact about the record itself."""
         self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def last_n(self) -> int:
@@ -326,7 +322,6 @@ class RecordStore:
         return int(self.db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0])
 
     def last_step(self) -> int:
-        """Return the last recorded step; 0 for none."""
         return int(self.db.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
 
     def add_trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> list[str]:
@@ -353,7 +348,6 @@ class RecordStore:
         return refused
 
     def put_chunk(self, first: int, bodies: Sequence[bytes], arrays: bytes | None) -> None:
-        """Store the bodies of consecutive trajectories as one compressed blob."""
         body = codec.compress(b"\n".join(bodies))
         tokens = None if arrays is None else codec.compress(arrays)
         self.db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (first, len(bodies), body, tokens))

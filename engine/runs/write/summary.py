@@ -25,7 +25,6 @@ class Summary:
         self._series: dict[str, _Curve] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the metrics of a step that are in `NAMES`."""
         for name in NAMES:
             value = values.get(name)
             if value is not None and value == value:

@@ -22,7 +22,7 @@ class News(NamedTuple):
 
 
 class Trouble:
-    """overflow: returns how many rows found no room in the queue. tell: takes one sentence for people."""
+    """overflow: returns how many rows found no room in the queue. tell: receives one sentence for people."""
 
     def __init__(self, overflow: Callable[[], int], tell: Callable[[str], None]) -> None:
         self.now: str | None = None
@@ -40,7 +40,6 @@ class Trouble:
 
     @property
     def sentence(self) -> str:
-        """The trouble and its consequence."""
         return f"{self._reason}; training goes on without its record, which resumes when it can"
 
     def failed(self, reason: str, locked: bool) -> None:

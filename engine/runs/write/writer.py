@@ -210,7 +210,6 @@ class RunWriter:
         self._state_dirty = True
 
     def end(self, id_: str) -> None:
-        """End a rollout, successful or not."""
         self.flights.end(id_)
         self._state_dirty = True
 
@@ -256,7 +255,7 @@ class RunWriter:
         return self._sink.trouble.now is None
 
     def position(self) -> int:
-        """Return the last step of which something is committed; 0 for none."""
+        """Return the last step with committed data; 0 for none."""
         return self._sink.step
 
     def close(self, timeout: float = 30.0) -> None:
@@ -432,11 +431,9 @@ class NullWriter:
         return image_path(name)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Return True: nothing waits to be written."""
         return True
 
     def position(self) -> int:
-        """Return 0: nothing is recorded."""
         return 0
 
 

@@ -58,9 +58,9 @@ def limitations(env: Any, rubric: RubricParts) -> Iterator[str]:
     if rubric.weights is None:
         yield f"its rubric's total is not the sum of functions with names of their own; it is one component, {TOTAL}"
     if getattr(env.rubric, "has_advantages", False):
-        yield "its rubric sets advantages; they are left out, for training computes them (training.advantages)"
+        yield "its rubric sets advantages, which are left out: training computes its own (training.advantages)"
     turned = getattr(type(env), "get_prompt_messages", None)
     if turned is not None and turned is not vf.MultiTurnEnv.get_prompt_messages:
         yield "it may rewrite the conversation between turns; a rollout in which it does fails, and is not trained on"
     if env.sampling_args.keys() - {"n", "extra_body"} or env.sampling_args.get("extra_body"):
-        yield "its sampling arguments are left out; training.temperature, top_p and top_k say how the policy samples"
+        yield "its sampling arguments are left out: training.temperature, top_p and top_k control the sampling"
