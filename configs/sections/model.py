@@ -77,7 +77,5 @@ class ModelConfig(Section):
     def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"):
             if name in value:
-                raise ValueError(
-                    f"{name} is set by the program. Give only keys of the template (enable_thinking)"
-                )
+                raise ValueError(f"{name} is set by the program. Give only keys of the template (enable_thinking)")
         return value
