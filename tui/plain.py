@@ -126,6 +126,8 @@ def _step(whole: Whole, position: int) -> Iterator[tuple[str, str]]:
     call = f"{step.action}({json.dumps(dict(step.arguments), ensure_ascii=False, default=str)})"
     yield "", ""
     yield "", f"step {step.index}"
+    if step.thought and step.thought not in step.text:
+        yield "  thought", step.thought
     yield "  wrote  ", step.text
     if step.calls:
         yield from _calls(step)

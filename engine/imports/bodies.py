@@ -12,7 +12,7 @@ from ..runs.read.bodies import Bodies
 from ..runs.read.record import Record
 from ..runs.read.rollouts import by_number
 from ..runs.types import TokenArrays, TrajectoryRecord
-from .convert import record_of
+from .convert import part_of, record_of
 from .dump import formats_of, items_at
 from .errors import DumpError
 from .format import Format
@@ -67,10 +67,10 @@ class DumpBodies(Bodies):
             raise RecordDamaged(f"rollout {n} of {self.dump} cannot be read: its place is not in the index")
         path, container, at, length, part = found[0]
         items, reader = self._items(path, container, at, length)
-        rollouts = [item for item in items if isinstance(item, Rollout)]
-        if part >= len(rollouts):
-            raise RecordDamaged(f"{path} has changed since it was indexed; leave and open it again")
-        rollout = rollouts[part]
+        try:
+            rollout = part_of(items, part)
+        except IndexError:
+            raise RecordDamaged(f"{path} has changed since it was indexed; leave and open it again") from None
         if rollout.id:
             rollout = self._amended(rollout)
         return rollout, reader

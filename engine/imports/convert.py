@@ -17,6 +17,7 @@ from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from ..runs.columns import Flag, Listed
 from ..runs.types import Split, TrajectoryRecord
 from .format import NOT_WRITTEN
+from .messages import split
 from .rollout import Message, Rollout, Score, text
 
 TEXT = "(text)"
@@ -50,6 +51,18 @@ def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple
     if _split(rollout) == Split.JUDGE:
         group = f"{rollout.agent}:{group}"
     return prompt_id, f"{scope}:{group}" if scope else group
+
+
+def with_turns_of_prompt(rollout: Rollout) -> Rollout:
+    """Return a later step of a rollout with the earlier turns, which are in its prompt, as turns."""
+    prompt, said = split((*rollout.prompt, *rollout.completion))
+    return replace(rollout, prompt=prompt, completion=said)
+
+
+def part_of(items: Sequence[object], part: int) -> Rollout:
+    """Return a rollout of a document by its place in the index (`Part.places`). Raises IndexError."""
+    rollouts = [item for item in items if isinstance(item, Rollout)]
+    return rollouts[part] if part >= 0 else with_turns_of_prompt(rollouts[~part])
 
 
 def is_judge(agent: str) -> bool:
@@ -177,7 +190,7 @@ def lacks(rollout: Rollout, what: str) -> bool:
 
 
 def _stop(rollout: Rollout) -> str:
-    return rollout.stop or ("error" if rollout.error else "not recorded")
+    return rollout.stop or ("error" if rollout.error else "")
 
 
 def _split(rollout: Rollout) -> str:

@@ -18,7 +18,7 @@ from ..runs.read.reader import RunReader
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
 from .containers import BY_NAME, container_of
-from .convert import record_of
+from .convert import part_of, record_of
 from .dump import files_of, formats_of, items_at
 from .errors import DumpError
 from .format import NOT_WRITTEN, Format, Origin
@@ -27,7 +27,6 @@ from .measuring import measure
 from .options import Options
 from .part import PART_SECONDS, Part, stat_of, tail_of
 from .reached import is_low
-from .rollout import Rollout
 
 _TEXTS = 64
 _DIAGNOSED = 50_000
@@ -271,8 +270,8 @@ class Indexer:
     def _again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
         """Read a rollout again, for its text. Return None if it cannot be read."""
         try:
-            rollouts = [item for item in items_at(self.dump, place, self.formats)[0] if isinstance(item, Rollout)]
-            return record_of(rollouts[part], fallback_id="", index=0, unknown={})
+            rollout = part_of(items_at(self.dump, place, self.formats)[0], part)
+            return record_of(rollout, fallback_id="", index=0, unknown={})
         except (DumpError, OSError, IndexError):
             return None
 

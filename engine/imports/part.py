@@ -14,7 +14,7 @@ from ..runs import codec
 from ..runs.columns import Flag, Listed
 from ..runs.labels import clean
 from .containers.base import Found
-from .convert import columns, identity, lacks, listed_of
+from .convert import columns, identity, lacks, listed_of, with_turns_of_prompt
 from .dump import format_of
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import IndexStore
@@ -57,6 +57,7 @@ class Part:
         self.line = 0
         self.rows: list[Listed] = []
         self.places: list[tuple[int, int, int, int]] = []
+        """Source, offset, length, and the rollout in its document (`~n`: with the turns in its prompt)."""
         self.numbers: list[Numbers] = []
         self.amendments: list[tuple[Amendment, int, int]] = []
         self.named: list[str] = []
@@ -187,7 +188,8 @@ class Part:
         if any(m.is_agent for m in rollout.prompt) and at is None and n is None:
             talk, before, number_ = self.last
             if talk and rollout.prompt[: len(talk)] == talk:  # a later step of the previous rollout
-                at, n = before, number_
+                at, n, rollout = before, number_, with_turns_of_prompt(rollout)
+                place = (*place[:3], ~part)
         if rollout.grows and rollout.id:
             at, n, turns = self._grown(rollout.id)
             if turns is not None and turns > sum(m.is_agent for m in rollout.completion):

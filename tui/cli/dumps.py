@@ -69,7 +69,7 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
     formats = {name: n for name, n in summary["formats"].items() if name != "(unknown)"}
     files = summary["files"]
     lines = [
-        f"{summary['rollouts']:,} rollouts in {files:,} file{'s' if files != 1 else ''}: "
+        f"{(n := summary['rollouts']):,} rollout{'s' * (n != 1)} in {files:,} file{'s' * (files != 1)}: "
         + ", ".join(f"{name} ({n:,} document{'s' * (n != 1)})" for name, n in formats.items())
     ]
     if note := cache.note():

@@ -300,7 +300,7 @@ def test_swe_agent(opened: Open):
         row, shown = found[id_], reader.bodies.trajectory(found[id_].n).trajectory
         assert row.turns == len(document["trajectory"]) and row.reward is None
         assert row.answer == (document["info"].get("submission") or None)
-        assert row.stop_reason == (document["info"]["exit_status"] or "not recorded")
+        assert row.stop_reason == (document["info"]["exit_status"] or "")
         assert [s.observation for s in shown.steps] == [t["observation"] for t in document["trajectory"]]
 
 

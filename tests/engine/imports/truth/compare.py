@@ -122,7 +122,7 @@ def _aspects(writer: Writer, e: Episode, record: TrajectoryRecord, row: Trajecto
         "components": {},
         "advantage": None,
         "step": None,
-        "stop": ("not recorded", "error"),
+        "stop": ("", "error"),
         "error": False,
     }
     return {
