@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from ..messages import conversation, split
 from ..rollout import Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
 
 _ITEMS = ("message", "reasoning")
+_EXIT_CODE = re.compile(r"Exit code: (-?\d+)\n")
 Entries = list[Mapping[str, Any]]
 
 
@@ -155,8 +157,10 @@ def _codex(entries: Entries) -> Rollout:
 
 
 def _codex_item(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an item; the output of a command may be JSON text with its exit code."""
+    """Return an item with the error of a command, whose output begins with its exit code or is JSON with it."""
     given = item.get("output")
+    if isinstance(given, str) and (found := _EXIT_CODE.match(given)):
+        return {**item, "error": f"exit code {found[1]}" if found[1] != "0" else None}
     inner = parsed(given) if isinstance(given, str) and given[:1] == "{" else given
     if not isinstance(inner, Mapping) or not isinstance(inner.get("output", inner.get("content")), str):
         return item

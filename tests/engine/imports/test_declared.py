@@ -240,3 +240,21 @@ def test_a_judge_in_an_episode_of_rllm_leaves_the_group_of_the_solvers(tmp_path:
     found = opened(write(tmp_path / "a.jsonl", judged, alone)).rollouts.page()
     solvers = [row.group for row in found if row.split == "train"]
     assert len(solvers) == 2 and len(set(solvers)) == 1 and [r.split for r in found].count("judge") == 1
+
+
+def test_a_command_of_codex_that_failed_is_an_error(tmp_path: Path, opened: Open):
+    texts = [
+        "Exit code: 2\nWall time: 0.1 seconds\nOutput:\nno such file",
+        "Exit code: 0\nWall time: 0.1 seconds\nOutput:\n",
+    ]
+    rows = [{"type": "session_meta", "payload": {"id": "s"}}]
+    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list"}]}]
+    for i, output in enumerate(texts):
+        items.append({"type": "function_call", "name": "shell", "arguments": "{}", "call_id": f"c{i}"})
+        items.append({"type": "function_call_output", "call_id": f"c{i}", "output": output})
+    file = tmp_path / "rollout.jsonl"
+    file.write_text(
+        "".join(json.dumps(r) + "\n" for r in [*rows, *({"type": "response_item", "payload": i} for i in items)])
+    )
+    calls = [call for step in opened(file).bodies.trajectory(1).trajectory.steps for call in step.calls]
+    assert [(call.result, call.error) for call in calls] == [(texts[0], "exit code 2"), (texts[1], None)]
