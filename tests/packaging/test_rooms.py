@@ -74,6 +74,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rewards.advantages",
         "rewards.diagnosis",
     ),
+    "api": (
+        "configs",
+        "engine.runs",
+        "engine.imports",
+        "engine.launch.alerts",
+        *("recorder", "trl_sources"),  # its own files, by the names that users write
+    ),
 }
 LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch", "engine.recompute", "engine.evaluation")
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
