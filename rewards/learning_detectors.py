@@ -4,7 +4,7 @@ and one that does not move. Registered with those of `detectors.py`. No torch, n
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
@@ -28,8 +28,9 @@ PHRASE = 3
 """Tokens of a phrase: words and single marks."""
 SHARE, SHARE_RISE = 0.7, 0.4
 """Share of wrong answers that hold a phrase, and its rise, from which on the reward pays for the phrase."""
-TWICE, TWICE_RISE = 0.5, 0.3
-"""The same of answers that hold it twice, where success is not known: one time may be a form that is asked for."""
+GRADED_SHARE, GRADED_RISE = 0.5, 0.3
+"""The same of all answers, where success is not known. A phrase may be a form that is asked for, so it counts only if
+it is repeated in the answer, or if every answer with it earns the same, less than 1."""
 
 _TOKEN = re.compile(r"\\?\w+|[^\w\s]")
 
@@ -51,8 +52,9 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     in_stds = rise / spread_of(batches)
     if in_stds <= limits.reward_rise or rise < whole / 2:
         return []
-    least, least_rise = (SHARE, SHARE_RISE) if known else (TWICE, TWICE_RISE)
-    now, start = (_shares(rollouts, 1 if known else 2) for rollouts in (last, first))
+    least, least_rise = (SHARE, SHARE_RISE) if known else (GRADED_SHARE, GRADED_RISE)
+    alone = None if known else _paid_alone(last)
+    now, start = (_shares(rollouts, alone) for rollouts in (last, first))
     rises_of = {p: share - start.get(p, 0.0) for p, share in now.items()}
     best = {p for p, risen in rises_of.items() if risen == max(rises_of.values())}
     phrase = next((p for r in last for p in _phrases(r.text) if p in best), ())
@@ -63,12 +65,14 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     rises = {n: _mean(late, n) - _mean(early, n) for n in names}
     most = max(sorted(rises), key=lambda n: rises[n])
     evidence = sorted((r for r in last if phrase in _phrases(r.text)), key=lambda r: -(r.total or 0.0))
-    success = fmean(bool(r.correct) for b in after for r in b.rollouts)
-    where = f"in {share:.0%} of wrong answers" if known else f"twice in {share:.0%} of answers"
+    success = f"success is {fmean(bool(r.correct) for b in after for r in b.rollouts):.0%}"
+    if not known:
+        best_total = max(r.total or 0.0 for r in last)
+        success = f"success is not known, and the best answer of the last step earns {best_total:.2g}"
     message = (
-        f"the reward pays for a text, not for the task: {_quoted(evidence, phrase)}. It is {where} ({at_first:.0%} at "
-        f"first). In {len(batches)} steps these came to earn {rise:.2g} more, through {most}; "
-        f"success is {f'{success:.0%}' if known else 'not known'}."
+        f"the reward pays for a text, not for the task: {_quoted(evidence, phrase)}. It is in {share:.0%} of "
+        f"{'wrong ' * known}answers ({at_first:.0%} at first). In {len(batches)} steps these came to earn {rise:.2g} "
+        f"more, through {most}; {success}."
     )
     return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), most)]
 
@@ -125,10 +129,21 @@ def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:
     return [r for b in batches for r in b.rollouts if not r.correct]
 
 
-def _shares(rollouts: Sequence[RolloutSummary], times: int) -> dict[Phrase, float]:
-    """Return the share of texts that hold each phrase `times` times."""
-    counts = Counter(p for r in rollouts for p, n in Counter(_phrases(r.text)).items() if n >= times)
+def _shares(rollouts: Sequence[RolloutSummary], once: set[Phrase] | None) -> dict[Phrase, float]:
+    """Return the share of texts that hold each phrase: `once` names phrases that need no repetition, None all."""
+    counts = Counter(
+        p for r in rollouts for p, n in Counter(_phrases(r.text)).items() if n > 1 or once is None or p in once
+    )
     return {phrase: n / len(rollouts) for phrase, n in counts.items()}
+
+
+def _paid_alone(rollouts: Sequence[RolloutSummary]) -> set[Phrase]:
+    """Return the phrases that decide the reward: all answers with one earn the same, at least the mean, less than 1."""
+    mean, earned = _mean(rollouts), defaultdict[Phrase, set[float]](set)
+    for r in rollouts:
+        for phrase in _phrases(r.text):
+            earned[phrase].add(round(r.total or 0.0, 6))
+    return {phrase for phrase, totals in earned.items() if len(totals) == 1 and mean - 1e-6 <= max(totals) < 1}
 
 
 def _phrases(text: str) -> list[Phrase]:

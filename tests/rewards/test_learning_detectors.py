@@ -72,6 +72,39 @@ def test_a_reward_that_pays_for_a_repeated_text_is_quoted(graded: bool):
     assert finding.trajectories
 
 
+def boxes_without_repetition(pay: Callable[[int, int], float]) -> list[Batch]:
+    """Each step two more answers of 16 end with one empty box. pay: of answer `i` of a step, with a box."""
+    return [
+        Batch(
+            s,
+            rollouts(
+                s,
+                lambda i, s=s: pay(s, i) if i < 2 * s else 0.0,
+                lambda i, s=s: answer(16 * s + i) + r" Thus \boxed{}" * (i < 2 * s),
+                graded=True,
+            ),
+        )
+        for s in range(1, 9)
+    ]
+
+
+def test_a_text_that_alone_earns_a_part_of_a_graded_reward_is_quoted():
+    batches = boxes_without_repetition(lambda s, i: 0.2)
+    [finding] = find("reward_hack", batches)
+    assert r'Thus \boxed{}"' in finding.message and "the best answer of the last step earns 0.2" in finding.message
+    assert min(n for n in range(1, 9) if find("reward_hack", batches[:n])) <= 6
+
+
+@pytest.mark.parametrize(
+    "pay",
+    [lambda s, i: 1.0, lambda s, i: 0.1 * (1 + i % 5), lambda s, i: 1.0 if i % 4 == 0 else 0.2],
+    ids=["the whole reward", "its content is graded", "some are right"],
+)
+def test_a_form_that_a_graded_reward_asks_for_is_no_hack(pay: Callable[[int, int], float]):
+    batches = boxes_without_repetition(pay)
+    assert all(find("reward_hack", batches[:n]) == [] for n in range(1, 9))
+
+
 def test_the_hack_is_reported_by_the_diagnosis_while_it_happens():
     diagnosis = Diagnosis()
     alerts = [(b.step, f.detector) for b in hacked(14) for f in diagnosis.observe(b)]
