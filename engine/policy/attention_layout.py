@@ -42,11 +42,10 @@ class Block:
 
     @property
     def cost(self) -> float:
-        """Pairs of tokens that are looked at; a causal kernel skips half."""
+        """The number of token pairs. A causal kernel skips half."""
         return self.query.numel() * self.key.shape[1] * (0.5 if self.allowed is None else 1.0)
 
     def to(self, device: torch.device | str) -> Block:
-        """The same on `device`."""
         allowed = None if self.allowed is None else self.allowed.to(device)
         return Block(self.query.to(device), self.key.to(device), allowed)
 
@@ -62,16 +61,14 @@ class Layout:
     sliding: Callable[[int], Layout]
 
     def within(self, window: int | None) -> Layout:
-        """The layout in which a token sees the last `window` tokens alone, itself included (None: all before it)."""
+        """Limit each token to the last `window` tokens, itself included (None: no limit)."""
         return self if window is None or window >= self.longest else self.sliding(window)
 
     @property
     def cost(self) -> float:
-        """Pairs of tokens that are looked at."""
         return sum(block.cost for block in self.blocks)
 
     def to(self, device: torch.device | str) -> Layout:
-        """The same on `device`."""
         blocks = tuple(block.to(device) for block in self.blocks)
         return Layout(blocks, self.out.to(device), self.longest, cache(lambda window: self.sliding(window).to(device)))
 
@@ -86,12 +83,12 @@ class Pieces:
 
     @classmethod
     def of(cls, pieces: Sequence[np.ndarray], first: int) -> Self:
-        """The pieces one after another, from place `first` of the packed row on."""
+        """Place the pieces one after another, from place `first` of the packed row."""
         lengths = np.array([len(piece) for piece in pieces])
         return cls(np.concatenate(pieces), first + np.cumsum(lengths) - lengths, lengths)
 
     def positions(self, offset: np.ndarray | int = 0) -> np.ndarray:
-        """The position of each token within its piece, plus the piece's offset, long [tokens]."""
+        """Return the position of each token within its piece, plus the piece's offset, long [tokens]."""
         return np.arange(len(self.tokens)) - np.repeat(self.starts - self.starts[:1] - offset, self.lengths)
 
 
@@ -105,7 +102,7 @@ class Cut:
 
     @property
     def tokens(self) -> int:
-        """N, tokens of the packed row."""
+        """Tokens of the packed row, N."""
         return len(self.prompts.tokens) + len(self.own.tokens)
 
     @property
@@ -114,7 +111,7 @@ class Cut:
         return self.prompts.lengths[self.prompt_of] + self.own.lengths
 
     def places(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Where tokens at `positions` (long [P] or [b, P]) of rollouts `rows` (long [b]) are packed, long [b, P]."""
+        """Return places, long [b, P], of tokens at `positions` (long [P] or [b, P]) of rollouts `rows` (long [b])."""
         prompt = self.prompt_of[rows]
         cut = self.prompts.lengths[prompt][:, None]
         shared, own = self.prompts.starts[prompt][:, None], self.own.starts[rows][:, None] - cut
@@ -129,7 +126,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, starts: np.ndarray, lengths: np.ndarray) -> Self:
-        """Row i: lengths[i] consecutive places from starts[i] on."""
+        """Make row i of lengths[i] consecutive places from starts[i]."""
         columns = np.arange(int(lengths.max()))
         real = columns < lengths[:, None]
         return cls(np.where(real, starts[:, None] + columns, 0), real)
@@ -144,7 +141,6 @@ class _Attention(NamedTuple):
     allowed: np.ndarray | None = None
 
     def block(self) -> Block:
-        """The same as tensors."""
         query = torch.from_numpy(self.queries.places)
         if self.keys is None or self.allowed is None:
             return Block(query, query, None)
@@ -175,7 +171,7 @@ def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
 
 
 def _layout(cut: Cut, read: Sequence[np.ndarray], attentions: Iterable[_Attention]) -> Layout:
-    """Of `attentions`; read[i]: the positions in rollout i whose results have a meaning."""
+    """Lay out `attentions`. read[i]: the positions in rollout i whose results are used."""
     attentions = list(attentions)
     out, done = np.zeros(cut.tokens, np.int64), 0
     for queries, *_ in attentions:
@@ -188,7 +184,7 @@ def _layout(cut: Cut, read: Sequence[np.ndarray], attentions: Iterable[_Attentio
 
 
 def _whole(cut: Cut) -> Iterable[_Attention]:
-    """Each rollout as a row of its prompt and its own tokens."""
+    """Lay out each rollout as a row of its prompt and its own tokens."""
     length = cut.lengths
     for rows in _alike(length):
         columns = np.arange(int(length[rows].max()))
@@ -197,7 +193,7 @@ def _whole(cut: Cut) -> Iterable[_Attention]:
 
 
 def _apart(cut: Cut) -> Iterable[_Attention]:
-    """Each prompt once, and each rollout's own tokens over its prompt and themselves."""
+    """Lay out each prompt once, and each rollout's own tokens over its prompt and themselves."""
     prompts, own = cut.prompts, cut.own
     for rows in _alike(prompts.lengths):
         yield _Attention(_Rows.of(prompts.starts[rows], prompts.lengths[rows]))
@@ -214,7 +210,7 @@ def _apart(cut: Cut) -> Iterable[_Attention]:
 
 
 def _read(cut: Cut, read: Sequence[np.ndarray], window: int | None = None) -> Iterable[_Attention]:
-    """What is read of each rollout, stretch after stretch, over all that came before it or the window's tokens."""
+    """Lay out the used positions, over all earlier tokens or those of the window."""
     lengths = cut.lengths
     for alike in _alike(lengths):
         longest = int(lengths[alike].max())
@@ -239,7 +235,7 @@ def _read(cut: Cut, read: Sequence[np.ndarray], window: int | None = None) -> It
 
 
 def _alike(lengths: np.ndarray) -> list[np.ndarray]:
-    """Rows in groups of similar length: the shortest of a group has at least `_ALIKE` of the longest."""
+    """Group rows of similar length: the shortest has at least `_ALIKE` of the longest."""
     order = np.argsort(-lengths, kind="stable")
     groups: list[list[int]] = []
     longest = -1.0

@@ -31,7 +31,7 @@ class KLDirections(NamedTuple):
 
 
 def _divergence(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL(p ‖ q) over the last axis of two normalised log-distributions; ∞ where q lacks a token that p has."""
+    """Return KL(p ‖ q) over the last axis of two normalised log-distributions; ∞ if q lacks a token of p."""
     both_zero = torch.isneginf(logp) & torch.isneginf(logq)
     p, q = logp.exp(), logq.exp()
     p_zero = torch.isneginf(logp)
@@ -45,7 +45,7 @@ def _divergence(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """Normalised in at least float32: half precision has too few digits for a KL of a hundredth of a nat."""
+    """Normalise in at least float32. Half precision is too coarse for a KL of a hundredth of a nat."""
     return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
 
 
@@ -76,7 +76,7 @@ def top_k_distribution(logits: Tensor, k: int) -> TopKDistribution:
 
 
 def _tail(logprobs: Tensor, indices: Tensor) -> Tensor:
-    """Log of the probability outside `indices`, summed over what is outside (1 − Σ would cancel)."""
+    """Return the log of the probability outside `indices`, as a direct sum (1 − Σ would cancel)."""
     return torch.logsumexp(logprobs.scatter(-1, indices.long(), -math.inf), dim=-1)
 
 
@@ -147,7 +147,6 @@ class BetaController:
 
     @property
     def history(self) -> list[BetaChange]:
-        """The changes so far, oldest first."""
         return list(self._history)
 
     @property
@@ -193,7 +192,6 @@ class BetaController:
         return change
 
     def state_dict(self) -> dict[str, Any]:
-        """Beta, the window of KLs and the history, as plain JSON values."""
         return {
             "beta": self.beta,
             "recent": list(self._recent),

@@ -56,7 +56,6 @@ class Need:
 
     @property
     def peak(self) -> float:
-        """The larger of the two phases."""
         return sum(self.both.values()) + max(sum(self.acting.values()), sum(self.training.values()))
 
 

@@ -54,7 +54,7 @@ def _base(layer: Any) -> nn.Linear:
 
 
 def _sum(layer: Any) -> Tensor:
-    """W + Σ s B A over the active adapters, [out, in]."""
+    """Return W + Σ s B A over the active adapters, [out, in]."""
     weight = _base(layer).weight
     if layer.disable_adapters:
         return weight

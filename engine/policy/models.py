@@ -217,7 +217,7 @@ def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> Pef
 
 
 def _check(folder: Path) -> None:
-    """Raise ModelLoadError when a folder that says what it holds (`checksums.json`) no longer does."""
+    """Raise ModelLoadError if a folder does not match its `checksums.json`."""
     if (folder / CHECKSUMS).is_file() and (damage := find_damage(folder)) is not None:
         raise ModelLoadError(f"{folder} is damaged: {damage}; the last checkpoint of its run has the weights, too")
 
@@ -242,7 +242,7 @@ def _adapter_folder(adapters: str) -> Path:
 
 
 def _device(config: ModelConfig) -> torch.device:
-    """Where the model goes. With several processes, each takes the accelerator of its own rank."""
+    """Return the model's device. With several processes, each takes the accelerator of its own rank."""
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -46,7 +46,7 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Keeps x itself and one number a row."""
+        """Keep x itself and one number a row for the backward pass."""
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)

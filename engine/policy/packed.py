@@ -112,7 +112,6 @@ class PackedForward:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """The model takes `packing` inside."""
         plain = self.model.forward
 
         @functools.wraps(type(self.model).forward)
@@ -128,7 +127,7 @@ class PackedForward:
             yield
 
     def __call__(self, packing: Packing, entropy_grad: bool = False) -> PackedOutput:
-        """Log-probs and entropies of the M scored tokens, and the hidden states they come from; inside `attention`."""
+        """Return log-probs and entropies of the M scored tokens, and their hidden states. Call inside `attention`."""
         states = self.states(packing)
         head: Any = self.model.get_output_embeddings()
         chosen = states.index_select(0, packing.before)
@@ -138,7 +137,7 @@ class PackedForward:
         return PackedOutput(*scores, states)
 
     def states(self, packing: Packing) -> Tensor:
-        """The last hidden states of `packing.kept`, [K, H]: the packed forward without its output layer."""
+        """Return the last hidden states of `packing.kept`, [K, H], without the output layer."""
         body: Any = self.model.base_model
         seen: dict[str, Any] = {}
         if packing.images and self.seeing is not None:
@@ -182,7 +181,7 @@ TAIL = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
 def _tail(layer: Any, hidden_states: Tensor, *, packing: Packing, **kwargs: Any) -> Tensor:
-    """The last layer of a pre-norm decoder: what follows attention runs only on the tokens that are read, [1, K, H]."""
+    """Run the last layer of a pre-norm decoder. After attention, only the used tokens are computed, [1, K, H]."""
     if hidden_states.device.type == "cpu":  # elsewhere a causal kernel is faster than a mask that is smaller
         packing = dataclasses.replace(packing, layout=packing.last)
     attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), packing=packing, **kwargs)
@@ -201,7 +200,7 @@ def _agrees(packed: PackedForward, tokens: int) -> bool:
     packing = pack(rows, masks).to(next(model.parameters()).device)
 
     def padded() -> Tensor:
-        """The log-probs of the padded forward pass, in the order of the packed ones."""
+        """Return the log-probs of the padded forward pass, in packed order."""
         logits = padded_forward(model, rows, masks).logits.float() / packed.temperature
         return torch.log_softmax(logits, -1).gather(-1, packing.target[:, None])[:, 0]
 

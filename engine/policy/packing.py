@@ -50,13 +50,12 @@ class Packing:
     images: tuple[ModelImage, ...] = ()
 
     def to(self, device: torch.device | str) -> Packing:
-        """The same on `device`."""
         moves = (Tensor, Layout)
         moved: dict[str, Any] = {k: v.to(device) if isinstance(v, moves) else v for k, v in vars(self).items()}
         return Packing(**moved)
 
     def pad(self, values: Tensor) -> Tensor:
-        """Scored values [M] as [B, T] with zeros elsewhere; differentiable."""
+        """Scatter scored values [M] to [B, T], with zeros elsewhere (differentiable)."""
         out = values.new_zeros(self.shape)
         return out.index_put((self.row, self.column), values)
 
@@ -71,7 +70,7 @@ class SeenBatch:
     positions: Sequence[np.ndarray] | None = None
 
     def between(self, row: int, token_ids: np.ndarray, start: int, end: int) -> list[ModelImage]:
-        """Those of row `row` whose tokens lie in [start, end)."""
+        """Return the images of row `row` whose tokens are in [start, end)."""
         if not self.images[row]:
             return []
         before = int((token_ids[:start] == self.image_id).sum())

@@ -40,7 +40,7 @@ class Arithmetic:
 
     @staticmethod
     def of(model: nn.Module) -> Arithmetic | None:
-        """The one of a model; None for a model that computes as it was loaded."""
+        """Return the model's, or None if it computes in its loaded format."""
         return getattr(base_of(model), "arithmetic", None)
 
 
@@ -119,7 +119,7 @@ def float_product(x: Tensor, weight: Tensor, computed: torch.dtype) -> Tensor:
 
 
 def _body(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The layers: products in half precision, also those that are not of an `nn.Linear`."""
+    """Run the layers with all products in half precision, not only those of `nn.Linear`."""
     now, device = self.arithmetic.now, next(self.parameters()).device.type
     with torch.autocast(device, dtype=now, enabled=now != torch.float32):
         return type(self).forward(self, *args, **kwargs)
@@ -139,7 +139,7 @@ def _float_logits(self: Any, hidden: Tensor) -> Tensor:
 
 
 def _lora_linear(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """x Wᵀ + b + Σ s (x Aᵀ) Bᵀ, rounded once: x [..., in] → [..., out] in the present format."""
+    """Return x Wᵀ + b + Σ s (x Aᵀ) Bᵀ, rounded once: x [..., in] → [..., out] in the present format."""
     names = [] if self.disable_adapters else [n for n in self.active_adapters if n in self.lora_A]
     if self.merged or any(n in self.lora_variant or self.lora_bias.get(n, False) for n in names):
         return type(self).forward(self, x, *args, **kwargs)
@@ -155,7 +155,7 @@ def _lora_linear(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _parts(layer: Any) -> tuple[Tensor, Tensor | None, dict[str, tuple[Tensor, Tensor]]]:
-    """W, b, and A and s B of each active adapter, in the present format."""
+    """Return W, b, and A and s B of each active adapter, in the present format."""
     now, base = layer.arithmetic.now, layer.base_layer
     names = [n for n in layer.active_adapters if n in layer.lora_A]
     parts = {n: (layer.lora_A[n].weight.to(now), (layer.lora_B[n].weight * layer.scaling[n]).to(now)) for n in names}

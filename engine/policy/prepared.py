@@ -78,11 +78,10 @@ class PreparedModel:
 
     @staticmethod
     def of(model: nn.Module) -> PreparedModel | None:
-        """Who owns the changes of this model; None for one that is as it was loaded."""
+        """Return the owner of this model's changes, or None for an unchanged model."""
         return getattr(base_of(model), "prepared", None)
 
     def restore(self) -> None:
-        """Take the changes off again; the model is as it was before."""
         self._changes.close()
 
     @contextlib.contextmanager
@@ -120,7 +119,7 @@ class PreparedModel:
         images: Sequence[Images] | None = None,
         length: int | None = None,
     ) -> Packing:
-        """See `packing.pack`; on the model's device."""
+        """Call `packing.pack`, and move the result to the model's device."""
         seeing = self.forward.seeing
         seen = None if seeing is None or images is None else seeing.batch(token_ids, images)
         return pack(token_ids, agent_mask, length, seen).to(device_of(self.base))
@@ -146,7 +145,6 @@ class PreparedModel:
         turn_ids: Sequence[np.ndarray] | None,
         images: Sequence[Images] | None,
     ) -> TokenScores:
-        """For models that the packed forward does not fit."""
         # A first token has no log-prob.
         scored = [mask.astype(bool) & (np.arange(len(mask)) > 0) for mask in agent_mask]
         out = padded_forward(self.model, token_ids, scored, turn_ids is not None, images)

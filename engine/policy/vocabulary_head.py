@@ -40,7 +40,6 @@ class TokenLogProbs(torch.autograd.Function):
         computed: torch.dtype,
         entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        """See the class."""
         h, w = hidden.detach().to(computed), weight.detach().to(computed)
         again = ctx.needs_input_grad[1] or entropy_grad or bool(bias is not None and ctx.needs_input_grad[2])
         at_once = ctx.needs_input_grad[0] and not again
@@ -60,7 +59,6 @@ class TokenLogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        """From gradients [M] of the log-probs and of the entropies."""
         hidden, weight, bias, target, logprobs, entropy, direction = ctx.saved_tensors
         rest = (None,) * 4
         if direction is not None:
@@ -105,7 +103,7 @@ class _Tile:
         """The logit of the sampled token itself, in float32."""
 
     def strips(self) -> Iterator[tuple[slice, Tensor]]:
-        """Columns, and their logits over the temperature, float32."""
+        """Yield columns and their logits over the temperature, float32."""
         width = max(STRIP // len(self.z), 1)
         for start in range(0, self.z.shape[1], width):
             columns = slice(start, start + width)
@@ -145,7 +143,7 @@ class _Tile:
         return self.w[self.target[:, 0]] * (self.others[:, None] * share) - (self.z @ self.w) * share
 
     def gradient(self, logprobs: Tensor, entropy: Tensor, grad: Tensor, grad_entropy: Tensor | None) -> Tensor:
-        """The gradient at the logits, [n, V], in their place."""
+        """Replace the logits by their gradient, [n, V]."""
         log_total = self.own - logprobs
         for columns, logits in self.strips():
             log_p = logits - log_total[:, None]

@@ -50,7 +50,7 @@ class Demonstration:
     images: tuple[ModelImage, ...] = ()
 
     def to_features(self) -> dict[str, list[int]]:
-        """`input_ids` and `labels`, both of length T; labels are -100 where the agent did not write."""
+        """Return `input_ids` and `labels`, both of length T. Labels are -100 outside the agent's tokens."""
         ids = self.tokens.token_ids.astype(np.int64)
         return {"input_ids": ids.tolist(), "labels": np.where(self.tokens.agent_mask, ids, -100).tolist()}
 
@@ -166,7 +166,7 @@ def _conversation(
     template_kwargs: Mapping[str, Any] | None,
     sight: Sight | None,
 ) -> Demonstration:
-    """One line of a file. Raises DemonstrationError, or SightError for a picture that cannot be shown."""
+    """Read one line of a file. Raises DemonstrationError, or SightError for an unreadable image."""
     try:
         row = json.loads(line)
         messages, tools = row["messages"], row.get("tools") or None
@@ -210,7 +210,7 @@ def _conversation(
 
 
 def _content(role: str, given: Any, where: str) -> Content:
-    """What a message of a file holds. Raises DemonstrationError."""
+    """Read the content of a message. Raises DemonstrationError."""
     if not isinstance(given, str) and (role == "assistant" or not isinstance(given, list)):
         raise DemonstrationError(f"{where}: every content must be text, or, if not the assistant's, a list of blocks")
     try:

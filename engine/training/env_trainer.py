@@ -223,7 +223,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return self._buffered_inputs[self._step % parts]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
-        """One micro-batch: rollouts when they are due, forward, backward."""
+        """Train on one micro-batch, after making rollouts if they are due."""
         inputs = self._prepare_inputs(inputs)
         if self._unchanged_until is None:
             self._unchanged_until = self.state.global_step
@@ -235,7 +235,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return loss
 
     def _check_unchanged(self) -> None:
-        """Stop a run whose loss is about another policy than the one that acted. Raises ChangedPolicyError."""
+        """Raise ChangedPolicyError if the loss scores another policy than the one that acted."""
         sums = torch.tensor([self.mismatch.kl, self.mismatch.tokens], device=self.accelerator.device)
         found: Any = self.accelerator.reduce(sums)
         kl = float(found[0] / found[1].clamp(min=1))
@@ -270,7 +270,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return loss
 
     def _own_loss(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
-        """The mean of a loss (and of beta times the KL) over the agent's tokens of the whole optimiser step."""
+        """Average the loss (and beta times the KL) over the agent's tokens of the whole optimiser step."""
         ids, attention = batch["completion_ids"], batch["completion_mask"]
         logprobs, entropy, _ = self._get_per_token_logps_and_entropies(
             model, ids, attention, ids.shape[1], compute_entropy=True
@@ -347,7 +347,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return logprobs, entropy, aux
 
     def _compare_with_sampler(self, batch: Batch, logprobs: Tensor) -> None:
-        """Measure the difference; in half precision correct it where the policy is still the one that sampled."""
+        """Measure the mismatch. In half precision, correct it while the policy is unchanged."""
         self.mismatch.add(batch, logprobs)
         one_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
         if self.pipeline.rounds and self.pipeline.servers is None and self.num_iterations == 1 and one_update:
@@ -355,7 +355,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             self.mismatch.on_policy(batch, logprobs, options.correction, options.correction_cap)
 
     def _log_rollouts(self, mode: str) -> None:
-        """TRL's own metrics and tables, which it fills where it generates itself."""
+        """Fill TRL's own metrics and tables."""
         made = self.rollouts.generated
         if mode == "train":
             self.state.num_input_tokens_seen += sum(map(len, made))

@@ -103,7 +103,7 @@ def _stop_asked(control: ControlChannel) -> bool:
 
 
 def _numbered(rollout: Rollout) -> Rollout:
-    """The same with the number of its task, by which evaluations are compared."""
+    """Add the number of the task, by which evaluations are compared."""
     trajectory = rollout.trajectory
     if trajectory is None:
         return rollout
@@ -111,7 +111,7 @@ def _numbered(rollout: Rollout) -> Rollout:
 
 
 def _record_result(run_dir: Path, recorder: StepRecorder) -> None:
-    """The headline of the evaluation, as evaluations during a training have it."""
+    """Record the headline of the evaluation, in the form of evaluations during training."""
     result = read_evaluation(run_dir)
     step, greedy = result.spec.step, result.spec.temperature == 0
     if (success := result.success) is not None:

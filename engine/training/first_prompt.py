@@ -28,7 +28,6 @@ class Reader:
     call_reader: CallReader | None = None
 
     def knows(self, environment: str) -> bool:
-        """See `envs.agent.knows`."""
         return environment in self.known
 
 

@@ -52,7 +52,7 @@ class FrozenPass:
         """Hears how many rollouts have been through the model, of how many."""
 
     def behaviour(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The same rollouts; those without `logprobs` get them under the policy as it is now."""
+        """Add `logprobs` of the present policy to rollouts that have none."""
         missing = [i for i, r in enumerate(rollouts) if r.logprobs is None]
         scores = self._score(self.policy, [rollouts[i] for i in missing])
         done = list(rollouts)
@@ -61,12 +61,12 @@ class FrozenPass:
         return done
 
     def trained(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The same rollouts with `trained_logprobs`, for those that the trained pass leaves out."""
+        """Add `trained_logprobs` to rollouts outside the trained pass."""
         scores = self._score(self.policy, rollouts)
         return [replace(r, trained_logprobs=p) for r, p in zip(rollouts, scores.logprobs, strict=True)]
 
     def reference(self, rollouts: Sequence[Rollout], *, embeddings: bool) -> list[Rollout]:
-        """The same rollouts with `ref_logprobs` and, if asked, `embeddings`."""
+        """Add `ref_logprobs` and, if asked, `embeddings`."""
         if self.reference_copy is not None:
             scores = self._score(self.reference_copy, rollouts, embeddings)
         else:
@@ -79,7 +79,7 @@ class FrozenPass:
 
     @contextlib.contextmanager
     def _reference_adapter(self) -> Iterator[None]:
-        """The policy as its own reference; a model that is neither PEFT nor copied has beta 0 and only embeds."""
+        """Use the policy as its own reference. A model without PEFT or copy has beta 0 and only embeds."""
         model = self.policy.model
         if not isinstance(model, PeftModel):
             yield

@@ -45,7 +45,7 @@ class Mismatch:
         self.largest = max(self.largest, float(difference.sum(1).abs().max()))
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of the step; none without fresh rollouts."""
+        """Return the step's metrics, or none without fresh rollouts."""
         if not self.tokens:
             return {}
         return {
@@ -76,14 +76,14 @@ class Mismatch:
                 self.trained[_name(rollout)] = row[: len(rollout)].copy()
 
     def known(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The same with the trainer's log-probs where they are known."""
+        """Add the trainer's log-probs where they are known."""
         return [
             replace(r, trained_logprobs=self.trained[_name(r)]) if _name(r) in self.trained else r for r in rollouts
         ]
 
 
 def _name(rollout: Rollout) -> Any:
-    """The rollout's id; its place in the step where its environment gave none."""
+    """Return the rollout's id, or its place in the step if the environment gave none."""
     return rollout.key or (rollout.group, rollout.index)
 
 

@@ -26,7 +26,7 @@ class PhaseClock:
 
     @contextmanager
     def __call__(self, phase: Phase, without: Phase | None = None) -> Iterator[None]:
-        """Count what happens inside under `phase`, except what is counted under `without` meanwhile."""
+        """Time the block under `phase`, minus the time counted under `without` meanwhile."""
         if self.on_begin is not None:
             self.on_begin(phase)
         began, other = time.perf_counter(), self._seconds_of(without)
@@ -38,15 +38,13 @@ class PhaseClock:
             self._seconds[phase] += max(spent, 0.0)
 
     def add(self, phase: Phase, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
         self._seconds[phase] += seconds
 
     def seconds(self, phase: Phase) -> float:
-        """So far under `phase`."""
         return self._seconds.get(phase, 0.0)
 
     def take(self) -> dict[str, float]:
-        """Everything so far by the name of its metric, and start again from zero."""
+        """Return the seconds by metric name, and reset them."""
         taken = {metric.PHASE_SECONDS(phase): seconds for phase, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken
@@ -66,16 +64,16 @@ class StepClock:
         self._began: float | None = None
 
     def begin(self) -> None:
-        """A micro-batch begins; the first one starts the clock."""
+        """Start the clock at the first micro-batch."""
         if self._began is None:
             self._began = time.perf_counter()
 
     def take(self) -> float:
-        """Seconds since the current step began; the next call counts from the next step."""
+        """Return the seconds since the step began, and reset the clock."""
         began, self._began = self._began, None
         return 0.0 if began is None else time.perf_counter() - began
 
     def forget(self, seconds: float) -> None:
-        """Time that was spent inside a step and is not the step's: an evaluation, a pause."""
+        """Exclude seconds of an evaluation or a pause from the step."""
         if self._began is not None:
             self._began += seconds

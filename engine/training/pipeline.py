@@ -129,12 +129,11 @@ class RolloutPipeline:
             self.servers = ServerRollouts(runner.agent, runner, options.servers, lambda step: seed_of(seed, step, 0))
 
     def plan(self, step: int, rows: Sequence[Row]) -> None:
-        """The rows of a later step are known (each prompt once for each rollout): servers may begin with them."""
+        """Let servers begin with the rows of a later step (each prompt repeated for each rollout)."""
         if self.servers is not None:
             self.servers.ahead.plan(step, rows[:: self.scorer.group_size])
 
     def train(self, request: Request) -> StepRollouts:
-        """Rollouts to train on: scored, selected, and shared out to the processes."""
         groups, metrics = self.collect(request)
         if self.options.dynamic_rounds:
             groups, generated = self.resample(groups, request)
@@ -164,7 +163,7 @@ class RolloutPipeline:
         return self._shared(batch, marked, metrics, request)
 
     def evaluate(self, request: Request) -> StepRollouts:
-        """Rollouts to measure a loss on: scored, none left out."""
+        """Return scored, unfiltered rollouts, to measure a loss on."""
         groups, metrics = self.collect(replace(request, fresh=True))
         return self._shared(rollouts_of(groups), rollouts_of(groups), metrics, request)
 
@@ -188,7 +187,7 @@ class RolloutPipeline:
         return groups, {**metrics, **measured}
 
     def rollouts(self, request: Request, round_: int = 0) -> list[Rollout]:
-        """This process's share of the rollouts, by either placement."""
+        """Return this process's share of the rollouts."""
         size, rows = self.scorer.group_size, list(request.rows)
         processes = self.processes
         seed = seed_of(self.seed, request.step, round_)
@@ -212,7 +211,6 @@ class RolloutPipeline:
         return made
 
     def _under_present_policy(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The same with log-probs of the policy as it is now."""
         with self.phases("logprobs"), inference(self.policy.model):
             return self.frozen.behaviour([replace(r, logprobs=None) for r in rollouts])
 
@@ -258,11 +256,11 @@ class RolloutPipeline:
         return made
 
     def _other_rows(self, n: int, step: int, round_: int) -> list[int]:
-        """Indices of rows for another round, the same on every process."""
+        """Return indices of rows for another round, the same on every process."""
         return np.random.default_rng([self.seed, step, round_]).integers(0, len(self.rows), n).tolist()
 
     def _shared(self, batch: list[Rollout], made: list[Rollout], metrics: Metrics, request: Request) -> StepRollouts:
-        """The same on every process, each with its slice of the batch."""
+        """Return the step's rollouts, with each process's slice of the batch."""
         replayed = [r for r in batch if r.replayed]
         kl = self.processes.broadcast(kl_of_rollouts(made)) if request.reference else None
         if self.processes.number > 1:
@@ -294,5 +292,5 @@ def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:
 
 
 def _filtered(groups: Sequence[Group]) -> list[Group]:
-    """Groups without signal have advantages of 0: what is filtered out must not act as amplified noise."""
+    """Set the advantages of groups without signal to 0. Otherwise they would act as amplified noise."""
     return [g if g.signal else g.without_gradient() for g in groups]

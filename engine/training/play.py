@@ -69,7 +69,7 @@ def typed_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCal
 
 
 def _calls(text: str, names: Mapping[str, ToolSpec], either: str) -> list[ToolCall]:
-    """The calls of a text that holds nothing else. Raises SyntaxError, ValueError."""
+    """Parse a text of calls only. Raises SyntaxError, ValueError."""
     calls: list[ToolCall] = []
     while text := text.strip(" \n\t;,"):
         head = re.match(rf"({either})\s*\(", text)
@@ -98,7 +98,6 @@ class _JSONNames(ast.NodeTransformer):
     """`true`, `false` and `null` as the values that they name."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """See `ast.NodeTransformer`."""
         return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
@@ -133,7 +132,7 @@ class Player:
                 tools: Sequence[Mapping[str, Any]] | None = None,
                 seed: Seed = None,
             ) -> ScriptedSession:
-                """Open a session, in which the person may ask for the model's turn."""
+                """Open a session in which the person can ask for the model's turn."""
                 player.session = super().start(prompts, num_rollouts, tools=tools, seed=seed)
                 player.offered = tools
                 return player.session
@@ -158,7 +157,6 @@ class Player:
         """The command that ended the rollout under way."""
 
     def play(self) -> None:
-        """Play task after task until the terminal closes."""
         played = 0
         while True:
             self._rollout(self.rows[self._task], played)
@@ -175,7 +173,6 @@ class Player:
                 self._task = (self._task + 1) % len(self.rows)
 
     def _rollout(self, row: Row, number: int) -> None:
-        """Play one rollout, then score and record it."""
         self._next, self._so_far = None, None
         environment = self.runner.environment(row)
         self._tools = tuple(getattr(environment, "tools", ()))
@@ -200,7 +197,6 @@ class Player:
             self._show(rollout, over=True)
 
     def _scored(self, rollout: Rollout, *, update: bool) -> Rollout:
-        """The same with the reward that the policy would get."""
         done = self.trainer.pipeline.complete([rollout], reference=False)
         return self.trainer.pipeline.scorer.rewards(done, update=update)[0][0]
 
@@ -210,7 +206,7 @@ class Player:
         self._so_far = replace(trajectory, agent=BY_HAND)
 
     def _ask(self, row: int, turn: int, observation: str | None) -> str | None:
-        """The person's next turn; None where the person leaves the rollout."""
+        """Return the person's next turn, or None if the person leaves the rollout."""
         self._show_so_far(turn, observation)
         while True:
             command = self._command()
@@ -226,7 +222,7 @@ class Player:
                 self._show_model()
 
     def _written(self, text: str) -> str:
-        """A turn as the policy would write it."""
+        """Return a turn in the policy's form."""
         thought, calls = typed_calls(text, self._tools)
         if not calls:
             return text
@@ -294,7 +290,7 @@ class Player:
             return
 
     def _command(self) -> dict[str, Any] | None:
-        """The next command; None at the end of the input."""
+        """Return the next command, or None at the end of the input."""
         for line in self._commands:
             try:
                 command = json.loads(line)
@@ -306,7 +302,7 @@ class Player:
 
 
 def _undecided(rollout: Rollout) -> Rollout:
-    """The same without the component of the task's answer, which nobody knows before the end."""
+    """Leave out the component of the task's answer, which is unknown before the end."""
     if rollout.breakdown is None:
         return rollout
     *before, last = rollout.breakdown.steps

@@ -43,11 +43,11 @@ class Processes:
         self.main = accelerator.is_main_process
 
     def gather(self, values: list[T]) -> list[T]:
-        """The values of all processes, in order of processes; on every process."""
+        """Return the values of all processes, in their order."""
         return values if self.number == 1 else gather_object(values)
 
     def broadcast(self, value: T) -> T:
-        """The main process's value, on every process."""
+        """Return the main process's value."""
         return value if self.number == 1 else broadcast_object_list([value])[0]
 
     def check_one_folder(self, folder: Path) -> None:
@@ -76,5 +76,5 @@ class Processes:
             )
 
     def share(self, values: Sequence[T], size: int) -> list[T]:
-        """This process's `size` values of those that every process has."""
+        """Return this process's `size` values out of the values of all processes."""
         return list(values[self.index * size : (self.index + 1) * size])

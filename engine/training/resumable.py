@@ -56,23 +56,22 @@ class Resumable(Trainer):
         self.last_checkpoint: Path | None = None
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', which makes one step before it looks whether all were made: a resumed run may have them."""
+        """Stop if all steps are done. transformers checks that only after one more step."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return None
         return super()._run_epoch(*args, **kwargs)
 
     def checkpoint_of(self, step: int) -> Path | None:
-        """The checkpoint of this step, when it is the last one that was saved."""
+        """Return the checkpoint of this step if it is the last one saved."""
         path = self.last_checkpoint
         return path if path is not None and path.name == f"{checkpoints.PREFIX}{step}" else None
 
     def save_checkpoint(self) -> None:
-        """Save the present step now, outside the loop's own rhythm."""
         self._save_checkpoint(self.model, None)
 
     def tell_saved(self) -> None:
-        """Let the callbacks know of `save_checkpoint`, as the loop does of its own."""
+        """Notify the callbacks of `save_checkpoint`."""
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -90,7 +89,7 @@ class Resumable(Trainer):
             )
 
     def _write_checkpoint(self, folder: Path, step: int) -> str | None:
-        """Write and publish; what the disk refused in a few words, the same on every process, or None."""
+        """Write and publish. Returns the problem, if any, the same on every process."""
         main = self.accelerator.is_main_process
         temporary = folder / f"{checkpoints.TEMPORARY}{checkpoints.PREFIX}{step}"
         stages = (
@@ -107,7 +106,7 @@ class Resumable(Trainer):
         return None
 
     def _on_all(self, stage: Callable[[], object]) -> str | None:
-        """Run one stage on every process; go on together, with the first problem that any of them had."""
+        """Run one stage on every process. Returns the first problem of any of them."""
         problem = None
         try:
             stage()
@@ -134,7 +133,7 @@ class Resumable(Trainer):
         checkpoints.commit(temporary, self.keep_checkpoints)
 
     def _save_weights(self, folder: Path) -> None:
-        """The adapter that is trained (its frozen copy is made anew on a resume), or the whole model."""
+        """Save the trained adapter or the whole model. The frozen copy is rebuilt on a resume."""
         model = self.accelerator.unwrap_model(self.model)
         if is_peft_model(model):
             if self.accelerator.is_main_process:
@@ -174,7 +173,7 @@ class Resumable(Trainer):
 
 @contextmanager
 def _naming(checkpoint: str) -> Iterator[None]:
-    """What goes wrong while a checkpoint is loaded, as a sentence that names it: it does not fit this run."""
+    """Turn an error of loading into a sentence that names the checkpoint."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:

@@ -75,7 +75,7 @@ def save_result(
 
 
 def _link(link: Path, target: str) -> None:
-    """Point `link` to its sibling `target` in one instant. Raises OSError where something of the user's is."""
+    """Point `link` to its sibling `target`, atomically. Raises OSError if a user's file has this name."""
     if os.path.lexists(link) and not links_to_latest(link):
         link.rmdir()  # nothing is lost with an empty folder; any other is refused
     temporary = link.with_name(f".tmp-{target}-link")

@@ -62,13 +62,13 @@ class ServerRollouts:
         self._times = {metric.TRAINER_IDLE: 0.0, metric.ROLLOUTS_WAIT: 0.0, metric.ROLLOUTS_DROPPED: 0.0}
 
     def begin(self, step: int) -> None:
-        """The policy has made `step` optimiser steps: it goes to the servers, and rollouts of later steps begin."""
+        """Publish the policy after `step` optimiser steps, and begin with rollouts of later steps."""
         with self.waiting():
             version = self.agent.publish(step)
         self.ahead.version(step, version)
 
     def take(self, step: int) -> list[Rollout] | None:
-        """The rollouts that were made ahead for this step; None where there are none, or too old ones."""
+        """Return the rollouts made ahead for this step, or None if there are none or they are too old."""
         taken = self.ahead.take(step)
         if taken is None:
             return None
@@ -81,7 +81,7 @@ class ServerRollouts:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The trainer waits inside, for rollouts or for servers that take a version in."""
+        """Count the time in the block as waiting for servers."""
         began = time.perf_counter()
         try:
             yield
@@ -131,7 +131,6 @@ class ServerRollouts:
         return corrected(sampled, present, how, cap), metrics
 
     def take_times(self) -> Metrics:
-        """Who waited for whom since the last call."""
         taken, self._times = self._times, dict.fromkeys(self._times, 0.0)
         return dict(taken)
 

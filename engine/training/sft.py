@@ -46,7 +46,7 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
     """TRL's trainer with this project's checkpoints, which also takes conversations with images."""
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *more: Any, **options: Any) -> Any:
-        """TRL's; features of the images are made here, as they may be trained."""
+        """Encode the images inside the loss, because the vision tower may be trained."""
         images = inputs.pop("images", None)
         if images is not None and (seeing := SeeingModel.of(base_of(self.accelerator.unwrap_model(model)))) is not None:
             inputs |= seeing.padded(inputs["input_ids"], images)
@@ -62,7 +62,7 @@ class ConversationBatches:
         self._images = images
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Rows of `Demonstration.to_features`, each with its `number`, right-padded; `images` [B] where one has any."""
+        """Right-pad rows of `Demonstration.to_features`, each with its `number`; add `images` [B] if there are any."""
         images = [self._images[example.pop("number")] for example in examples]
         return {**self._padded(examples), **({"images": images} if any(images) else {})}
 

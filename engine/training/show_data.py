@@ -99,12 +99,10 @@ class Reading:
     chat: ChatBridge
 
     def text(self, task: Mapping[str, Any]) -> str:
-        """The prompt of a task."""
         prompt = self.prompt(task)
         return self.chat.prompt_text(prompt.messages, prompt.tools)
 
     def tokens(self, task: Mapping[str, Any]) -> int:
-        """How many tokens it has."""
         prompt = self.prompt(task)
         return len(self.chat.prompt(prompt.messages, prompt.tools))
 

@@ -28,7 +28,7 @@ def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str
 
 
 def _clipped(rollouts: Sequence[Rollout], lengths: np.ndarray) -> dict[str, float]:
-    """Share of rollouts whose last turn a limit ended, and lengths of the others (0 where there are none)."""
+    """Return the share of rollouts cut by a limit, and the lengths of the others (0 if there are none)."""
     if any(r.trajectory is None for r in rollouts):
         return {}
     cut = np.array([r.trajectory is not None and r.trajectory.cut for r in rollouts])

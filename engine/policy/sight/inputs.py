@@ -38,7 +38,7 @@ class Positions:
     delta: int
 
     def at(self, first: int, length: int) -> np.ndarray:
-        """Of the tokens at places [first, first + length), int64 [3, length]."""
+        """Return the positions of tokens at places [first, first + length), int64 [3, length]."""
         known = self.values.shape[1]
         out = np.broadcast_to(np.arange(first, first + length) + self.delta, (3, length)).copy()
         inside = max(0, min(known - first, length))
@@ -60,7 +60,7 @@ class SeeingModel:
 
     @staticmethod
     def of(model: PreTrainedModel) -> SeeingModel | None:
-        """The one object for a model that takes images; None for a text model."""
+        """Return the model's object, or None for a text model."""
         if not hasattr(model.base_model, "get_image_features"):
             return None
         if "mm_encoder_outputs" not in inspect.signature(type(model.base_model).forward).parameters:
@@ -75,16 +75,16 @@ class SeeingModel:
 
     @property
     def deep_layers(self) -> int:
-        """After how many of the first layers features of images are added again."""
+        """The number of first layers that receive image features again."""
         return len(getattr(self.model.config.vision_config, "deepstack_visual_indexes", None) or ())
 
     @property
     def has_own_positions(self) -> bool:
-        """Whether a token's position is more than its place in the row."""
+        """Whether positions differ from places in the row."""
         return self._rope is not None
 
     def positions(self, token_ids: np.ndarray, images: Images) -> Positions | None:
-        """Of a row of T tokens; None where positions are places."""
+        """Return the positions of a row of T tokens, or None if they equal the places."""
         if self._rope is None:
             return None
         if not images:
@@ -108,13 +108,13 @@ class SeeingModel:
         return Positions(values, int(values.max()) + 1 - values.shape[1])
 
     def runs(self, token_ids: Tensor) -> Tensor:
-        """Which unbroken run of image tokens each token is in, int64 [..., T]; -1 for text."""
+        """Number the unbroken runs of image tokens, int64 [..., T]; -1 for text."""
         image = token_ids == self.image_id
         begins = image & ~torch.nn.functional.pad(image, (1, 0))[..., :-1]
         return torch.where(image, begins.cumsum(-1) - 1, -1)
 
     def batch(self, token_ids: Sequence[np.ndarray], images: Sequence[Images]) -> SeenBatch | None:
-        """Rows [T_i] with images[i] for `pack`; None where no row has any."""
+        """Prepare rows [T_i] with images[i] for `pack`. Returns None if no row has any."""
         if not any(images):
             return None
         positions = None
@@ -124,7 +124,7 @@ class SeeingModel:
         return SeenBatch(images, self.image_id, positions)
 
     def padded(self, token_ids: Tensor, images: Sequence[Images]) -> dict[str, Any]:
-        """Arguments of a forward pass over right-padded rows [B, T] with images[i] in row i, in the order of tokens."""
+        """Return arguments of a forward pass over right-padded rows [B, T] with images[i] in row i, in token order."""
         everything = [image for row in images for image in row]
         if not everything:
             return {}
@@ -136,7 +136,7 @@ class SeeingModel:
         return arguments
 
     def padded_positions(self, token_ids: np.ndarray, images: Sequence[Images]) -> Tensor:
-        """Positions of right-padded rows [B, T], int64 [3, B, T]."""
+        """Return the positions of right-padded rows [B, T], int64 [3, B, T]."""
         length = token_ids.shape[1]
         rows = []
         for ids, row in zip(token_ids, images, strict=True):

@@ -58,7 +58,6 @@ class ModelImage:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory."""
         return sum(t.numel() * t.element_size() for t in self.inputs.values())
 
 
@@ -103,7 +102,7 @@ class Sight:
         self._bytes = 0
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The chat template's text, with a sign for every image."""
+        """Render the chat template, with a sign for every image."""
         blocks = [{**message, "content": _plain(message.get("content", ""))} for message in messages]
         return str(self.processor.apply_chat_template(blocks, tokenize=False, **options))
 
@@ -124,7 +123,7 @@ class Sight:
         return self.agreed(self.tokenizer.encode(whole, add_special_tokens=False), images)
 
     def agreed(self, ids: Sequence[int], images: Sequence[ModelImage]) -> Encoded:
-        """Tokens and the images in them. Raises SightError when the image tokens are not those of the images."""
+        """Return tokens and their images. Raises SightError if the image tokens do not match the images."""
         found, expected = list(ids).count(self.image_id), sum(image.tokens for image in images)
         if found != expected:
             raise SightError(
@@ -134,7 +133,7 @@ class Sight:
         return Encoded(list(ids), tuple(images))
 
     def image(self, picture: Picture) -> ModelImage:
-        """A picture as the model takes it. Raises SightError when it cannot be."""
+        """Prepare a picture for the model. Raises SightError."""
         try:
             pixels = picture.load()
         except Exception as error:  # a picture is the author's code, or a file that may be anything
@@ -169,7 +168,7 @@ class Sight:
         return ModelImage(key, inputs, text, tokens, size, (int(pixels.shape[1]), int(pixels.shape[0])))
 
     def _stand(self, out: Mapping[str, Any], size: tuple[int, int], name: str) -> tuple[str, int]:
-        """What the processor put in the place of an image of a size, and how many image tokens are in it."""
+        """Return the processor's text for an image of a size, and its number of image tokens."""
         replaced = out.get("text_replacement_offsets")
         if not replaced or len(replaced[0]) != 1:
             raise SightError(f"{type(self.processor).__name__} does not say what it puts in the place of an image")
@@ -194,7 +193,7 @@ def scaled_down(image: Image.Image, max_pixels: int | None) -> Image.Image:
 
 
 def _shown_size(inputs: Mapping[str, Tensor], processor: Any, size: tuple[int, int]) -> tuple[int, int]:
-    """Width and height of what the tower is given: of the grid of patches, or of the pixels, or of what went in."""
+    """Return the width and height of the tower's input: of its patch grid, its pixels, or the original image."""
     grid = inputs.get("image_grid_thw")
     if grid is not None:
         patch = int(getattr(processor.image_processor, "patch_size", 1))
@@ -204,7 +203,7 @@ def _shown_size(inputs: Mapping[str, Tensor], processor: Any, size: tuple[int, i
 
 
 def _as_rgb(pixels: Any, name: str) -> np.ndarray:
-    """uint8 [H, W, 3]; a mask [H, W] becomes grey."""
+    """Return uint8 [H, W, 3]. A mask [H, W] becomes grey."""
     array = np.asarray(pixels)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (3,)):
         raise SightError(
@@ -214,7 +213,7 @@ def _as_rgb(pixels: Any, name: str) -> np.ndarray:
 
 
 def _plain(content: Content) -> list[dict[str, str]]:
-    """Blocks as chat templates of vision-language models read them."""
+    """Return blocks in the form of vision-language chat templates."""
     return [{"type": "image"} if b["type"] == "image" else {**b} for b in blocks_of(content)]  # type: ignore[misc]
 
 

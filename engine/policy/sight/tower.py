@@ -37,7 +37,6 @@ class Features:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory."""
         return sum(t.numel() * t.element_size() for t in (self.pooled, *self.deep))
 
 
@@ -54,7 +53,7 @@ class VisionTower:
 
     @property
     def trained(self) -> bool:
-        """Whether anything that makes features is."""
+        """Whether any weight of the vision tower is trained."""
         return any(p.requires_grad for p in self._parameters())
 
     @property
@@ -93,7 +92,7 @@ class VisionTower:
         return {"image": output}
 
     def _encode(self, images: Sequence[ModelImage]) -> dict[str, Features]:
-        """Features by key; images whose inputs have the same shapes go together."""
+        """Return features by key. Images with inputs of the same shapes share a pass."""
         together: dict[object, list[ModelImage]] = {}
         for image in images:
             together.setdefault(tuple((k, tuple(v.shape[1:])) for k, v in image.inputs.items()), []).append(image)
@@ -113,7 +112,7 @@ class VisionTower:
         return found
 
     def _call(self, images: Sequence[ModelImage], whole: bool = False) -> list[Features] | None:
-        """Features of each image, or None where they cannot be told apart; whole: all that there is belongs to one."""
+        """Return the features of each image, or None if they cannot be separated. whole: there is one image."""
         parameter = next(self._parameters())
         inputs = {k: v.to(parameter.device) for k, v in stack_inputs(images).items()}
         out = self.body.get_image_features(**inputs, return_dict=True)
@@ -140,7 +139,7 @@ class VisionTower:
 
 
 def _parts(images: Sequence[ModelImage]) -> Iterator[list[ModelImage]]:
-    """The images in parts that go through the tower at once."""
+    """Split the images into parts for one pass of the tower each."""
     part: list[ModelImage] = []
     for image in images:
         if part and sum(i.nbytes for i in part) + image.nbytes > AT_ONCE:

@@ -55,7 +55,6 @@ class RunCallbacks:
     beta: AutomaticBeta | None = None
 
     def add_to(self, trainer: Resumable) -> None:
-        """From now on they act; the order matters (see above)."""
         parts = (self.checkpoints, self.recording, self.beta, self.evaluation, self.progress, self.requests)
         for callback in parts:
             if callback is not None:

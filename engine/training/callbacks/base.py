@@ -22,7 +22,7 @@ class AfterStep(TrainerCallback, ABC):
         logs: Logs | None = None,
         **kwargs: Any,
     ) -> None:
-        """See `after_step`. The trainer also logs a summary at the end, which is no step: it has no loss."""
+        """Skip the summary at the end of training, which has no loss."""
         if logs and "loss" in logs:
             self.after_step(state, control, logs)
 

@@ -27,7 +27,6 @@ class AutomaticBeta(AfterStep):
         trainer.state_parts.append(StatePart(self._save, self._load, everywhere=True))
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Take in the step's KL."""
         kl, controller = logs.get("kl"), self._controller
         if kl is None or not -1e9 < kl < 1e9:
             return

@@ -27,18 +27,16 @@ class CheckpointSchedule(AfterStep):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Whoever is killed from here on has something to go on from."""
+        """Save before the first step, so that any interrupted run can be resumed."""
         self._saved_at = time.monotonic()
         if self._trainer.last_checkpoint is None:
             self._trainer.save_checkpoint()
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Save when it is due."""
         if self._is_due(state):
             control.should_save = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A checkpoint was written (or the disk refused it)."""
         self._saved_at = time.monotonic()
         step = state.global_step
         path = self._trainer.checkpoint_of(step)
@@ -46,7 +44,7 @@ class CheckpointSchedule(AfterStep):
             self._recorder.event("checkpoint", f"checkpoint of step {step}", step=step, path=str(path))
 
     def _is_due(self, state: TrainerState) -> bool:
-        """The same answer on every process: the main one's clock decides."""
+        """Return the same answer on every process, by the main process's clock."""
         step, minutes = state.global_step, (time.monotonic() - self._saved_at) / 60
         due = step == 1 or step >= state.max_steps
         due |= bool(self.every and step % self.every == 0) or bool(self.minutes and minutes >= self.minutes)

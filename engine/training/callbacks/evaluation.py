@@ -62,18 +62,16 @@ class HeldOutEvaluation(AfterStep):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Where the policy stands before the first step."""
         if state.global_step == 0:
             self.evaluate(0)
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Evaluate when it is due."""
         step = state.global_step
         if step >= state.max_steps or (self.every and step % self.every == 0):
             self.evaluate(step)
 
     def evaluate(self, step: int) -> None:
-        """Evaluate the policy of this step and record it; nothing when that was done."""
+        """Evaluate the policy of this step once, and record the result."""
         if not self.rows or self.evaluated_at == step:
             return
         self.evaluated_at = step

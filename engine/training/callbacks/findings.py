@@ -25,13 +25,13 @@ class Findings(TrainerCallback):
         self._diagnosis = diagnosis
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Look for faults; a detector that fails costs nothing but its findings."""
+        """Run the detectors. One that fails does not stop training."""
         self._recorder.guard("diagnosis", lambda: self._observe(step, metrics))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Look at a training that was shorter than the window."""
+        """Run the detectors on a training shorter than the window."""
         self._recorder.guard("diagnosis", lambda: self._record(state.global_step, self._diagnosis.end()))
 
     def _observe(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -37,46 +37,40 @@ class StepProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The first step is about to begin."""
         self._recorder.event("phase", "training", step=state.global_step, name="training")
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A step begins."""
         self._clock.begin()
         self.micro_batches, self._updated, self._scored = args.gradient_accumulation_steps, 0, False
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """One more micro-batch has gone through."""
         self._updated += 1
         self._tell(Phase.BACKWARD, self._updated, self.micro_batches)
 
     def rollouts(self, ended: int, total: int) -> None:
-        """So many rollouts have ended."""
         self._scored = False
         self._tell(self.acting, ended, total)
 
     @property
     def live(self) -> Live | None:
-        """Where this process tells which texts it writes; None where it has no record."""
+        """The shared file of texts being written; None in a process without a record."""
         live = self._recorder.writer.live
         return live if isinstance(live, Live) else None
 
     def begins(self, split: str, step: int, turns: int, total: int) -> None:
-        """See `RolloutWatch`."""
         if (live := self.live) is not None:
             live.purpose(self.held_out if split == "eval" else "", step, turns, total)
 
     def ended(self, count: int) -> None:
-        """See `RolloutWatch`."""
         if (live := self.live) is not None and live.batch is not None:
             live.batch.finished(count)
 
     def made(self, rollouts: Sequence[Rollout]) -> None:
-        """See `RolloutWatch`. The reward is that of the environment and of the reward functions, without shaping."""
+        """Report the reward of the environment and the reward functions, without shaping."""
         if (live := self.live) is not None and live.batch is not None:
             ended = [
                 r.trajectory if r.trajectory is not None and r.trajectory.error is None else None for r in rollouts
@@ -85,11 +79,10 @@ class StepProgress(TrainerCallback):
             live.batch.judged(rewards, [None if t is None else t.correct for t in ended])
 
     def scored(self, done: int, total: int) -> None:
-        """So many rollouts have their log-probs."""
         self._tell(Phase.LOG_PROBS, done, total)
 
     def phase(self, name: str) -> None:
-        """A phase of `PhaseClock` begins. Log-probs after the rewards are those of the update itself."""
+        """Show a phase of `PhaseClock`. Log-probs after the rewards belong to the update."""
         if name == "reward":
             self._scored = True
             self._tell(Phase.SCORING)
@@ -99,7 +92,6 @@ class StepProgress(TrainerCallback):
             self._tell(Phase.LOG_PROBS)
 
     def checkpoint(self) -> None:
-        """A checkpoint is being written."""
         self._tell(Phase.CHECKPOINT)
 
     def _tell(self, phase: str, done: int = 0, total: int = 0) -> None:

@@ -38,14 +38,12 @@ class StepRecording(AfterStep):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The run is running, with so many steps to make."""
         writer = self._recorder.writer
         self._recorder.guard(
             "status", lambda: writer.status("running", step=state.global_step, total_steps=state.max_steps)
         )
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Record the step."""
         state.log_history = state.log_history[-1:]  # the record has all of them
         if not self._is_main:
             return
@@ -81,7 +79,7 @@ class GRPORecording(StepRecording):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Record which components and rules are in force, also anew when a run is resumed."""
+        """Record the active components and rules, again on every resume."""
         super().on_train_begin(args, state, control, **kwargs)
         self._movement = Movement(self._trainer.accelerator.unwrap_model(self._trainer.model))
         if (rewards := self._trainer.orchestrator) is not None:
@@ -91,12 +89,12 @@ class GRPORecording(StepRecording):
             )
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Record the step; every process tells what its rollouts put into the loss."""
+        """Collect the loss terms of all processes, then record the step."""
         self._loss = self._trainer.loss_terms.take(self._trainer.accelerator.num_processes)
         super().after_step(state, control, logs)
 
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
-        """See `StepRecorder.step`. Beta is the one that the step was made with."""
+        """Record the step with the beta that it used."""
         made = self._trainer.rollouts
         phases = self._trainer.phases.take()
         judge = self._trainer.runner.judge
@@ -114,7 +112,6 @@ class SFTRecording(StepRecording):
     """Records the numbers of a step of supervised fine-tuning."""
 
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
-        """Those of TRL's numbers that mean something here, times and memory."""
         values = {NAMES[name]: float(value) for name, value in logs.items() if name in NAMES}
         values = {**values, **times, **memory_metrics()}
         self._recorder.values(step, values)

@@ -41,7 +41,6 @@ class RunRequests(AfterStep):
         self._awaiting_checkpoint: list[Request] = []
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Pause, resume, checkpoint or stop."""
         self._serve(state.global_step, control)
         if self.stopped:
             control.should_training_stop = True
@@ -53,7 +52,7 @@ class RunRequests(AfterStep):
             self._progress.checkpoint()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Whoever asked for a checkpoint, or to stop, is told what came of it."""
+        """Answer requests to save or stop."""
         self._answer_saved(state.global_step)
 
     def _serve(self, step: int, control: TrainerControl) -> None:
@@ -82,7 +81,7 @@ class RunRequests(AfterStep):
             self._clock.forget(time.perf_counter() - began)
 
     def _poll(self, step: int) -> list[Command]:
-        """Commands since the last look, the same on every process."""
+        """Return the new commands, the same on every process."""
         commands: list[Command] = []
         for request in [] if self._channel is None else self._channel.poll():
             commands.append(request.command)

@@ -42,12 +42,12 @@ class LossTermsOfStep:
         self._terms: dict[str, LossTerms] = {}
 
     def add(self, batch: Mapping[str, Any], logprobs: Tensor, entropy: Tensor) -> None:
-        """See `loss_terms`; a batch without its `rollouts` has no one to note them for."""
+        """Note the terms of a batch. A batch without `rollouts` is skipped."""
         if "rollouts" in batch:
             self._terms.update(loss_terms(batch, batch["rollouts"], logprobs, entropy, self._how))
 
     def take(self, processes: int) -> dict[str, LossTerms]:
-        """Those of all processes, each of which asks; the next step begins with none."""
+        """Return the terms of all processes (a collective call), and clear them."""
         taken, self._terms = self._terms, {}
         return taken if processes == 1 else {k: v for part in gather_object([taken]) for k, v in part.items()}
 

@@ -254,6 +254,15 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         else:
             self._show_body("step")
 
+    def action_mismatch(self) -> None:
+        """Go to the token on which sampler and trainer differ most; again for the next."""
+        if self._body != "tokens":
+            self._show_body("tokens")
+        if self.tokens.next_worst():
+            self.frame.refresh_lines()
+        else:
+            self.say("No log-probs of the sampler and of the trainer were recorded for this trajectory.")
+
     def action_conversation(self) -> None:
         """All steps in one scroll, or one at a time."""
         self._show_body("step" if self._body == "conversation" and not self.tab else "conversation")
