@@ -194,10 +194,15 @@ class KeptRows:
 
 
 class Log(NullWriter):
-    """Keeps the metrics of every step, and nothing else."""
+    """Keeps the metrics of every step, and the first step of each alert."""
 
     def __init__(self) -> None:
         self.steps: dict[int, dict[str, Any]] = {}
+        self.alerts: dict[str, int] = {}
+
+    def event(self, kind: str, message: str, *, step: int = 0, **data: Any) -> None:
+        if kind == "alert":
+            self.alerts.setdefault(str(data.get("detector")), step)
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Numbers of a step."""

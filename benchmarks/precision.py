@@ -2,6 +2,7 @@
 
     python -m benchmarks.precision [--policy smollm2|tiny|FOLDER] [--forms NAME ...] [--seeds 0 1 2] [--steps 12]
                                    [--prompts 4] [--group 8] [--tokens 12] [--results runs/precision.jsonl]
+    python -m benchmarks.precision --products
 
 SmolLM2 names the larger of two numbers; the tiny policy trains on its default environment, with its own lengths. Each
 row is a training in a process of its own, in turns over the forms. Rows that `--results` holds are not measured again.
@@ -15,9 +16,13 @@ The rows of TRL are its `GRPOTrainer` with float32 weights and `bf16=True`.
 | mismatch | the same, mean over the steps |
 | CPU s | processor seconds of a step, without evaluations |
 | GiB | largest resident memory |
+| still | first step with the alert `no_movement` |
 
 KL: nats per token, exact over the vocabulary, on rollouts of the base. A second table has bfloat16 − float32 by seed,
 because the base differs by seed. `gain` is success after minus success before.
+
+`--products` compares cached decoding with one pass over the same tokens, in bfloat16 with float32 outputs of some
+products.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -62,7 +68,7 @@ float32 copy of the weights; the other forms named bfloat16 are the defaults whe
 SIZE = ("steps", "prompts", "group", "tokens")
 COLUMNS = {
     **{"kl": "KL", "before": "before", "half": "half", "after": "after", "first": "first step, 1e-4"},
-    **{"mismatch": "mismatch, 1e-4", "cpu": "CPU s", "memory": "GiB"},
+    **{"mismatch": "mismatch, 1e-4", "cpu": "CPU s", "memory": "GiB", "still": "still"},
 }
 UNITS = {"first": 1e-4, "mismatch": 1e-4, "memory": 1024}
 HELD_OUT = 96
@@ -93,8 +99,11 @@ def main() -> None:
     for name, value in zip(SIZE, (12, 4, 8, 12), strict=True):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--results", type=Path, default=Path("runs/precision.jsonl"))
+    parser.add_argument("--products", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("FORM", "SEED"), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.products:
+        return products()
     if given.one:
         print("RESULT " + json.dumps(measure(given.one[0], int(given.one[1]), given)), flush=True)
         return
@@ -128,7 +137,7 @@ def differences(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) ->
 
 def line(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """A row of the table."""
-    cells = (interval([r[key] / UNITS.get(key, 1) for r in rows if r[key] is not None]) for key in COLUMNS)
+    cells = (interval([r[key] / UNITS.get(key, 1) for r in rows if r.get(key) is not None]) for key in COLUMNS)
     return " | ".join([f"| {name}", *cells]) + " |"
 
 
@@ -191,6 +200,69 @@ def measure(form: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
         return {**trained["numbers"], "kl": _learned(trained["model"], base, trained["rows"]), "memory": memory}
 
 
+OUTPUTS = {
+    "none": (),
+    "o_proj, down_proj": ("o_proj", "down_proj"),
+    "o_proj, down_proj, gate": ("o_proj", "down_proj", "gate"),
+    "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "gate"),
+}
+"""Products with float32 outputs; `gate`: silu(gate) · up is rounded once."""
+
+
+def products() -> None:
+    """Print the KL between cached decoding and one pass over 12 texts with 12 tokens, by the float32 outputs."""
+    import torch
+    from torch.nn import functional as F
+
+    from grpo_tui.configs.sections.model import ModelConfig
+    from grpo_tui.engine.policy.kl import kl_directions
+    from grpo_tui.engine.policy.models import load_policy
+    from grpo_tui.engine.policy.precision import float_product
+    from grpo_tui.engine.policy.prepared import inference
+
+    formats = dict.fromkeys(("weights", "compute", "sampling"), H)
+    config = ModelConfig.model_validate({"base": str(smollm2()), "device": "cpu", "sft_adapters": None, **formats})
+    model: Any
+    model, tokenizer = load_policy(config, trainable=False)
+    torch.manual_seed(0)
+    prompts = [
+        tokenizer.apply_chat_template(r["prompt"], add_generation_prompt=True)["input_ids"] for r in tasks(24, 7)
+    ]
+    shortest = min(map(len, prompts))
+    ids = torch.tensor([p for p in prompts if len(p) == shortest][:12])
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "max_new_tokens": 12, "min_new_tokens": 12}
+    with inference(model):
+        texts = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    def wide(self: Any, x: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return float_product(x.flatten(0, -2), self.weight, torch.bfloat16).view(*x.shape[:-1], -1)
+
+    def gated(self: Any, x: Any) -> Any:
+        return self.down_proj(F.silu(self.gate_proj(x).float()) * self.up_proj(x).float())
+
+    for name, chosen in OUTPUTS.items():
+        for path, module in model.named_modules():
+            leaf = path.rsplit(".", 1)[-1]
+            module.__dict__.pop("forward", None) if leaf == "mlp" or leaf.endswith("_proj") else None
+            if leaf in chosen:
+                module.forward = MethodType(wide, module)
+            elif leaf == "mlp" and "gate" in chosen:
+                module.forward = MethodType(gated, module)
+        with inference(model):
+            whole = model(texts[:, :-1]).logits[:, shortest - 1 :]
+            parts = []
+            for rows in texts.split(4):
+                out = model(rows[:, :shortest], use_cache=True)
+                logits = [out.logits[:, -1:]]
+                for column in range(shortest, texts.shape[1] - 1):
+                    step = rows[:, column : column + 1]
+                    out = model(step, past_key_values=out.past_key_values, use_cache=True)
+                    logits.append(out.logits)
+                parts.append(torch.cat(logits, 1))
+        print(f"| {name} | {float(kl_directions(torch.cat(parts), whole).reverse.mean()) * 1e4:.1f} |", flush=True)
+
+
 def _clock() -> Any:
     """A callback with the processor seconds of every step, and of all steps before every evaluation."""
     from transformers import TrainerCallback
@@ -230,6 +302,7 @@ def _train(config: Any, folder: Path) -> dict[str, Any]:
     }
     curve = [(s, v[metric.SUCCESS_SAMPLED]) for s, v in sorted(log.steps.items()) if metric.SUCCESS_SAMPLED in v]
     numbers = _numbers(clock.steps, curve, found[metric.SUCCESS_TRAIN], found[metric.SAMPLER_KL])
+    numbers["still"] = log.alerts.get("no_movement")
     return {"model": model, "rows": first, "numbers": numbers}
 
 

@@ -15,10 +15,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ...configs.sections import KLConfig
 
 
 class KLDirections(NamedTuple):
@@ -97,19 +99,6 @@ def top_k_directions(policy_logits: Tensor, reference: TopKDistribution) -> KLDi
     return KLDirections(_divergence(policy, stored), _divergence(stored, policy))
 
 
-class KLSettings(Protocol):
-    """What the controller needs to know; `configs.sections.online.KLConfig` has it."""
-
-    beta_update_mode: Literal["fixed", "auto"]
-    initial_beta: float
-    target_kl: float
-    kl_tolerance: float
-    factor: float
-    min_beta: float
-    max_beta: float
-    window: int
-
-
 @dataclass(frozen=True)
 class BetaChange:
     """One change of beta: at which step, from what to what, the mean KL that caused it, and why in one sentence."""
@@ -132,7 +121,7 @@ class BetaController:
     HISTORY = 1000
     """Changes kept in memory; the record of the run has all of them."""
 
-    def __init__(self, config: KLSettings) -> None:
+    def __init__(self, config: KLConfig) -> None:
         self.config = config
         self._automatic = config.beta_update_mode == "auto"
         self.beta = self._clamped(config.initial_beta) if self._automatic else config.initial_beta

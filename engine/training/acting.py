@@ -1,19 +1,25 @@
-"""The agent of a run: the policy in this process, or as servers serve it."""
+"""The agent of a run: the policy in this process, or on servers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
 from ..agents.remote.agent import RemoteAgent
+from ..agents.remote.news import event_of
 from ..agents.remote.opening import open_remote_agent, tolerance_of
 from ..agents.settings import AgentSettings
 from ..agents.sight_check import check_sight
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.sight.processor import Sight
+from ..record.step_recorder import StepRecorder
+from .env_trainer import GRPOEnvTrainer
 from .server_rollouts import ServerOptions
 
 
@@ -24,39 +30,22 @@ def make_agent(
     sight: Sight | None,
     run_dir: Path,
 ) -> TransformersAgent | RemoteAgent:
-    """The agent that `rollouts.engine` names. sight: of a model that takes images.
+    """Make the agent that `rollouts.engine` names. sight: of a model that takes images.
 
     Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, of which servers get the text only.
     """
-    training, rollouts = config.training, config.rollouts
-    settings = AgentSettings(
-        training.temperature,
-        training.top_p,
-        training.top_k,
-        training.max_turn_tokens,
-        training.max_trajectory_tokens,
-    )
-    template = config.model.chat_template_kwargs
-    if rollouts.engine == "transformers":
-        agent = TransformersAgent(
-            model,
-            tokenizer,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            max_turn_tokens=settings.max_turn_tokens,
-            max_trajectory_tokens=settings.max_trajectory_tokens,
-            template_kwargs=template,
-            sight=sight,
-            native_calls=config.model.native_calls,
-        )
-        check_sight(agent)
-        return agent
-    return open_remote_agent(config, model, tokenizer, settings, run_dir)
+    names = ("temperature", "top_p", "top_k", "max_turn_tokens", "max_trajectory_tokens")
+    settings = {name: getattr(config.training, name) for name in names}
+    if config.rollouts.engine != "transformers":
+        return open_remote_agent(config, model, tokenizer, AgentSettings(**settings), run_dir)
+    template, native = config.model.chat_template_kwargs, config.model.native_calls
+    agent = TransformersAgent(model, tokenizer, **settings, template_kwargs=template, sight=sight, native_calls=native)
+    check_sight(agent)
+    return agent
 
 
 def server_options(config: RunConfig) -> ServerOptions:
-    """What the pipeline has to know of servers."""
+    """Return the pipeline's settings for servers."""
     rollouts = config.rollouts
     return ServerOptions(
         rollouts.max_staleness,
@@ -65,3 +54,27 @@ def server_options(config: RunConfig) -> ServerOptions:
         rollouts.max_mismatch,
         tolerance_of(config),
     )
+
+
+@contextmanager
+def served(trainer: GRPOEnvTrainer, recorder: StepRecorder) -> Iterator[None]:
+    """Record the events of servers during a training. If they end it, save the present step first."""
+    agent = trainer.agent
+    if not isinstance(agent, RemoteAgent):
+        yield
+        return
+
+    def tell(sentence: str, good: bool) -> None:
+        kind, facts = event_of(good)
+        recorder.event(kind, sentence, step=trainer.state.global_step, **facts)
+
+    agent.pool.tell = tell
+    try:
+        yield
+    except GrpoTuiError:
+        if trainer.checkpoint_of(trainer.state.global_step) is None and trainer.state.global_step:
+            trainer.save_checkpoint()
+            trainer.tell_saved()
+        raise
+    finally:
+        agent.close()

@@ -37,7 +37,7 @@ from ..rollouts.runner import RolloutRunner, prepares
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
 from . import checkpoints
-from .acting import make_agent, server_options
+from .acting import make_agent, served, server_options
 from .callbacks import RunCallbacks, Schedule, run_callbacks
 from .callbacks.beta import AutomaticBeta
 from .callbacks.findings import Findings
@@ -49,7 +49,6 @@ from .phases import StepClock
 from .pipeline import RolloutOptions
 from .resumable import StatePart
 from .run import begin_at, save_result
-from .served import served
 
 logger = logging.getLogger(__name__)
 

@@ -430,15 +430,15 @@ async def test_a_key_goes_to_the_worst_mismatch_and_then_to_the_next(tmp_path: P
         record.rollouts(2, [Rollout(prompt="?", completion="none recorded")])
     for size in ((80, 24), (150, 45)):
         async with running(tmp_path / "runs", Stepper(tmp_path / "runs" / "a", "1"), size=size) as app:
-            for i, place in enumerate((*worst, None)):
-                text = await app.press("w")
-                assert "tokens by mismatch" in text
-                if place is not None:
-                    marked = [s.text for line in _on_screen(app) for s in line.segments if s.style and s.style.reverse]
-                    assert marked == [f" w{place}"], (i, place)
-            await app.press("g")
-            assert f"4 of {n - 10:,}".replace(",", "") in app.text
-            assert "tokens" not in await app.press("L", "w") or "No log-probs" in app.text
+            for i, (place, nats) in enumerate(zip(worst, ("-0.9", "+0.7", "-0.5"), strict=True), 1):
+                text = (await app.press("w")).replace("−", "-")
+                assert re.search(rf"mismatch {i} of 5,990: \{nats}\d* nats", text), text
+                marked = [s.text for line in _on_screen(app) for s in line.segments if s.style and s.style.reverse]
+                assert marked == [f" w{place}"]
+            assert "mismatch 4 of 5,990" in await app.press("w")
+            assert "≥ 0.5 apart" in await app.press("g")
+            assert "mismatch" not in await app.press("t"), "entropies were not recorded, so text comes next"
+            assert "No log-probs" in await app.press("L", "w")
 
 
 def _on_screen(app: Any) -> list[Any]:

@@ -47,18 +47,10 @@ class Schedule:
 class RunCallbacks:
     """The callbacks of one run."""
 
-    checkpoints: CheckpointSchedule
     recording: StepRecording
     evaluation: HeldOutEvaluation
     progress: StepProgress
     requests: RunRequests
-    beta: AutomaticBeta | None = None
-
-    def add_to(self, trainer: Resumable) -> None:
-        parts = (self.checkpoints, self.recording, self.beta, self.evaluation, self.progress, self.requests)
-        for callback in parts:
-            if callback is not None:
-                trainer.add_callback(callback)
 
 
 def run_callbacks(
@@ -88,6 +80,7 @@ def run_callbacks(
     )
     checkpoints = CheckpointSchedule(trainer, recorder, every=schedule.save_every, minutes=schedule.save_minutes)
     requests = RunRequests(trainer, recorder, progress, clock, channel)
-    callbacks = RunCallbacks(checkpoints, recording, evaluation, progress, requests, beta)
-    callbacks.add_to(trainer)
-    return callbacks
+    for callback in (checkpoints, recording, beta, evaluation, progress, requests):
+        if callback is not None:
+            trainer.add_callback(callback)
+    return RunCallbacks(recording, evaluation, progress, requests)

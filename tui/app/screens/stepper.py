@@ -124,6 +124,8 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         """Run, number and query at the right of the last line."""
         p = self.palette
         line = Line(p)
+        if self._body == "tokens" and self.tokens.marked:
+            line.add(self.tokens.marked, p.accent).add(" · ", p.faint)
         shown = self.list_query.describe()
         if shown and width >= 110:
             line.add(shown, p.accent, cells=min(len(shown), width // 4)).add(" · ", p.faint)

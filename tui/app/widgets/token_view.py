@@ -147,6 +147,14 @@ class TokenView(Pane):
         self.scroll_line_to(flow.starts[at] + inside - height // 2)
         return True
 
+    @property
+    def marked(self) -> str:
+        """The place and the mismatch of the marked token."""
+        if self._place < 0 or MODES[self.mode] != "mismatch":
+            return ""
+        nats = self._overlays["mismatch"][self._worst[self._place]]
+        return f"mismatch {self._place + 1} of {len(self._worst):,}: {fixed(nats, 3, signed=True)} nats"
+
     def _has(self, mode: int) -> bool:
         """Whether there is something to show in a mode."""
         return mode < 2 or (self._advantages is not None if mode == 2 else MODES[mode] in self._overlays)
@@ -214,7 +222,7 @@ class TokenView(Pane):
                 lines.append(_styled(line.to(_NAMED), pieces, begin, begin + len(part)))
             pieces.clear()
 
-        marked = self._worst[self._place] if self._place >= 0 and MODES[self.mode] == "mismatch" else -1
+        marked = self._worst[self._place] if self.marked else -1
         for i in range(start, end):
             style = self._style(i) + _MARK if i == marked else self._style(i)
             breaks = self._texts[i].count("\n") if self.raw else 0
@@ -253,12 +261,6 @@ class TokenView(Pane):
         p, name = self.palette, MODES[self.mode]
         known = [v for v, m in zip(self._overlays[name], self._mask, strict=False) if m and math.isfinite(v)]
         line = Line(p)
-        if name == "mismatch" and self._place >= 0:
-            i = self._worst[self._place]
-            line.add(
-                f"{self._place + 1} of {len(self._worst)}: {fixed(self._overlays[name][i], 3, signed=True)}", p.strong
-            )
-            line.gap(2)
         if known:
             line.offer(Line(p).add(f"mean {fixed(sum(known) / len(known), 3)} nats", p.muted), width)
             if name in ("mismatch", "reference"):
