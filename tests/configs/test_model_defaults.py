@@ -12,6 +12,7 @@ from grpo_tui.configs import RunConfig, choices, load_config, presets
 from grpo_tui.configs.model_defaults import TINY, steps_of, unusual
 from grpo_tui.configs.model_facts import ModelFacts, facts_of, size_in_name
 from grpo_tui.engine.policy.sources import base_source
+from grpo_tui.envs.loading import load_env_class
 
 
 def make_model(folder: Path, parameters: int, context: int = 8192, template: str = "{{ messages }}") -> str:
@@ -40,6 +41,11 @@ def test_smollm2_from_the_wheel_takes_the_place_of_the_hub(tmp_path: Path, monke
     pinned = config.model.model_copy(update={"revision": "abc"})
     assert base_source(pinned) == (config.model.base, "abc")
     facts_of.cache_clear()
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_environment_of_each_preset_exists(name: str):
+    assert load_env_class(load_config(name).environment.class_path)
 
 
 def test_damaged_files_leave_facts_unknown(tmp_path: Path):
