@@ -251,7 +251,7 @@ def products() -> None:
                 module.forward = MethodType(gated, module)
         with inference(model):
             whole = model(texts[:, :-1]).logits[:, shortest - 1 :]
-            parts = []
+            parts, began = [], time.process_time()
             for rows in texts.split(4):
                 out = model(rows[:, :shortest], use_cache=True)
                 logits = [out.logits[:, -1:]]
@@ -260,7 +260,8 @@ def products() -> None:
                     out = model(step, past_key_values=out.past_key_values, use_cache=True)
                     logits.append(out.logits)
                 parts.append(torch.cat(logits, 1))
-        print(f"| {name} | {float(kl_directions(torch.cat(parts), whole).reverse.mean()) * 1e4:.1f} |", flush=True)
+        kl, seconds = kl_directions(torch.cat(parts), whole).reverse, time.process_time() - began
+        print(f"| {name} | {float(kl.mean()) * 1e4:.1f} | {seconds:.1f} |", flush=True)
 
 
 def _clock() -> Any:
