@@ -37,14 +37,14 @@ KEPT = 1 << 30
 
 
 def spare_memory(model: PreTrainedModel, setting: bool | Literal["auto"], tokens: int) -> None:
-    """Switch gradient checkpointing on as `model.gradient_checkpointing` says. tokens: those of a micro-batch."""
+    """Apply `model.gradient_checkpointing`. tokens: those of a micro-batch."""
     text = model.config.get_text_config(decoder=True)
     if runs_again(setting, tokens * text.num_hidden_layers * numbers_of_layer(text) * computed_in(model).itemsize):
         checkpoint_activations(model)
 
 
 def runs_again(setting: bool | Literal["auto"], taken: int) -> bool:
-    """Whether layers are run again. taken: bytes of all activations of a micro-batch."""
+    """Return whether to recompute layers. taken: bytes of all activations of a micro-batch."""
     return taken > KEPT if setting == "auto" else setting
 
 
@@ -67,7 +67,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
-    """The layers of `model` in the order in which they run; a vision tower's come before the language model's."""
+    """Return the layers of `model` in running order, a vision tower's first."""
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 

@@ -148,7 +148,7 @@ class _Attention(NamedTuple):
 
 
 def lay_out(cut: Cut) -> Layout:
-    """The rows of attention of all tokens, in the cheaper of the two ways."""
+    """Lay out attention for all tokens, in the cheaper of the two ways."""
     length = cut.lengths
     whole = (length**2).sum() / 2  # a causal kernel skips half
     apart = (cut.prompts.lengths**2).sum() / 2 + (cut.own.lengths * length).sum()
@@ -161,7 +161,7 @@ def lay_out(cut: Cut) -> Layout:
 
 
 def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
-    """The rows of attention of the tokens that are read after the last layer; what it gives for others means nothing.
+    """Lay out attention for the tokens used after the last layer. Results of other tokens are undefined.
 
     read[i]: their positions in rollout i, ascending long. every: the layout of all tokens, which stays where this is
     no cheaper.

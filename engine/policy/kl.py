@@ -52,7 +52,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def kl_directions(policy_logits: Tensor, reference_logits: Tensor) -> KLDirections:
-    """Both directions from one pair of log-softmaxes; logits [..., T, V] → two of [..., T]."""
+    """Return both directions from one pair of log-softmaxes: logits [..., T, V] → two of [..., T]."""
     policy, reference = _log_softmax(policy_logits), _log_softmax(reference_logits)
     return KLDirections(_divergence(policy, reference), _divergence(reference, policy))
 
@@ -83,7 +83,7 @@ def _tail(logprobs: Tensor, indices: Tensor) -> Tensor:
 
 
 def top_k_directions(policy_logits: Tensor, reference: TopKDistribution) -> KLDirections:
-    """Both KLs between the policy and a stored top-k reference, over k tokens and one tail bucket.
+    """Return both KLs between the policy and a stored top-k reference, over k tokens and one tail bucket.
 
     policy_logits: [..., T, V] → two of [..., T]. Merging tokens into a bucket can only lose information (log-sum
     inequality), so each value is a true lower bound of the exact KL, and equals it for k ≥ V − 1.

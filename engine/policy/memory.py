@@ -92,7 +92,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
 
 def need(shape: Shape, config: RunConfig) -> Need:
-    """What `config` needs of one device for a model of this shape."""
+    """Estimate the memory of one device for a model of this shape."""
     from ...configs.model_facts import device_of
     from .activations import runs_again
     from .token_scores import DENSE_LOGITS
@@ -137,7 +137,7 @@ def need(shape: Shape, config: RunConfig) -> Need:
 
 
 def told(config: RunConfig) -> Iterator[str]:
-    """The lines to print. Raises ModelLoadError."""
+    """Yield the lines to print. Raises ModelLoadError."""
     from transformers import AutoConfig
 
     from .sources import ModelLoadError, base_source
@@ -162,7 +162,7 @@ def told(config: RunConfig) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the parts. 1: the config cannot be had, with one sentence on standard error."""
+    """Print the parts. Returns 1 with one sentence on standard error if there is no config."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.policy.memory", description=__doc__)
     parser.add_argument("config")
     from ...configs import load_config

@@ -34,7 +34,7 @@ SMALL_COPY = 256 << 20
 
 @contextlib.contextmanager
 def merged_weights(model: nn.Module, *, gradient: bool = False) -> Iterator[int]:
-    """LoRA layers of `model` multiply once inside; yields how many do. Adapters must not be switched inside.
+    """Let LoRA layers multiply once in the block; yields their number. Do not switch adapters in the block.
 
     With gradient checkpointing the backward pass belongs inside, too.
     """

@@ -50,7 +50,7 @@ BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft", "builtin:tiny-vl-sft": "seeing/sf
 def load_policy(
     config: ModelConfig, *, adapters: str | None = None, trainable: bool = True
 ) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
-    """The base model of `config` with `adapters` (a folder or a built-in name) on it, and its tokenizer.
+    """Load the base model of `config` with `adapters` (a folder or a built-in name), and its tokenizer.
 
     trainable: for training. Without `config.lora` that is all weights, with `adapters` merged into them. Else, without
     `adapters`, fresh LoRA adapters as in `config.lora` are put on (their output is
@@ -84,7 +84,7 @@ def load_policy(
 
 
 def load_base(config: ModelConfig) -> PreTrainedModel:
-    """The bare base model, in the format of `config.weights`, on the CPU; in 4 bits on its GPU.
+    """Load the base model in the format of `config.weights` on the CPU, or in 4 bits on its GPU.
 
     Raises ModelLoadError.
     """
@@ -148,7 +148,7 @@ def _quantized(config: ModelConfig) -> dict[str, Any]:
 
 
 def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> Sight | None:
-    """The processor of a policy that takes images; None for a text model. Raises ModelLoadError."""
+    """Load the processor of a policy that takes images; None for a text model. Raises ModelLoadError."""
     base = base_of(model)
     if SeeingModel.of(base) is None:
         return None
@@ -198,7 +198,7 @@ def save_adapters(model: PeftModel, folder: Path | str, tensors: Mapping[str, Te
 
 
 def save_policy(model: PeftModel | PreTrainedModel, folder: Path | str) -> Path:
-    """Write what was trained, the adapters or all weights, as safetensors, for plain `from_pretrained`."""
+    """Write the adapters or all weights as safetensors, for plain `from_pretrained`."""
     if isinstance(model, PeftModel):
         return save_adapters(model, folder)
     model.save_pretrained(str(folder))

@@ -29,7 +29,7 @@ SMALL = 1 << 16
 
 @contextlib.contextmanager
 def fast_norms(model: nn.Module) -> Iterator[int]:
-    """The RMSNorms of `model` have the fast form inside; yields how many there are.
+    """Replace the RMSNorms of `model` in the block; yields their number.
 
     A norm is recognised by what it computes: weight · x / sqrt(mean(x²) + variance_epsilon) on a sample. Others (with
     1 + weight, say) stay as they are.

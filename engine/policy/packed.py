@@ -56,7 +56,7 @@ def packed_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over one packed row: query [1, h, N, d], key and value [1, k, N, d] → [1, N, h, d].
+    """Attend within one packed row: query [1, h, N, d], key and value [1, k, N, d] → [1, N, h, d].
 
     Registered with transformers as `grpo_tui_packed`; `packing` comes from the call of the model. Raises ValueError for
     anything else that a layer asks of its attention (a soft cap, sinks, a bias), which is not computed here.

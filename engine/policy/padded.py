@@ -61,7 +61,7 @@ def padded_scores(
     images: Sequence[Images],
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of the agent's tokens with gradient, both [B, T], 0 elsewhere; for a model that sees.
+    """Score the agent's tokens with gradient, for a model that sees: log-probs and entropies [B, T], 0 elsewhere.
 
     model: what is called (it may be wrapped for several processes); inner: the same unwrapped. All on one device.
     """

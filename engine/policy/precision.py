@@ -45,13 +45,13 @@ class Arithmetic:
 
 
 def computed_in(model: nn.Module) -> torch.dtype:
-    """The format that the products of this model are computed in."""
+    """Return the format of this model's products."""
     arithmetic = Arithmetic.of(model)
     return base_of(model).dtype if arithmetic is None else arithmetic.now  # type: ignore[return-value]
 
 
 def set_arithmetic(model: nn.Module, config: ModelConfig) -> None:
-    """Let a loaded model, adapters included, compute as `config` says. Copies of it do so, too."""
+    """Apply the formats of `config` to a loaded model with its adapters, and to its copies."""
     formats = config.weights, config.compute, config.sampling
     if set(formats) == {"float32"} or config.quantization is not None:
         return
@@ -80,7 +80,7 @@ def set_arithmetic(model: nn.Module, config: ModelConfig) -> None:
 
 @contextlib.contextmanager
 def sampling_arithmetic(model: nn.Module) -> Iterator[None]:
-    """`model` computes as it samples inside, without gradients: what every token needs is converted once."""
+    """Use the sampling format in the block, without gradients. Weights are converted once."""
     arithmetic = Arithmetic.of(model)
     if arithmetic is None:
         yield
@@ -100,7 +100,7 @@ def sampling_arithmetic(model: nn.Module) -> Iterator[None]:
 
 
 def float_product(x: Tensor, weight: Tensor, computed: torch.dtype) -> Tensor:
-    """x Wᵀ with factors in `computed` and everything else in float32: x [..., H], W [V, H] → float32 [..., V].
+    """Return x Wᵀ with factors in `computed` and sums in float32: x [..., H], W [V, H] → float32 [..., V].
 
     weight: in any format; in float32 its values may be more precise than `computed`.
     """

@@ -163,7 +163,7 @@ class PreparedModel:
 
 @contextlib.contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Eval mode, which also switches gradient checkpointing off, and no gradients; as before afterwards."""
+    """Use eval mode without gradients in the block. Eval mode also switches gradient checkpointing off."""
     training = model.training
     if training:
         model.eval()
@@ -177,14 +177,14 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def acting(model: nn.Module) -> Iterator[None]:
-    """`model` as it acts in rollouts and evaluation: `inference`, with adapters that multiply once."""
+    """Prepare `model` for rollouts and evaluation: `inference`, with adapters that multiply once."""
     with inference(model), sampling_arithmetic(model), merged_weights(model):
         yield
 
 
 @contextlib.contextmanager
 def decoding(model: nn.Module, attention: str | None) -> Iterator[None]:
-    """`model` as it decodes token by token: eval mode, inference mode, and `attention` (None: the model's own)."""
+    """Prepare `model` for decoding: eval mode, inference mode, and `attention` (None: the model's own)."""
     config: Any = base_of(model).config.get_text_config(decoder=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(inference(model))

@@ -25,7 +25,7 @@ class Probe:
 
 
 def probe(model: nn.Module, token_ids: Sequence[int], temperature: float = 1.5) -> Probe:
-    """One forward pass over the text, in eval mode."""
+    """Run one forward pass over the text, in eval mode."""
     base = base_of(model)
     tokens = torch.tensor([list(token_ids)], device=device_of(model))
     with acting(model):

@@ -23,7 +23,7 @@ class ModelLoadError(GrpoTuiError, RuntimeError):
 
 
 def base_source(config: ModelConfig) -> tuple[str, str | None]:
-    """What `from_pretrained` is given: a folder, or a hub id with its revision."""
+    """Return the source for `from_pretrained`: a folder, or a hub id with its revision."""
     name = local_copy(config.base, config.revision)
     if not name.strip():
         raise ModelLoadError("model.base is empty: name a hub id, a folder, or builtin:tiny")
@@ -45,7 +45,7 @@ def base_source(config: ModelConfig) -> tuple[str, str | None]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The base model's tokenizer, padding on the left, with a padding token. Raises ModelLoadError."""
+    """Load the base model's tokenizer, with left padding and a padding token. Raises ModelLoadError."""
     source, revision = base_source(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, padding_side="left")
@@ -64,7 +64,7 @@ IM_END = "<|im_end|>"
 
 
 def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The template that `model.chat_template` names: `chatml`, or a file's. Raises ModelLoadError.
+    """Return the template of `model.chat_template`: `chatml`, or a file's. Raises ModelLoadError.
 
     A base model that never saw `<|im_end|>` ends its turns with the end-of-text token that it knows.
     """
@@ -81,7 +81,7 @@ def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def builtin(name: str, known: dict[str, str], kind: str) -> Path:
-    """The folder of a built-in model or adapters. Raises ModelLoadError."""
+    """Return the folder of a built-in model or adapters. Raises ModelLoadError."""
     if name not in known:
         raise ModelLoadError(f"there is no built-in {kind} {name}; there is {', '.join(known)}")
     folder = Path(__file__).parents[1] / "demonstration" / "policies" / known[name]
@@ -95,7 +95,7 @@ def _holds_adapters(folder: Path) -> bool:
 
 
 def explain(base: str, error: Exception, what: str = "model") -> str:
-    """One sentence on why a model, or a part of it, cannot be loaded."""
+    """Explain in one sentence why a model, or a part of it, cannot be loaded."""
     reason = first_line(error)
     if "safetensors" in reason:
         return f"the {what} {base} has no safetensors weights, and other formats are not loaded: {reason}"
@@ -103,6 +103,6 @@ def explain(base: str, error: Exception, what: str = "model") -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     lines: list[Any] = str(error).strip().splitlines()
     return str(lines[0]) if lines else type(error).__name__

@@ -27,7 +27,7 @@ def score_tokens(
     entropy_grad: bool = False,
     computed: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target token and the entropy of its distribution: hidden [M, H], weight [V, H] → [M], [M].
+    """Return the log-prob and the entropy at each target token: hidden [M, H], weight [V, H] → [M], [M].
 
     The entropy carries a gradient only when asked to: it is a number to look at unless there is an entropy bonus.
     computed: the format of the products; results are float32.
@@ -46,7 +46,7 @@ def score_tokens(
 
 
 def turn_embeddings(hidden: Tensor, packing: Packing, turn_ids: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Mean of the last hidden states over each turn's scored tokens: hidden [K, H] → B arrays float32 [S_i, H].
+    """Average the last hidden states over each turn's scored tokens: hidden [K, H] → B arrays float32 [S_i, H].
 
     turn_ids[i]: int [T_i], the turn of each token.
     """

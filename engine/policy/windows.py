@@ -17,7 +17,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "w
 
 @contextlib.contextmanager
 def short_windows(model: nn.Module, tokens: int) -> Iterator[bool]:
-    """Every window that the configuration names has at most so many tokens inside; yields whether one was longer.
+    """Shorten attention windows to `tokens` in the block; yields whether one was longer.
 
     Rows of a few tokens then go beyond windows of any size, in the configuration and in each layer.
     """

@@ -19,7 +19,7 @@ from ..launch.process_logging import set_up_logging
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what RUN_DIR/config.yaml says. 0: finished or stopped; 1: failed, with one sentence on standard error."""
+    """Run RUN_DIR/config.yaml. Returns 0 if finished or stopped, 1 with one sentence on standard error."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(run_dir: Path, *, resume: bool = False) -> int:
-    """The whole life of a training process; see `main`."""
+    """Run a training process from start to end; see `main`."""
     began = time.perf_counter()
     set_up_logging()
 

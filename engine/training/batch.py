@@ -26,7 +26,7 @@ Batch = dict[str, Any]
 def make_batch(
     rollouts: Sequence[Rollout], *, pad_token_id: int, device: torch.device, reference: bool = False
 ) -> dict[str, Tensor]:
-    """Right-padded tensors [B, T] of B rollouts, T the longest: ids and masks int64, the rest float32.
+    """Return right-padded tensors [B, T] of B rollouts, T the longest: ids and masks int64, the rest float32.
 
     reference: with `ref_per_token_logps`, and with `replayed` (bool [B]) where rollouts come from the replay buffer.
     """
@@ -56,7 +56,7 @@ def make_batch(
 
 
 def with_trl_names(batch: Mapping[str, Any]) -> Batch:
-    """The same with TRL's names for the tensors."""
+    """Add TRL's names for the tensors."""
     ids, attention = batch["prompt_completion_ids"], batch["attention_mask"]
     agent = batch["agent_token_mask"]
     return {
@@ -73,7 +73,7 @@ def with_trl_names(batch: Mapping[str, Any]) -> Batch:
 def micro_batches(
     batch: Mapping[str, Tensor], rollouts: Sequence[Rollout], parts: int, shuffled: int = 0
 ) -> list[Batch]:
-    """A batch as `parts` equal ones, each with its `rollouts`; scalars go into each.
+    """Split a batch into `parts` equal ones, each with its `rollouts` and all scalars.
 
     shuffled: rows are shuffled before, by groups of so many (0: they keep their order).
     """
@@ -93,7 +93,7 @@ def micro_batches(
 
 
 def packing_of(batch: Mapping[str, Any], model: PreparedModel) -> Packing:
-    """How the rows of a batch lie in one packed row; from its `rollouts`, or from the tensors where they are alone."""
+    """Pack the rows of a batch, from its `rollouts` or else from its tensors."""
     ids, attention = batch["prompt_completion_ids"], batch["attention_mask"].bool()
     images = None
     if "rollouts" in batch:
@@ -108,7 +108,7 @@ def packing_of(batch: Mapping[str, Any], model: PreparedModel) -> Packing:
 
 
 def without_kl_of_replayed(batch: Batch, logprobs: Tensor) -> None:
-    """Let the reference of replayed rows be the policy itself ([B, T], nats): no KL, and no gradient of it.
+    """Use the policy as the reference of replayed rows ([B, T], nats), so that they have no KL and no gradient of it.
 
     The k3 estimate holds for samples of the present policy. Rows are replayed because they were surprising: on a token
     that is improbable by now it is exp(many nats), also when weighted by the ratio, since such rows are drawn again and

@@ -66,7 +66,7 @@ class Start:
 
 
 def find_start(run_dir: Path) -> Start:
-    """Where a resumed run goes on: at its newest whole checkpoint. Changes nothing.
+    """Find the newest whole checkpoint, from which a run resumes. Changes nothing.
 
     Raises CheckpointError when steps are recorded and there is no whole checkpoint: nothing recorded is given up.
     """
@@ -103,7 +103,7 @@ def set_aside(damaged: Sequence[Damaged]) -> None:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty temporary folder for the checkpoint of `step`; leftovers of an interrupted save are removed."""
+    """Make a temporary folder for the checkpoint of `step`, and remove leftovers of an interrupted save."""
     make_folder(folder)
     discard(folder)
     temporary = folder / f"{TEMPORARY}{PREFIX}{step}"
@@ -166,7 +166,7 @@ def discard(folder: Path) -> None:
 
 
 def save_optimizer(state: Mapping[str, Any], folder: Path) -> None:
-    """A torch optimiser's `state_dict` as tensors and JSON."""
+    """Save a torch optimiser's `state_dict` as tensors and JSON."""
     import torch
     from safetensors.torch import save_file
 
@@ -184,7 +184,7 @@ def save_optimizer(state: Mapping[str, Any], folder: Path) -> None:
 
 
 def load_optimizer(folder: Path) -> dict[str, Any]:
-    """The inverse of `save_optimizer`: a `state_dict`."""
+    """Load the `state_dict` that `save_optimizer` wrote."""
     from safetensors.torch import load_file
 
     facts = json.loads((folder / "optimizer.json").read_text())
@@ -197,7 +197,7 @@ def load_optimizer(folder: Path) -> dict[str, Any]:
 
 
 def save_rng(folder: Path, rank: int) -> None:
-    """Random states of Python, numpy and torch in this process."""
+    """Save the random states of Python, numpy and torch."""
     import numpy as np
     import torch
     from safetensors.torch import save_file
@@ -213,7 +213,7 @@ def save_rng(folder: Path, rank: int) -> None:
 
 
 def load_rng(folder: Path, rank: int) -> bool:
-    """The inverse of `save_rng`; False when the checkpoint was written by fewer processes."""
+    """Restore the states of `save_rng`. Returns False if fewer processes wrote the checkpoint."""
     import numpy as np
     import torch
     from safetensors.torch import load_file
@@ -236,7 +236,7 @@ def load_rng(folder: Path, rank: int) -> bool:
 
 
 def save_rewards(orchestrator: RewardOrchestrator, folder: Path) -> None:
-    """Running statistics and dynamics model of the reward orchestrator."""
+    """Save the running statistics and the dynamics model."""
     from safetensors.torch import save_file
 
     save_file(orchestrator.state_tensors(), folder / "rewards.safetensors")
@@ -244,7 +244,7 @@ def save_rewards(orchestrator: RewardOrchestrator, folder: Path) -> None:
 
 
 def load_rewards(orchestrator: RewardOrchestrator, folder: Path) -> None:
-    """The inverse of `save_rewards`."""
+    """Load the state that `save_rewards` wrote."""
     from safetensors.torch import load_file
 
     facts = json.loads((folder / "rewards.json").read_text())

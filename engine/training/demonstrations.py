@@ -56,7 +56,7 @@ class Demonstration:
 
 
 def always(route: str) -> RouteChoice:
-    """The choice of one route for every task. Raises DemonstrationError for a task that does not know it."""
+    """Choose one route for every task. Raises DemonstrationError for a task without it."""
 
     def choose(task: Mapping[str, Any], routes: Sequence[str], rng: random.Random) -> str:
         if route not in routes:

@@ -43,7 +43,7 @@ from .trl_logs import completion_logs, completion_metrics
 
 
 def environment_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
-    """Stands where TRL wants a reward function; rewards come with the rollouts."""
+    """Fill the place of TRL's reward function. Rewards come with the rollouts."""
     raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
 

@@ -38,7 +38,7 @@ PORTION_ROLLOUTS = 64
 def run_eval(
     config: RunConfig, run_dir: Path, writer: RecordWriter, control: ControlChannel | None = None, start: object = None
 ) -> bool:
-    """Evaluate `config.model` on the held-out tasks. False when stopped before all tasks are done.
+    """Evaluate `config.model` on the held-out tasks. Returns False if stopped early.
 
     Raises errors whose message is one sentence (ModelLoadError, DataError, …).
     """
@@ -85,7 +85,7 @@ def run_eval(
 
 
 def portions(tasks: Sequence[int], samples: int) -> Iterator[Sequence[int]]:
-    """Consecutive numbers of tasks, at most `PORTION_ROLLOUTS` rollouts at a time, at least one task."""
+    """Yield consecutive task numbers: at most `PORTION_ROLLOUTS` rollouts, at least one task."""
     size = max(1, PORTION_ROLLOUTS // samples)
     start = 0
     for i in range(1, len(tasks) + 1):

@@ -32,7 +32,7 @@ class Reader:
 
 
 def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
-    """How a model reads its prompts, without its weights. Raises ModelLoadError, ChatTemplateError."""
+    """Return a reader of a model's prompts, without its weights. Raises ModelLoadError, ChatTemplateError."""
     from transformers import AutoConfig
 
     from ..agents.chat import ChatBridge
@@ -49,7 +49,7 @@ def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
 
 
 def first_prompt(config: RunConfig) -> str:
-    """The prompt of the first training task, rendered by the model's chat template where that is at hand.
+    """Return the prompt of the first training task, in the chat template if the model is on this machine.
 
     Raises DataError, EnvLoadError, and what the environment raises.
     """

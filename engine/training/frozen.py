@@ -31,7 +31,7 @@ def copy_of_policy(model: nn.Module, beta: float) -> nn.Module | None:
 
 
 def with_scoring_head(reference: nn.Module, temperature: float) -> None:
-    """Freeze a reference and give it the scoring head that the loss of TRL expects since 1.15."""
+    """Freeze a reference and add the scoring head that TRL's loss expects since 1.15."""
     reference.requires_grad_(False).eval()
     if hasattr(utils, "add_fused_lm_head"):
         utils.add_fused_lm_head(cast("PreTrainedModel", reference), temperature=temperature)

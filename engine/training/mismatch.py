@@ -88,7 +88,7 @@ def _name(rollout: Rollout) -> Any:
 
 
 def fresh(batch: Mapping[str, Any]) -> Tensor:
-    """The agent's tokens of rows that were sampled for this step, bool [B, T]."""
+    """Return a mask of the agent's tokens in rows sampled for this step, bool [B, T]."""
     mask = (batch["attention_mask"] * batch["agent_token_mask"]).bool()
     if "rollouts" not in batch:
         return mask

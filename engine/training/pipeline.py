@@ -274,7 +274,7 @@ class ServersNeedOneProcess(GrpoTuiError, ValueError):
 
 
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:
-    """Reverse KL(π ‖ π_ref) in nats per token: the mean of log π − log π_ref (k1) over the agent's tokens.
+    """Return KL(π ‖ π_ref) in nats per token: the mean of log π − log π_ref (k1) over the agent's tokens.
 
     This is the KL that is logged and that beta follows, in the place of TRL's, which is k3 over the batch. That batch
     is a selection (groups with signal, replayed rows), where the policy is at its least typical. And where a policy

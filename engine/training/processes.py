@@ -22,7 +22,7 @@ class UnsupportedProcessesError(GrpoTuiError, ValueError):
 
 
 def check_supported(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse what no run has ever shown to work: weights that are sharded over processes.
+    """Refuse weights sharded over processes, which no run was tried with.
 
     environment: what `accelerate launch` tells its processes. Raises UnsupportedProcessesError.
     """

@@ -95,7 +95,7 @@ def run_rft(
 def build_trainer(
     config: RunConfig, run_dir: Path, recorder: StepRecorder, control: ControlChannel | None = None
 ) -> tuple[GRPOEnvTrainer, RunCallbacks]:
-    """Everything that a run needs, put together but not started."""
+    """Build the trainer and its callbacks without starting them."""
     training = config.training
     world = int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(config.seed)
@@ -173,7 +173,7 @@ def build_trainer(
 
 
 def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> WandbSink | None:
-    """Weights & Biases as a further place for the numbers, if the configuration asks for it."""
+    """Also send the metrics to Weights & Biases, if the configuration asks for it."""
     if config.logging.wandb == "off":
         return None
     sink = WandbSink(
@@ -189,7 +189,7 @@ def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> Wand
 
 
 def beta_controller(training: TrainingConfig) -> BetaController | None:
-    """The controller of beta when it is automatic; a fixed beta needs none."""
+    """Return the controller of an automatic beta, or None for a fixed one."""
     if training.beta_mode == "fixed":
         return None
     return BetaController(
@@ -207,7 +207,7 @@ def beta_controller(training: TrainingConfig) -> BetaController | None:
 
 
 def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int) -> GRPOConfig:
-    """TRL's arguments for a run. Raises TrainingError when the batch cannot be divided as asked."""
+    """Return TRL's arguments for a run. Raises TrainingError if the processes cannot share the batch."""
     training = config.training
     rows = training.prompts_per_step * training.num_generations
     if rows % world:
@@ -254,13 +254,13 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
 
 
 def micro_batch(rows: int, training: TrainingConfig) -> int:
-    """Trajectories per backward pass: the largest divisor of `rows` within the limit."""
+    """Return the trajectories of a backward pass: the largest divisor of `rows` within the limit."""
     limit = training.micro_batch_size or max(training.micro_batch_tokens // training.max_trajectory_tokens, 1)
     return max(d for d in range(1, min(rows, limit) + 1) if rows % d == 0)
 
 
 def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:
-    """The trained adapters (or the model), for plain `from_pretrained`."""
+    """Save the trained adapters (or the model) for plain `from_pretrained`."""
     save_policy(trainer.accelerator.unwrap_model(trainer.model), folder)
     trainer.tokenizer.save_pretrained(str(folder))
     if trainer.orchestrator is not None:  # online learning goes on with the same statistics
@@ -268,7 +268,7 @@ def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:
 
 
 def log_step(step: int, metrics: Mapping[str, Any]) -> None:
-    """One plain line a step, for the run's log."""
+    """Log one line a step."""
     reward, success, kl, seconds = (
         metrics.get(name, float("nan"))
         for name in (metric.TRL("reward"), metric.SUCCESS_TRAIN, metric.KL_MEAN, metric.STEP_SECONDS)

@@ -25,7 +25,7 @@ ROOM_SECONDS = 10
 
 
 def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCallbacks, recorder: StepRecorder) -> None:
-    """Tie a trainer's checkpoints to the record, and say where a resumed run goes on.
+    """Connect a trainer's checkpoints to the record, and record where a resumed run begins.
 
     Raises UnsupportedProcessesError where not all processes see the run's folder.
     """
@@ -90,7 +90,7 @@ def _link(link: Path, target: str) -> None:
 def when_there_is_room(
     save: Callable[[], object], recorder: StepRecorder, control: ControlChannel | None, where: str
 ) -> bool:
-    """Save what the whole run was for, and wait while the disk refuses it. False when asked to stop meanwhile."""
+    """Save the result, and retry while the disk refuses it. Returns False if asked to stop."""
     told = False
     while True:
         try:

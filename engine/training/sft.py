@@ -74,7 +74,7 @@ def run_sft(
     control: ControlChannel | None = None,
     start: Start | None = None,
 ) -> bool:
-    """Train adapters as `config.sft` says and save them to a folder of the run beside `sft.output_dir`.
+    """Train adapters by `config.sft` and save them to a folder of the run next to `sft.output_dir`.
 
     writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. start: where a
     resumed run goes on. Returns False when a request ended the training early; what was learned by then is in a
@@ -141,7 +141,7 @@ def run_sft(
 
 
 def log_step(step: int, metrics: Mapping[str, Any]) -> None:
-    """One plain line a step, for the run's log."""
+    """Log one line a step."""
     numbers = [metrics.get(name, float("nan")) for name in (metric.LOSS, metric.TOKEN_ACCURACY, metric.STEP_SECONDS)]
     logger.info("step %d  loss %.4f  tokens right %.3f  %.2f s", step, *numbers)
 
@@ -149,7 +149,7 @@ def log_step(step: int, metrics: Mapping[str, Any]) -> None:
 def collect(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callable[[str], bool], sight: Sight | None = None
 ) -> list[Demonstration]:
-    """The demonstrations that `config` asks for: a file of conversations, or played in the environments of the rows.
+    """Collect demonstrations: from a file of conversations, or played in the environments of the rows.
 
     knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). sight: of a policy that
     takes images.

@@ -25,7 +25,7 @@ MOST_COUNTED = 2000
 
 
 def told(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
-    """The lines to print. Raises SourceError, ModelLoadError, ChatTemplateError."""
+    """Yield the lines to print. Raises SourceError, ModelLoadError, ChatTemplateError."""
     from ...configs.sections.data import holds_tasks
     from ..rollouts.sources import load_tasks
 
@@ -59,7 +59,7 @@ def told(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
 
 
 def columns(config: RunConfig) -> str:
-    """The names of the dataset's columns, as a list in JSON. Raises SourceError."""
+    """Return the names of the dataset's columns as a JSON list. Raises SourceError."""
     from ..rollouts.sources import read_table
 
     data = config.data
@@ -125,7 +125,7 @@ def _short(value: object) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the rows. 1: they cannot be read, with one sentence on standard error."""
+    """Print the rows. Returns 1 with one sentence on standard error if they are unreadable."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.show_data", description=__doc__)
     parser.add_argument("config")
     parser.add_argument("rows", type=int)

@@ -11,7 +11,7 @@ from ..rollouts.rollout import Rollout
 
 
 def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
-    """Reward, its spread, and lengths in agent tokens, by TRL's names."""
+    """Return reward, its spread, and lengths in agent tokens, by TRL's names."""
     rewards = np.array([r.total_reward for r in rollouts], dtype=np.float64)
     lengths = np.array([r.agent_tokens for r in rollouts], dtype=np.float64)
     spread = rewards.reshape(-1, group_size).std(1) if len(rewards) % group_size == 0 else rewards

@@ -10,12 +10,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 
 def takes_images(config: PreTrainedConfig) -> bool:
-    """Whether a model of this configuration is an image-text-to-text model."""
+    """Return whether a model of this configuration takes images and text."""
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and getattr(config, "vision_config", None) is not None
 
 
 def apart_from_language(model: PreTrainedModel) -> list[nn.Module]:
-    """The parts of a vision-language model beside its language model and output layer: towers and projections."""
+    """Return the towers and projections of a vision-language model."""
     body: Any = model.base_model
     language = body.get_decoder()
     return [child for child in body.children() if child is not language]

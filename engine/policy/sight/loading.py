@@ -20,7 +20,7 @@ def load_sight(
     max_pixels: int | None = None,
     max_images: int | None = None,
 ) -> Sight:
-    """The processor at `source` (a folder or hub id) with this tokenizer. Raises SightError or what loading raises."""
+    """Load the processor at `source` (a folder or hub id). Raises SightError and the errors of loading."""
     pinned: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
         processor: Any = AutoProcessor.from_pretrained(source, **pinned)
@@ -35,7 +35,7 @@ def load_sight(
 
 
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """The same processor without its part for videos, which needs torchvision: frames are shown as images."""
+    """Remove the processor's part for videos, which needs torchvision. Frames are shown as images."""
     kept = [name for name in kind.get_attributes() if name != "video_processor"]
     if len(kept) == len(kind.get_attributes()):
         return kind

@@ -183,7 +183,7 @@ class Sight:
 
 
 def scaled_down(image: Image.Image, max_pixels: int | None) -> Image.Image:
-    """The image with at most so many pixels and the same proportions."""
+    """Scale an image down to a number of pixels, in its proportions."""
     pixels = image.width * image.height
     if max_pixels is None or pixels <= max_pixels:
         return image
@@ -218,5 +218,5 @@ def _plain(content: Content) -> list[dict[str, str]]:
 
 
 def stack_inputs(images: Sequence[ModelImage]) -> dict[str, Tensor]:
-    """The inputs of several images that fit together, for one call of the tower."""
+    """Stack the inputs of several images for one pass of the tower."""
     return {name: torch.cat([image.inputs[name] for image in images]) for name in images[0].inputs}

@@ -12,7 +12,7 @@ from .processor import ModelImage
 
 
 def stored_images(rows: Sequence[Sequence[ModelImage]]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays by name, and what JSON can hold: which row has which images, and what is known of each."""
+    """Return arrays by name, and JSON data: the images of each row, and their facts."""
     different = {image.key: image for row in rows for image in row}
     number = {key: n for n, key in enumerate(different)}
     arrays = {f"image.{number[i.key]}.{k}": v.numpy() for i in different.values() for k, v in i.inputs.items()}
@@ -24,7 +24,7 @@ def stored_images(rows: Sequence[Sequence[ModelImage]]) -> tuple[dict[str, np.nd
 
 
 def read_images(arrays: Mapping[str, np.ndarray], stored: Mapping[str, Any]) -> list[tuple[ModelImage, ...]]:
-    """The inverse of `stored_images`. Raises KeyError when something is missing."""
+    """Read the images that `stored_images` stored. Raises KeyError."""
     images = []
     for n, facts in enumerate(stored["images"]):
         start = f"image.{n}."

@@ -65,7 +65,7 @@ def run_callbacks(
     seed: int,
     beta: AutomaticBeta | None = None,
 ) -> RunCallbacks:
-    """The callbacks of a run, given to its trainer.
+    """Make the callbacks of a run and add them to its trainer.
 
     runner: plays the held-out tasks. recording: what is recorded of a step. channel: requests of people (None: none).
     """

@@ -35,12 +35,12 @@ Loss = Callable[[LossInputs], Tensor]
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """−min(ρ·A, clip(ρ, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347); both of one shape."""
+    """Return −min(ρ·A, clip(ρ, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347)."""
     return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """e^d − d − 1 with d = log π_ref − log π, [B, T] (Schulman, "Approximating KL divergence", 2020)."""
+    """Return e^d − d − 1 with d = log π_ref − log π, [B, T] (Schulman, "Approximating KL divergence", 2020)."""
     difference = ref_logprobs - logprobs
     return torch.exp(difference) - difference - 1
 

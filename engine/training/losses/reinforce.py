@@ -11,5 +11,5 @@ from .base import LossInputs
 
 
 def reinforce(inputs: LossInputs) -> Tensor:
-    """The loss of each token, [B, T]; its gradient is the plain policy gradient."""
+    """Return the loss of each token, [B, T]. Its gradient is the plain policy gradient."""
     return -inputs.advantages * inputs.logprobs

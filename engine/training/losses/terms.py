@@ -56,7 +56,7 @@ class LossTermsOfStep:
 def loss_terms(
     batch: Mapping[str, Tensor], rollouts: Sequence[Rollout], logprobs: Tensor, entropy: Tensor, how: Clipping
 ) -> dict[str, LossTerms]:
-    """The terms of each rollout by its key.
+    """Return the terms of each rollout by its key.
 
     batch: tensors [B, T] of `make_batch`, those of the B rollouts. logprobs, entropy: [B, T], of the policy.
     """

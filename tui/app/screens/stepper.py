@@ -260,6 +260,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         """Go to the token on which sampler and trainer differ most; again for the next."""
         if self._body != "tokens":
             self._show_body("tokens")
+            self.frame.boxes  # noqa: B018  places the pane, whose size decides where it scrolls to
         if self.tokens.next_worst():
             self.frame.refresh_lines()
         else:
