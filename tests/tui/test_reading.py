@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -412,6 +413,33 @@ async def test_words_of_tokens_are_not_torn(tmp_path: Path) -> None:
         lines = [line.plain[9:].strip() for line in app.screen.tokens.lines][3:]
         whole = {"SmolLM", "writes", "a", "line", "lineSmolLM"}
         assert lines and all(word in whole for line in lines for word in line.split()), lines
+
+
+async def test_a_key_goes_to_the_worst_mismatch_and_then_to_the_next(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n, worst = 6000, (4321, 77, 5998)
+    sampler = rng.uniform(-2, -0.5, n)
+    trainer = sampler + rng.uniform(-0.01, 0.01, n)
+    for place, nats in zip(worst, (-0.9, 0.7, -0.5), strict=True):
+        trainer[place] += nats
+    trainer[3] += 5.0  # of the prompt, so it does not count
+    with Recorder(tmp_path / "runs" / "a") as record:
+        record.vocabulary([f"Ġw{i}" for i in range(n)])
+        tokens = Tokens.of(range(n), [0] * 10 + [1] * (n - 10), sampler, overlays={"trainer": trainer})
+        record.rollouts(1, [Rollout(prompt="?", completion="…", tokens=lambda: tokens)])  # type: ignore[arg-type]
+        record.rollouts(2, [Rollout(prompt="?", completion="none recorded")])
+    for size in ((80, 24),):
+        async with running(tmp_path / "runs", Stepper(tmp_path / "runs" / "a", "1"), size=size) as app:
+            for i, (place, nats) in enumerate(zip(worst, ("-0.9", "+0.7", "-0.5"), strict=True), 1):
+                text = (await app.press("w")).replace("−", "-")
+                assert re.search(rf"mismatch {i} of 5,990: \{nats}\d* nats", text), text
+                marked = [s.text for line in _on_screen(app) for s in line.segments if s.style and s.style.reverse]
+                assert [text.strip() for text in marked] == [f"w{place}"]
+
+
+def _on_screen(app: Any) -> list[Any]:
+    pane = app.screen.tokens
+    return list(pane.lines[pane.top : pane.top + pane.size.height])
 
 
 def test_a_rollout_says_at_once_which_messages_are_wrong() -> None:

@@ -124,6 +124,8 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         """Run, number and query at the right of the last line."""
         p = self.palette
         line = Line(p)
+        if self._body == "tokens" and self.tokens.marked:
+            line.add(self.tokens.marked, p.accent).add(" · ", p.faint)
         shown = self.list_query.describe()
         if shown and width >= 110:
             line.add(shown, p.accent, cells=min(len(shown), width // 4)).add(" · ", p.faint)
@@ -253,6 +255,16 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             self.frame.refresh_lines()
         else:
             self._show_body("step")
+
+    def action_mismatch(self) -> None:
+        """Go to the token on which sampler and trainer differ most; again for the next."""
+        if self._body != "tokens":
+            self._show_body("tokens")
+            self.frame.boxes  # noqa: B018  places the pane, whose size decides where it scrolls to
+        if self.tokens.next_worst():
+            self.frame.refresh_lines()
+        else:
+            self.say("No log-probs of the sampler and of the trainer were recorded for this trajectory.")
 
     def action_conversation(self) -> None:
         """All steps in one scroll, or one at a time."""

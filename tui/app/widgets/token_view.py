@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rich.segment import Segment
 from rich.style import Style
 
 from ....engine.runs.read.alphabet import Alphabet, texts_in_order
@@ -27,6 +29,7 @@ _APART = (0.01, 0.1, 0.5)
 """Nats from which a token's probability is told to differ a little, clearly, and by much."""
 _ENTROPIES = (0.1, 0.7, 1.5)
 """Nats: sure, a choice of about two, open."""
+_MARK = Style(reverse=True)
 LIMIT = 200_000
 """Tokens that are shown; a longer trajectory is cut visibly."""
 _TOGETHER = 300
@@ -56,6 +59,12 @@ class TokenView(Pane):
         self._advantages: Sequence[float] | None = None
         self._overlays: dict[str, Sequence[float]] = {}
         self._total = 0
+        self._begins: list[int] = []
+        """The first token of each part after the legend."""
+        self._worst: list[int] = []
+        """The agent's tokens by mismatch, the largest first."""
+        self._place = -1
+        """The place in `_worst` of the marked token; -1: none is marked."""
 
     def put(
         self,
@@ -67,7 +76,7 @@ class TokenView(Pane):
     ) -> None:
         """Arrays of length T with the symbols of the first `LIMIT` tokens, and the step to scroll to; `problem` says
         why there are none."""
-        self.problem = problem
+        self.problem, self._place = problem, -1
         if tokens is None:
             self._texts, self._total, self._overlays = (), 0, {}
         else:
@@ -81,6 +90,9 @@ class TokenView(Pane):
             self._overlays = self._compared({k: o[:LIMIT].tolist() for k, o in tokens.overlays.items()})
             if not self._has(self.mode):
                 self.mode = 0
+        apart = self._overlays.get("mismatch", ())
+        known = (i for i, value in enumerate(apart) if self._mask[i] and math.isfinite(value))
+        self._worst = sorted(known, key=lambda i: -abs(apart[i]))
         self.step = step
         self.title = self._heading()
         self._built = None
@@ -113,6 +125,36 @@ class TokenView(Pane):
         self.changed()
         return more
 
+    def next_worst(self) -> bool:
+        """Mark and show the token of the largest mismatch, then of the next largest. False: none was recorded."""
+        if not self._worst:
+            return False
+        self._place = (self._place + 1) % len(self._worst)
+        self.mode = MODES.index("mismatch")
+        self.title = self._heading()
+        self.changed()
+        flow, token = self.lines, self._worst[self._place]
+        assert isinstance(flow, Flow)
+        at, height = bisect_right(self._begins, token), self.size.height
+        flow.laid_out(at)
+        for direction in (-1, 1):  # what fills the screen around the token must not move it when it is laid out
+            i, room = at + direction, height
+            while room > 0 and 0 <= i < len(flow.parts):
+                flow.laid_out(i)
+                room, i = room - flow.parts[i].rows, i + direction
+        lines = flow.parts[at].lines or ()
+        inside = next((i for i, line in enumerate(lines) if any(map(_is_marked, line.segments))), 0)
+        self.scroll_line_to(flow.starts[at] + inside - height // 2)
+        return True
+
+    @property
+    def marked(self) -> str:
+        """The place and the mismatch of the marked token."""
+        if self._place < 0 or MODES[self.mode] != "mismatch":
+            return ""
+        nats = self._overlays["mismatch"][self._worst[self._place]]
+        return f"mismatch {self._place + 1} of {len(self._worst):,}: {fixed(nats, 3, signed=True)} nats"
+
     def _has(self, mode: int) -> bool:
         """Whether there is something to show in a mode."""
         return mode < 2 or (self._advantages is not None if mode == 2 else MODES[mode] in self._overlays)
@@ -141,6 +183,7 @@ class TokenView(Pane):
             said = self.problem or "No tokens were recorded for this trajectory."
             return wrapped(p, said, width, p.bad if self.problem else p.faint)
         parts = [Part(self._legend(width))]
+        self._begins = []
         size, room = len(self._texts), max(1, width - _NAMED)
         start = begun = 0
         for i in range(1, size + 1):
@@ -152,6 +195,7 @@ class TokenView(Pane):
                 key = (self._turns[start], int(bool(self._mask[start])), begun) if begun > start else (
                     self._turns[start], int(bool(self._mask[start])))  # fmt: skip
                 parts.append(Part(partial(self._lines, begun, i, begun == start, width), rows, key))
+                self._begins.append(begun)
                 begun = i
             if other:
                 start = i
@@ -178,10 +222,13 @@ class TokenView(Pane):
                 lines.append(_styled(line.to(_NAMED), pieces, begin, begin + len(part)))
             pieces.clear()
 
+        marked = self._worst[self._place] if self.marked else -1
         for i in range(start, end):
-            style = self._style(i)
+            style = self._style(i) + _MARK if i == marked else self._style(i)
             breaks = self._texts[i].count("\n") if self.raw else 0
             first, *more = [shown[i]] if self.raw else shown[i].split("\n")
+            if i == marked and not shown[i].strip():
+                first = "·"  # a blank at the end of a line is not drawn
             pieces.append((literal(first), style))
             for text in more:
                 pieces.append(("↵", p.faint))
@@ -248,6 +295,10 @@ class TokenView(Pane):
             if values:
                 line.gap(2).add(f"{fixed(min(values), signed=True)} … {fixed(max(values), signed=True)}", p.muted)
         return [line, Line(p)]
+
+
+def _is_marked(segment: Segment) -> bool:
+    return segment.style is not None and bool(segment.style.reverse)
 
 
 def _broken(text: str, room: int) -> list[tuple[str, int]]:
