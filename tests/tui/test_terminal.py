@@ -187,3 +187,14 @@ def test_the_console_script_opens_the_app_without_waiting_for_the_command_line(r
     with Terminal([*home, *start, "inspect", "nope"], cwd=run.parent, env=os.environ, rows=45, columns=150) as screen:
         assert screen.wait() == 3
         assert "no run 'nope'" in screen.text and "ab12" in screen.text, "a sentence with the nearest ids"
+
+
+@pytest.mark.parametrize(
+    ("keys", "seen"), [(":7\r", "ab12 · 7 of"), ("freward<0\r", "“reward<0”"), ("/red\r", "“red”")]
+)
+def test_keys_typed_ahead_reach_the_prompt(run: Path, keys: str, seen: str) -> None:
+    with terminal(run) as screen:
+        screen.see("1 of 320", "SEGMENT")
+        screen.settle()
+        screen.press(keys)
+        screen.see(seen, within=20.0)

@@ -18,6 +18,7 @@ from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandList, CommandPalette, DiscoveryHit, Hits
+from textual.events import Key
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
 from textual.system_commands import SystemCommandsProvider
@@ -32,6 +33,7 @@ from .remember import Memory
 from .routes import FURTHER, screen_for
 from .screens.base import AppScreen
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
+from .widgets.prompt_bar import PromptBar
 
 
 class GrpoApp(OwnOutputApp):
@@ -73,31 +75,28 @@ class GrpoApp(OwnOutputApp):
         self.theme = wanted
 
     def get_default_screen(self) -> Screen:
-        """The screen that was asked for is the first one, so nothing is laid out in vain."""
+        """Return the requested screen as the first one, so that no other screen is laid out."""
         screen = screen_for(self.start, self)
         screen.destination = self.start
         return screen
 
     def on_mount(self) -> None:
-        """Say what there is to say about what was opened."""
         if self.greeting:
             self.notify(self.greeting, timeout=6, markup=False)
 
     def reads(self, run: Path | str) -> Reads:
-        """The readers of a run, shared by its screens."""
         key = str(run)
         if key not in self._reads:
             self._reads[key] = Reads(run)
         return self._reads[key]
 
     def forget_run(self, run: Path | str) -> None:
-        """Close the readers of a run, as before it is deleted."""
         reads = self._reads.pop(str(run), None)
         if reads is not None:
             reads.close()
 
     def open(self, destination: Destination, *, replace: bool = False) -> None:
-        """Go there; with `replace`, in place of the present screen, else on top of it."""
+        """Open a screen on top of the present one; with `replace`, in its place."""
         below = self.screen_stack[-2] if len(self.screen_stack) > 1 else None
         if not replace and isinstance(below, AppScreen) and below.destination == destination:
             self.go_back()  # it stands there as it was left
@@ -114,7 +113,6 @@ class GrpoApp(OwnOutputApp):
             self.push_screen(screen)
 
     def go_back(self) -> None:
-        """To the screen before; from the first screen of a run, to the list of runs."""
         if len(self.screen_stack) > 1:
             n, below = getattr(self.screen, "n", 0), self.screen_stack[-2]
             self.pop_screen()
@@ -124,7 +122,6 @@ class GrpoApp(OwnOutputApp):
             self.open(Runs(), replace=True)
 
     def watch_theme(self, theme: str) -> None:
-        """Paint everything in the new theme."""
         if theme not in THEMES:
             return
         self.palette = Palette(THEMES[theme])
@@ -134,27 +131,24 @@ class GrpoApp(OwnOutputApp):
                 screen.repaint()  # type: ignore[attr-defined]
 
     def action_next_theme(self) -> None:
-        """The next of the four themes."""
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """No colour at all where that is asked for, not Textual's shades of grey."""
+        """Drop all colour under `NO_COLOR`. Textual would use shades of grey."""
         return [NoColor() if isinstance(f, Monochrome) else f for f in super().get_line_filters()]
 
     def action_repaint(self) -> None:
-        """Send every cell again: the terminal may show something else than was sent."""
         if self.painter is not None:
             self.painter.forget()
         for screen in self.screen_stack[-1:]:
             screen.refresh()
 
     def on_resize(self) -> None:
-        """Another size, or back from another program: terminals rearrange or blank what they show."""
         self.action_repaint()
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        """The command palette: keys of this screen alone, other keys, further screens of its run, then the themes."""
+        """Yield the command palette: keys of this screen, other keys, screens of its run, themes."""
         view = getattr(screen, "view", "")
         for row in sorted(helps(view), key=lambda row: len(row.screens)):
             title, _, more = row.help.partition(", ")
@@ -169,13 +163,17 @@ class GrpoApp(OwnOutputApp):
         for name in THEMES:
             yield SystemCommand(f"Theme {name}", "", partial(setattr, self, "theme", name))
 
+    def on_key(self, event: Key) -> None:
+        prompt = getattr(self.focused, "parent", None)
+        if isinstance(prompt, PromptBar) and prompt.takes(event):
+            event.prevent_default()
+
     def action_command_palette(self) -> None:
-        """Everything by name."""
         if self.use_command_palette and not isinstance(self.screen, CommandPalette):
             self.push_screen(OncePalette())
 
     def fatal(self, error: BaseException) -> None:
-        """A mistake of this program: one line for the person, the traceback in a file beside what is remembered."""
+        """Keep one line for the user and write the traceback to a file next to the memory."""
         import traceback
 
         file = self.memory.path.with_name("app-error.log")
@@ -190,26 +188,21 @@ class GrpoApp(OwnOutputApp):
         self.failure = literal(f"grpo-tui: the app ended by a mistake of its own ({what}); {where}")
 
     def on_unmount(self) -> None:
-        """Close all records and remember."""
         for reads in self._reads.values():
             reads.close()
         self.memory.save()
 
 
 class InOrder(SystemCommandsProvider):
-    """The commands in the order in which the app gives them, where Textual sorts them by name."""
+    """The commands in the order of the app. Textual sorts them by name."""
 
     async def discover(self) -> Hits:
-        """See `Provider.discover`."""
         for title, more, callback, _ in self.app.get_system_commands(self.screen):
             yield DiscoveryHit(title, callback, help=more)
 
 
 class OncePalette(CommandPalette):
-    """A palette that is left once, and whose choice is run once, however often enter is pressed meanwhile.
-
-    Where there are few lines it has neither margin nor frame: a command must be seen to be chosen.
-    """
+    """A palette that closes once and runs one command, however often enter is pressed."""
 
     VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]  # noqa: RUF012 - Textual declares it, and as no ClassVar
     DEFAULT_CSS = """
@@ -228,18 +221,16 @@ class OncePalette(CommandPalette):
     ]
 
     def dismiss(self, result: None = None) -> AwaitComplete:
-        """Leave, unless that was done."""
         return super().dismiss(result) if self.app.screen is self else AwaitComplete.nothing()
 
     def action_page(self, by: int) -> None:
-        """A page further in the list of commands, or back."""
         commands = self.query_one(CommandList)
         with suppress(KeyError):  # of Textual's list, between having its options and being laid out
             commands.action_page_down() if by > 0 else commands.action_page_up()
 
 
 def _runner(app: GrpoApp, screen: Screen, action: str) -> Callable[[], Awaitable[None]]:
-    """Does the action of a command once, however often it was chosen while the palette closed."""
+    """Return a callback that runs the action once."""
     done = False
 
     async def run() -> None:
@@ -252,7 +243,7 @@ def _runner(app: GrpoApp, screen: Screen, action: str) -> Callable[[], Awaitable
 
 
 def run_app(runs_dir: Path, start: Destination | None = None, greeting: str = "") -> None:
-    """Open the app there (the list of runs when nothing is said) and return when it is left."""
+    """Open the app at `start`, by default the list of runs, and return when it ends."""
     app = GrpoApp(Path(runs_dir), start, greeting=greeting)
     gc.freeze()  # what was imported stays as long as the app: collections need not look at it, and pass unnoticed
     gc.enable()

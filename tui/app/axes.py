@@ -14,12 +14,12 @@ LARGEST = 8e307
 
 
 def clamp(value: float) -> float:
-    """A finite value within what can be drawn."""
+    """Return a finite value within the range that can be drawn."""
     return min(max(value, -LARGEST), LARGEST)
 
 
 def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """At most `most` round numbers between `low` and `high`; only integers when `whole`."""
+    """Return at most `most` round numbers between `low` and `high`. With `whole`, only integers."""
     span = high - low
     if most < 1 or span <= 0 or not math.isfinite(span):
         return []
@@ -37,7 +37,7 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
 
 
 def decades(low: float, high: float, most: int) -> list[float]:
-    """Exponents of at most `most` powers of ten between 10^low and 10^high; 1, 2 and 5 × 10ⁿ where these are few."""
+    """Return the exponents of at most `most` powers of ten in a range, or of 1, 2 and 5 × 10ⁿ if those are few."""
     low, high = max(low, -_LARGEST_EXPONENT), min(high, _LARGEST_EXPONENT)
     first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
     every = max(1, math.ceil((last - first + 1) / max(1, most)))
@@ -49,7 +49,7 @@ def decades(low: float, high: float, most: int) -> list[float]:
 
 
 def labels(at: Sequence[float]) -> list[str]:
-    """A label for each tick, all in one notation with the fewest digits that say each tick exactly."""
+    """Format all ticks in one notation with the fewest digits that are exact."""
     return [text.replace("-", MINUS) if text.startswith("-") and "e" not in text else text for text in _plain(at)]
 
 

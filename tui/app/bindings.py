@@ -30,7 +30,7 @@ SCREEN_TITLES = {
 
 @dataclass(frozen=True)
 class Key:
-    """One row of the table. `hint` is its rank among the hints in the frame (0: not there; 1 is the last to go)."""
+    """One row of the table. Hints with a low `hint` are shown first; 0 means no hint."""
 
     screens: tuple[str, ...]
     keys: str
@@ -183,7 +183,7 @@ TABLE: tuple[Key, ...] = (
 
 
 def bindings(screen: str) -> list[BindingType]:
-    """Textual's bindings of one screen."""
+    """Return Textual's bindings of one screen."""
     return [
         Binding(key, row.action, row.help or row.label, show=False)
         for row in TABLE
@@ -193,7 +193,7 @@ def bindings(screen: str) -> list[BindingType]:
 
 
 def hints(screen: str) -> list[Key]:
-    """The keys that the frame shows, the most needed first; keys of the screen before those of everywhere."""
+    """Return the hints of the frame by priority. Keys of the screen come before global keys."""
     rows = [r for r in TABLE if _is_of(r, screen) and r.hint]
     seen: set[str] = set()
     kept = []
@@ -205,10 +205,10 @@ def hints(screen: str) -> list[Key]:
 
 
 def helps(screen: str) -> list[Key]:
-    """The rows of the help screen."""
+    """Return the rows of the help screen."""
     return [r for r in TABLE if _is_of(r, screen) and r.help]
 
 
 def _is_of(row: Key, screen: str) -> bool:
-    """Whether a screen has this key; one without keys of its own has those of everywhere."""
+    """Return whether a screen has this key. A screen without keys of its own has the global ones."""
     return screen in row.screens or (row.screens == EVERYWHERE and screen not in SCREEN_TITLES)

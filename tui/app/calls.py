@@ -53,7 +53,7 @@ _LOOK = 1_500
 
 @dataclass(frozen=True)
 class Argument:
-    """A part of a call that is shown as a text of its own: its name, its text and its kind (see `kinds.py`)."""
+    """A part of a call with a text block of its own: name, text and kind (see `kinds.py`)."""
 
     name: str
     text: str
@@ -62,8 +62,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Shown:
-    """A call as it is shown. `head` is its verb, `text` the argument that matters, of `kind`; both and `note` are one
-    line. `files` are the paths that it names."""
+    """A call for display. `head` is its verb, `text` the main argument of `kind`. `files` are the paths in it."""
 
     head: str
     text: str = ""
@@ -74,13 +73,12 @@ class Shown:
 
     @property
     def line(self) -> str:
-        """The call in one line."""
         first, more, _ = self.text.lstrip().partition("\n")
         return " ".join(part for part in (self.head, first + " …" * bool(more), self.note) if part)
 
 
 def calls_of(step: Step) -> Sequence[Call]:
-    """The calls of a step, each with its own result. Plain text that an environment took as the answer is no call."""
+    """Return the calls of a step, each with its result. Plain text that was taken as the answer is not a call."""
     if step.calls:
         return step.calls
     if step.action is None or step.is_text:
@@ -89,7 +87,7 @@ def calls_of(step: Step) -> Sequence[Call]:
 
 
 def shown(call: Call, root: str = "") -> Shown:
-    """A call as it is shown; `root` is cut from the paths."""
+    """Prepare a call for display. `root` is cut from its paths."""
     if not isinstance(call.arguments, Mapping):
         given = (
             call.arguments
@@ -155,14 +153,13 @@ def _shown(name: str, given: dict[str, Any], root: str) -> Shown:
 
 
 def _with_small(made: Shown) -> Shown:
-    """The call with its short arguments in its line."""
     small = [a for a in made.arguments if a.name and "\n" not in a.text and len(a.text) <= 40]
     rest = [a for a in made.arguments if a not in small]
     return Shown(made.head, made.text, made.kind, " ".join(f"{a.name}={a.text}" for a in small), rest, made.result_kind)
 
 
 def _text(given: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The first of these keys that holds a text; empty for none."""
+    """Return the first text under these keys, or an empty string."""
     return next((name for name in names if isinstance(given.get(name), str) and given[name]), "")
 
 
@@ -171,7 +168,7 @@ def _others(given: Mapping[str, Any], used: set[str]) -> list[Argument]:
 
 
 def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
-    """The keys of an edit, and the texts before and after."""
+    """Return the keys of an edit and the texts before and after."""
     for old, new in _CHANGES:
         if isinstance(given.get(old), str) and isinstance(given.get(new), str):
             return {old, new}, given[old], given[new]
@@ -185,7 +182,7 @@ def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
 
 @lru_cache(maxsize=512)
 def difference(before: str, after: str) -> str:
-    """Two texts as the lines of a unified diff, without its head."""
+    """Return the lines of a unified diff without its head."""
     a, b = before.strip("\n").split("\n"), after.strip("\n").split("\n")
     if len(a) + len(b) > _COMPARED:
         return "\n".join([f"-{line}" for line in a] + [f"+{line}" for line in b])
@@ -201,13 +198,13 @@ def _counted(diff: str) -> str:
 
 
 def relative(path: object, root: str) -> str:
-    """A path from `root` on, where it lies in it."""
+    """Return a path relative to `root` if it is inside."""
     text = str(path)
     return text[len(root) + 1 :] if root and text.startswith(root + "/") else text
 
 
 def root_of(trajectory: Trajectory) -> str:
-    """The folder in which all files lie that calls of a rollout name by an absolute path; empty for none."""
+    """Return the common folder of all absolute paths in the calls of a rollout, or an empty string."""
     found: set[str] = set()
     for step in trajectory.steps:
         for call in calls_of(step):
@@ -220,7 +217,7 @@ def root_of(trajectory: Trajectory) -> str:
 
 
 def ended(call: Call) -> tuple[bool | None, str]:
-    """Whether a call worked as far as the record says, and the reason in a word or two; None where nothing is known."""
+    """Return whether a call worked and a short reason; None if the record does not show it."""
     if call.problem:
         return False, "unread"
     result = call.result
@@ -246,13 +243,13 @@ def ended(call: Call) -> tuple[bool | None, str]:
 
 
 def failed(step: Step) -> bool:
-    """Whether a call of the step failed, or none could be read."""
+    """Return whether a call of the step failed or could not be read."""
     calls = calls_of(step)
     return any(ended(call)[0] is False for call in calls) or (not calls and step.label == "?")
 
 
 def summary(step: Step, root: str = "") -> str:
-    """A step in one line: its calls, or the first line of its words."""
+    """Summarise a step in one line: its calls, or the first line of its text."""
     calls = calls_of(step)
     if calls:
         return " ‖ ".join(shown(call, root).line for call in calls)

@@ -22,15 +22,14 @@ _TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class Copied:
-    """What became of a copy: `message` is one sentence for the person. `send`: it is for the terminal, and the caller
-    has yet to write the sequence."""
+    """The result of a copy. `message` is for the user. With `send`, the caller writes the sequence to the terminal."""
 
     message: str
     send: bool = False
 
 
 def copy(text: str, what: str, environment: Mapping[str, str] = os.environ) -> Copied:
-    """Copy `text`, named `what` in the message. May take seconds: not for the thread that paints."""
+    """Copy `text`, called `what` in the message. It may take seconds: never call it on the painting thread."""
     data = text.encode("utf-8", "replace")
     if environment.get("TMUX") and shutil.which("tmux"):
         return Copied(_to_tmux(data, what))
@@ -64,7 +63,7 @@ def _to_tmux(data: bytes, what: str) -> str:
 
 
 def _desktop(environment: Mapping[str, str]) -> list[str] | None:
-    """The program that sets the clipboard of the desktop in front of the person, if it is this machine's."""
+    """Return the clipboard program of the local desktop, if there is one."""
     if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
         return None
     candidates = []
@@ -78,7 +77,7 @@ def _desktop(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def _hand_over(command: list[str], data: bytes) -> bool:
-    """Whether a program took the text. Some stay behind to serve the clipboard, so its output is not waited for."""
+    """Return whether a program took the text. Some keep running to serve it, so their output is not awaited."""
     try:
         done = subprocess.run(
             command, input=data, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
@@ -89,7 +88,7 @@ def _hand_over(command: list[str], data: bytes) -> bool:
 
 
 def _ask(command: list[str]) -> str:
-    """What a program printed; empty when it failed."""
+    """Return the output of a program, or an empty string if it failed."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False

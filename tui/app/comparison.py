@@ -32,15 +32,14 @@ _ALIGNED = 2_000
 
 @dataclass(frozen=True)
 class Pair:
-    """Two steps that stand beside each other, by their positions; None where one rollout has none there."""
+    """Two aligned steps by position. None marks a step that one rollout lacks."""
 
     left: int | None
     right: int | None
 
 
 def align(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
-    """An edit script over the steps: first over whole calls; between those over calls and the argument that matters,
-    such as a file; between those over the names of the tools."""
+    """Align steps by whole calls, then by call and main argument (such as a file), then by tool name."""
     if max(len(left), len(right)) > _ALIGNED:
         return [Pair(*pair) for pair in zip_longest(range(len(left)), range(len(right)))]
     calls = _numbered([*left, *right])
@@ -53,7 +52,7 @@ def align(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
 def _aligned(
     a: Sequence[tuple[Hashable, ...]], b: Sequence[tuple[Hashable, ...]], i: int, j: int, exact: int
 ) -> Iterator[Pair]:
-    """Pairs of steps of which the first `exact` parts of their keys are the same, and of what lies between them."""
+    """Align by the first `exact` parts of the keys, then align the gaps by fewer parts."""
     for i1, i2, j1, j2, same in _blocks([key[:exact] for key in a], [key[:exact] for key in b]):
         if same:
             yield from (Pair(i + x, j + y) for x, y in zip(range(i1, i2), range(j1, j2), strict=True))
@@ -68,13 +67,13 @@ def _aligned(
 
 
 def _aim(step: Step) -> str:
-    """The call with the argument that matters, without the others."""
+    """Return the call with its main argument only."""
     made = [shown(call) for call in calls_of(step)]
     return " ".join(f"{call.head} {call.text[:_ALIKE]}" for call in made)
 
 
 def _numbered(steps: Sequence[Step]) -> list[int]:
-    """A number for each step, the same for the same call: without writing out arguments, which may hold megabytes."""
+    """Number equal calls alike without writing out arguments, which may hold megabytes."""
     kinds: dict[str, list[tuple[Step, int]]] = {}
     numbers: list[int] = []
     for number, step in enumerate(steps):
@@ -91,7 +90,7 @@ def _blocks(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int
 
 
 def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) -> str:
-    """One sentence: up to where the two did the same, and what each did then."""
+    """Describe in one sentence the first difference between two rollouts."""
     for at, pair in enumerate(pairs):
         a = left[pair.left] if pair.left is not None else None
         b = right[pair.right] if pair.right is not None else None
@@ -112,10 +111,8 @@ def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rollouts by their numbers, beside each other. It may take a second to make: not for the thread of the screen.
-
-    differing: positions of the pairs of which call, thought or observation differ. parting: where the two part, said.
-    """
+    """Two aligned rollouts. It may take a second to make: never on the screen's thread. `differing` holds positions of
+    pairs with another call, thought or observation. `parting` describes the first difference."""
 
     left: TrajectoryRecord
     right: TrajectoryRecord
@@ -126,7 +123,6 @@ class Comparison:
 
     @classmethod
     def of(cls, left: TrajectoryRecord, right: TrajectoryRecord, numbers: tuple[int, int]) -> Comparison:
-        """Align and compare."""
         a, b = left.trajectory.steps, right.trajectory.steps
         pairs = align(a, b)
         differing = [
@@ -150,8 +146,8 @@ def _same(a: Step, b: Step) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of two texts beside each other, each as pieces with whether they are only there; None where one has no
-    line. `equal`: so many lines that are the same stand here."""
+    """A line of two texts in columns, as pieces with whether only one side has them. `equal` counts folded equal
+    lines."""
 
     left: Pieces | None = None
     right: Pieces | None = None
@@ -159,7 +155,7 @@ class Row:
 
 
 def rows(left: str, right: str) -> list[Row]:
-    """Two texts that differ as lines beside each other; what is equal is folded, up to a line around a difference."""
+    """Return the lines of two texts in columns. Equal lines fold, except one around each difference."""
     if not left or not right:
         return [Row(*([[(x, False)], None] if left else [None, [(x, False)]])) for x in (left or right).split("\n")]
     a, b = left.split("\n"), right.split("\n")
@@ -186,7 +182,7 @@ def rows(left: str, right: str) -> list[Row]:
 
 
 def marks(left: str, right: str) -> tuple[Pieces, Pieces]:
-    """Words of both texts, each with whether it is only there."""
+    """Return the words of both texts, each with whether only that text has it."""
     if left == right:
         return [(left, False)], [(right, False)]
     a, b = left.split(" "), right.split(" ")

@@ -16,11 +16,8 @@ _APART = 8.0
 
 @dataclass(frozen=True)
 class Series:
-    """One line. `spread`: one standard deviation per point, drawn as a band. `dots`: points instead of a line.
-
-    `last` is the newest value as it was recorded, told beside the name; without it, the last point's. `share`: values
-    are parts of a whole, whose axis runs from 0 to 1.
-    """
+    """One curve. `spread` is one standard deviation a point, drawn as a band. `dots` draws points only. `last` is the
+    newest recorded value, shown in the legend. The axis of a `share` runs from 0 to 1."""
 
     name: str
     xs: Sequence[float]
@@ -40,23 +37,22 @@ class Series:
         last: float | None = None,
         share: bool = False,
     ) -> Series:
-        """The line through these points of (x, y)."""
+        """Build a curve from points of (x, y)."""
         return cls(name, [x for x, _ in points], [y for _, y in points], dots=dots, last=last, share=share)
 
     @property
     def newest(self) -> float | None:
-        """The value to tell."""
         return self.last if self.last is not None else self.ys[-1] if self.ys else None
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The least and the greatest finite value; None where there is none."""
+        """Return the lowest and highest finite value, or None."""
         finite = [clamp(y) for y in self.ys if math.isfinite(y)]
         return (min(finite), max(finite)) if finite else None
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential moving average, debiased at the start; `weight` 0 keeps the values as they are."""
+    """Apply an exponential moving average, debiased at the start. `weight` 0 keeps the values."""
     if weight <= 0:
         return list(values)
     out: list[float] = []
@@ -70,13 +66,13 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 
 def positive(series: Series) -> Series:
-    """The decimal logarithm of a curve; values that have none are left out, and so is the spread."""
+    """Return the decimal logarithm of a curve without its spread. Values that have none are left out."""
     ys = [math.log10(clamp(y)) if math.isfinite(y) and y > 0 else math.nan for y in series.ys]
     return replace(series, ys=ys, spread=None, last=series.newest, share=False)
 
 
 def by_scale(series: Sequence[Series]) -> list[list[Series]]:
-    """Curves that can be read on one axis, together: small multiples where scales differ."""
+    """Group curves that one axis can show. Each other scale gets an axis of its own."""
     groups: list[tuple[tuple[float, float] | None, list[Series]]] = []
     for each in series:
         own = each.range
@@ -95,7 +91,7 @@ def _union(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float
 
 
 def _readable(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Whether both still move visibly on one axis; a constant needs only to be near."""
+    """Return whether both curves visibly move on one axis. A constant only needs to be near."""
     low, high = _union(a, b)
     spans = [s for s in (a[1] - a[0], b[1] - b[0]) if s > 1e-9 * max(abs(low), abs(high))]
     if not spans:

@@ -16,11 +16,10 @@ T = TypeVar("T")
 
 
 class Reads:
-    """Two readers of one run: `now` for what is read by key in a few milliseconds, `later` for everything else.
+    """Two readers of one run: `now` reads by key in milliseconds, `later` does everything else on a thread.
 
-    A dump of another framework is indexed on, and followed as it grows, by a process that lives as long as this.
-    One thread answers `later` in order, so a burst of keys cannot pile up connections; it has its own reader because
-    a connection belongs to the thread that opened it.
+    A separate process indexes and follows a dump. One thread answers in order, so a burst of keys opens no more
+    connections. SQLite binds a connection to its thread, hence two readers.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -32,7 +31,6 @@ class Reads:
         self._closed = False
 
     async def later(self, ask: Callable[[RunReader], T]) -> T:
-        """The answer of `ask`, run in the reading thread."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reads")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
@@ -51,7 +49,7 @@ class Reads:
             self._indexer.wait()
 
     def close(self) -> None:
-        """Let go of the record. A read that is under way ends first, in its thread."""
+        """Close both readers. The thread first finishes its current read."""
         if self._closed:
             return
         self._closed = True

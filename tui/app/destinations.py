@@ -23,14 +23,14 @@ class Runs:
 
 @dataclass(frozen=True)
 class Live:
-    """The dashboard of a run (its folder)."""
+    """The dashboard of a run, given by its folder."""
 
     run: Path
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """The trajectories of a run, those that `query` leaves."""
+    """The trajectories of a run that match `query`."""
 
     run: Path
     query: Query = EVERYTHING
@@ -38,7 +38,7 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Groups:
-    """The trajectories folded into their groups; the cursor starts on the group of trajectory `n`."""
+    """The trajectories folded by group. The cursor starts at the group of trajectory `n`."""
 
     run: Path
     query: Query = EVERYTHING
@@ -47,8 +47,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Stepper:
-    """One trajectory (its id or number) at `step`, counted from 0, or at the first place that holds one of `find`;
-    "next" follows `query`."""
+    """One trajectory, by id or number, at `step` (from 0) or the first match of `find`. `query` gives the next one."""
 
     run: Path
     trajectory: str | int
@@ -59,7 +58,7 @@ class Stepper:
 
 @dataclass(frozen=True)
 class Diff:
-    """Trajectory `n` beside another rollout of its group or its prompt."""
+    """Trajectory `n` compared with another rollout of its group or prompt."""
 
     run: Path
     n: int
@@ -67,14 +66,14 @@ class Diff:
 
 @dataclass(frozen=True)
 class Compare:
-    """Several runs over each other."""
+    """Several runs in one comparison."""
 
     runs: tuple[RunInfo, ...]
 
 
 @dataclass(frozen=True)
 class Further:
-    """A screen of a run that `routes.FURTHER` lists, by its title."""
+    """Another screen of a run, by its title in `routes.FURTHER`."""
 
     title: str
     run: Path
@@ -89,7 +88,7 @@ class Help:
 
 @dataclass(frozen=True)
 class Playing:
-    """Tasks that a person plays; `game` is the process that plays them."""
+    """Tasks for a human player. `game` is the process that runs them."""
 
     run: Path
     game: Play

@@ -18,7 +18,7 @@ GRADES: tuple[Grade, ...] = ("failure", "warning", "asked", "hint", "good")
 
 @dataclass(frozen=True)
 class Found:
-    """One finding with all its repeats. `event` is the newest of them."""
+    """One finding with all its repeats. `event` is the newest."""
 
     grade: Grade
     message: str
@@ -29,18 +29,17 @@ class Found:
 
     @property
     def remedy(self) -> str:
-        """What helps against it; empty where nothing general is known."""
+        """Return a suggestion, or an empty string."""
         return "" if self.grade in ("asked", "good") else remedy_of(self.event.data)
 
     @property
     def trajectories(self) -> tuple[str, ...]:
-        """Ids of the trajectories that show it."""
         ids = self.event.data.get("trajectories")
         return tuple(str(i) for i in ids) if isinstance(ids, (list, tuple)) else ()
 
 
 def findings(reading: Reading) -> list[Found]:
-    """All that is to be told of a run, the gravest first and of equals the newest."""
+    """Return all findings of a run, the gravest first, then the newest."""
     events = list(reading.findings)
     if reading.problem:
         events.append(Event("record", reading.problem))
@@ -51,7 +50,7 @@ def findings(reading: Reading) -> list[Found]:
 
 
 def merged(events: Iterable[Event]) -> list[Found]:
-    """Events of one detector about one subject as one finding, told in the words of the newest."""
+    """Merge events of one detector and subject. The newest gives the text."""
     groups: dict[tuple[str, str, str], list[Event]] = {}
     for event in events:
         detector = str(event.data.get("detector") or "")
@@ -64,7 +63,7 @@ def merged(events: Iterable[Event]) -> list[Found]:
 
 
 def tally(found: Sequence[Found]) -> str:
-    """How many there are of each grade that matters: `1 failure, 2 warnings`."""
+    """Count the serious grades: `1 failure, 2 warnings`."""
     words = []
     for grade in ("failure", "warning", "hint"):
         n = sum(f.grade == grade for f in found)

@@ -14,7 +14,7 @@ _STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
 
 
 def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destination:
-    """Where a text leads in a run; `query` is what "next" follows there. Raises LookupError with a sentence."""
+    """Return the screen for a typed text. Raises LookupError with a message for the user."""
     text = text.strip()
     run = reads.path
     screens = {

@@ -46,7 +46,7 @@ HUNG_UP = 129
 
 
 class OwnOutputApp(App[None]):
-    """An app whose updates go through the painter, where this Textual is known inside."""
+    """An app that sends updates through the painter if it knows this Textual's internals."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,12 +68,11 @@ class OwnOutputApp(App[None]):
             self.exit(return_code=HUNG_UP)
 
     def _display(self, screen: Any, renderable: Any, *more: Any, **named: Any) -> None:
-        """Send an update of the screen in one piece, as little of it as the terminal does not show already."""
+        """Send an update in one write, without cells that the terminal already shows."""
         if self.painter is None or more or named or not self._sent(self.painter, renderable):
             super()._display(screen, renderable, *more, **named)
 
     def _sent(self, painter: Painter, update: Any) -> bool:
-        """Whether the painter took care of an update."""
         driver = self._driver
         if driver is None or self._batch_count or self._closed or not self.is_running:
             return False
@@ -96,14 +95,12 @@ class OwnOutputApp(App[None]):
         return True
 
     def send(self, text: str) -> None:
-        """Send escape codes to the terminal in the order in which they were given: updates of the screen wait in
-        Textual's own thread, and bytes written past it would land in the middle of one."""
+        """Send escape codes in order. Updates wait in Textual's thread, so direct writes could split one."""
         if self._driver is not None and self.is_running:
             self._driver.write(text)
             self._driver.flush()
 
     def fatal(self, error: BaseException) -> None:
-        """A mistake of this program ends the app."""
         raise RuntimeError(f"{type(self).__name__} does not say how it ends")
 
     def _fatal_error(self) -> None:
@@ -115,7 +112,6 @@ class OwnOutputApp(App[None]):
         self._close_messages_no_wait()
 
     def replace_screen(self, screen: Screen[Any]) -> None:
-        """Show a screen in place of the one on top."""
         if len(self.screen_stack) == 1 and not _replaceable(self):
             self.push_screen(screen)
         else:
@@ -123,7 +119,7 @@ class OwnOutputApp(App[None]):
 
 
 class _LossyOutput:
-    """A terminal for Textual's writer thread, which would end at an error and block all later writes."""
+    """A terminal for Textual's writer thread. An error would end that thread and block all later writes."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -165,7 +161,7 @@ def _single_input(base: type[Driver]) -> type[Driver]:
 
 
 def pieces(update: Any) -> Iterator[tuple[int, int, Strip]]:
-    """Column, line and content of each part of an update, as Textual's own `render_segments` would send them."""
+    """Yield column, line and content of each part of an update, as Textual's `render_segments` sends them."""
     if isinstance(update, _LAYOUT):
         for y, strips in enumerate(update.strips, update.region.y):
             x = update.region.x
@@ -198,7 +194,7 @@ def _colors(app: App[None]) -> ColorSystem:
 
 
 def _replaceable(app: App[None]) -> bool:
-    """Whether the first screen may be switched: that takes off what pushing left, and this one was never pushed."""
+    """Return whether the first screen can be switched. It was never pushed, so it first gets a callback."""
     screen = app.screen
     try:
         if not screen._result_callbacks:

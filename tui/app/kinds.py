@@ -41,13 +41,13 @@ LEXERS = {
 
 
 def by_path(path: str) -> str:
-    """The kind of a file's text by its path; empty where the path does not say."""
+    """Return the kind of a file's text by its path, or an empty string."""
     name = path.rsplit("/", 1)[-1].lower()
     return LEXERS.get(name.rsplit(".", 1)[-1], "")
 
 
 def kind_of(text: str, prose: bool = False) -> str:
-    """The kind of a text; `prose`: it was written for people, by the agent or its user: weak signs count."""
+    """Return the kind of a text. With `prose`, a person or the agent wrote it, so weak signs count."""
     if len(text) > LARGE:
         return "raw"
     head = text[:_LOOK]
@@ -70,7 +70,7 @@ def _is_json(text: str) -> bool:
 
 
 def prepared(text: str, kind: str) -> str:
-    """A text as it is laid out: JSON indented, everything literal but the SGR codes of a log."""
+    """Return a text ready for layout: JSON indented, everything literal except the SGR codes of a log."""
     text = text.replace("\r\n", "\n").strip("\n")
     if kind == "json":
         with suppress(ValueError, RecursionError):
@@ -89,8 +89,7 @@ def _literal(line: str, ansi: bool) -> str:
 
 
 def chunks(text: str, kind: str) -> Iterator[str]:
-    """A text in pieces that can be laid out one by one: Markdown is cut between paragraphs, other texts between lines,
-    lines of more than `CHUNK` characters anywhere."""
+    """Split a text for layout: Markdown between paragraphs, others between lines, lines over `CHUNK` anywhere."""
     if len(text) <= CHUNK * 3 // 2:
         yield text
         return

@@ -10,7 +10,7 @@ _LEAST_SHARED = 12
 
 
 def route(actions: Sequence[str]) -> str:
-    """The actions in order, each run of one action counted: `SEGMENT ▸ GET ×3 ▸ ANSWER`."""
+    """Return the actions in order with repeats counted: `SEGMENT ▸ GET ×3 ▸ ANSWER`."""
     parts = []
     for action, same in groupby(actions):
         times = len(list(same))
@@ -19,7 +19,7 @@ def route(actions: Sequence[str]) -> str:
 
 
 def shared_beginning(prompts: Iterable[str]) -> int:
-    """How many characters all of several different prompts begin with, up to a word; 0 when it is hardly any."""
+    """Return how many characters different prompts share at the start, up to a word; 0 if hardly any."""
     different = set(prompts) - {""}
     if len(different) < 2:
         return 0
@@ -30,12 +30,12 @@ def shared_beginning(prompts: Iterable[str]) -> int:
 
 
 def telling(prompt: str, shared: int) -> str:
-    """A prompt from where it differs from the others."""
+    """Return the part of a prompt that differs from the others."""
     return f"…{prompt[shared:]}" if shared and len(prompt) > shared else prompt
 
 
 def short(action: str | None) -> str:
-    """The first word of an action's name, for routes: `SEGMENT_OBJECT_AT` as `SEGMENT`."""
+    """Return the first word of an action for routes: `SEGMENT` for `SEGMENT_OBJECT_AT`."""
     if action is None:
         return "?"
     head = action.split("_")[0]

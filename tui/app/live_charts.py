@@ -16,10 +16,8 @@ from .live_data import RATES, Kind, Points, Reading, spread_of
 
 @dataclass(frozen=True)
 class ChartOf:
-    """A chart: its heading and its metrics, in the order of drawing; a `*` stands for all metrics that begin so.
-
-    `panels`: the metrics are of different units, and are drawn one under the other where their scales differ.
-    """
+    """A chart: its heading and its metrics in drawing order. `*` matches any rest of a name. With `panels`, metrics of
+    different units get an axis each."""
 
     heading: str
     metrics: tuple[str, ...]
@@ -133,7 +131,7 @@ _PREFIXES = (
 
 @dataclass(frozen=True)
 class ChartView:
-    """How a person looks at the chart: which one (or which metrics), which steps, how smooth, on which axes."""
+    """The user's view of a chart: its metrics, window, smoothing and axes."""
 
     kind: Kind = "rft"
     at: int = 0
@@ -146,7 +144,6 @@ class ChartView:
 
     @property
     def chart(self) -> ChartOf:
-        """The chart that is shown."""
         if self.chosen:
             return ChartOf(", ".join(self.chosen), self.chosen, panels=True)
         charts = CHARTS[self.kind]
@@ -154,23 +151,19 @@ class ChartView:
 
     @property
     def axis(self) -> XAxis:
-        """What runs along x."""
         return X_AXES[self.x % len(X_AXES)]  # type: ignore[return-value]
 
     @property
     def weight(self) -> float:
-        """Weight of the moving average."""
         return SMOOTHING[self.smoothing % len(SMOOTHING)]
 
     @property
     def heading(self) -> str:
-        """The chart's heading with what was changed about it."""
         notes = [f"smoothed {self.weight:g}"] if self.weight else []
         notes += ["log scale"] if self.log else []
         return "  ".join([self.chart.heading, *notes])
 
     def next_chart(self, names: Iterable[str]) -> ChartView:
-        """The next chart that has something to show."""
         names = list(names)
         charts = CHARTS[self.kind]
         for by in range(1, len(charts) + 1):
@@ -180,7 +173,7 @@ class ChartView:
         return replace(self, chosen=())
 
     def zoomed(self, factor: float, first: float, last: float) -> ChartView:
-        """`factor` times as many steps of `first` … `last`: the newest at first, then around the middle."""
+        """Scale the window by `factor`, anchored at the newest step at first, later at the middle."""
         a, b = self.window or (first, last)
         half = (b - a) * factor / 2
         if half * 2 >= last - first:
@@ -190,7 +183,7 @@ class ChartView:
         return replace(self, window=(middle - half, middle + half))
 
     def panned(self, by: int, first: float, last: float) -> ChartView:
-        """A quarter of the window earlier or later; the ends hold."""
+        """Move the window by a quarter within the run."""
         if self.window is None:
             return self
         a, b = self.window
@@ -199,7 +192,7 @@ class ChartView:
 
 
 def metrics_of(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The recorded metrics that a chart asks for."""
+    """Return the recorded metrics of a chart."""
     names = list(names)
     found: list[str] = []
     for pattern in wanted:
@@ -212,10 +205,8 @@ def metrics_of(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Along:
-    """Turns steps into what runs along x: seconds since the run began, or tokens so far, by the steps that are known.
-
-    `name` is that of the axis with its unit; `whole`: only whole numbers have a meaning.
-    """
+    """Maps steps to x: seconds since the start, or tokens so far. `name` includes the unit. With `whole`, only integers
+    are ticks."""
 
     name: str = "step"
     whole: bool = True
@@ -223,7 +214,7 @@ class Along:
     values: Sequence[float] = ()
 
     def __call__(self, step: float) -> float:
-        """Where a step stands; between known steps in proportion, outside them at the nearest."""
+        """Return the x of a step, interpolated between known steps and clamped outside them."""
         if not self.steps:
             return float(step)
         at = bisect_left(self.steps, step)
@@ -234,7 +225,7 @@ class Along:
 
 
 def along(axis: XAxis, kind: Kind, times: Sequence[tuple[int, float]], tokens: Points, began: float) -> Along:
-    """The axis of x, in a unit that fits; steps where nothing else is known."""
+    """Return the x axis in a suitable unit; steps if nothing else is known."""
     if axis == "time" and times:
         seconds = [max(0.0, time - (began or times[0][1])) for _, time in times]
         size, unit = next((s, u) for s, u in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0, "seconds"))
@@ -249,7 +240,7 @@ def along(axis: XAxis, kind: Kind, times: Sequence[tuple[int, float]], tokens: P
 def series_of(
     names: Iterable[str], curves: Mapping[str, Points], latest: Mapping[str, float], x: Along | None = None
 ) -> list[Series]:
-    """What a chart draws of these metrics: rates over their window, means with their spread."""
+    """Return the curves of these metrics: rates over their window, means with their spread."""
     x = x or Along()
     made = []
     for name in names:
@@ -272,7 +263,7 @@ def series_of(
 
 
 def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along | None = None) -> list[Series]:
-    """KL, and its target with the tolerance as a band."""
+    """Return KL and its target with the tolerance as a band."""
     made = series_of([name for name in KL if curves.get(name)], curves, reading.latest, x)
     tolerance = reading.latest.get(metric.KL_TOLERANCE)
     return [
@@ -281,12 +272,12 @@ def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along | None = 
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a part of a whole that may come near to it: its axis runs from 0 to 1."""
+    """Return whether a metric is a share, so that its axis runs from 0 to 1."""
     return name in _SHARES or (metric.meaning(name).startswith("share") and name != metric.CLIP_FRACTION)
 
 
 def label(name: str) -> str:
-    """A metric's name for a legend."""
+    """Return a metric's name for a legend."""
     if name in _LABELS:
         return _LABELS[name]
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)

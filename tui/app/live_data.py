@@ -42,7 +42,7 @@ _FAMILIES = (ACTIONS, "rewards/")
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything the dashboard shows besides its curves, as read at one moment. Events are oldest first."""
+    """One snapshot of the dashboard without its curves. Events are oldest first."""
 
     info: RunInfo
     names: Sequence[str] = ()
@@ -63,7 +63,7 @@ class Reading:
 
     @property
     def kind(self) -> Kind:
-        """By the run's mode; a mode that is not known is told by what was recorded."""
+        """Return the kind by the run's mode; for an unknown mode, by its metrics."""
         if self.info.mode in ("sft", "online"):
             return "sft" if self.info.mode == "sft" else "online"
         if not self.info.mode and metric.SERVING_VERSION in self.latest:
@@ -72,17 +72,16 @@ class Reading:
 
     @property
     def is_dump(self) -> bool:
-        """Whether another framework wrote it: what is not there will not come."""
+        """Return whether another framework wrote the run, so that missing data will not arrive."""
         return self.info.mode == "dump"
 
     @property
     def step(self) -> int:
-        """The number of the last step."""
         return self.info.step
 
 
 def read(reader: RunReader, log_lines: int) -> Reading:
-    """Read all but the curves; what cannot be read is left out and told in `problem`."""
+    """Read everything except the curves. Unreadable parts are listed in `problem`."""
     from ...engine.launch.logs import tail_log  # here: the first paint does not wait for it
 
     info = reader.info()
@@ -119,7 +118,7 @@ def _with_events(reading: Reading, reader: RunReader) -> Reading:
 
 
 def _current(points: Mapping[str, tuple[int, float]]) -> dict[str, float]:
-    """The newest values without those of families whose newest step they were not part of."""
+    """Return the newest values. A family's older values are dropped."""
     newest = {f: max((s for name, (s, _) in points.items() if name.startswith(f)), default=0) for f in _FAMILIES}
     return {
         name: value
@@ -146,7 +145,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def spread_of(name: str) -> str:
-    """The metric that holds the standard deviation of another."""
+    """Return the metric that holds the standard deviation of another."""
     if name == metric.REWARD_MEAN:
         return metric.REWARD_STD
     for mean, std in (
@@ -161,7 +160,7 @@ def spread_of(name: str) -> str:
 def read_curves(
     reader: RunReader, names: Iterable[str], window: tuple[float, float] | None = None
 ) -> dict[str, Points]:
-    """The curves of these metrics with their spreads, in a window of steps or whole; what cannot be read is empty."""
+    """Read these curves with their spreads, in a window of steps or whole. Unreadable ones are empty."""
     after, until = (-1, None) if window is None else (math.ceil(window[0]) - 1, math.floor(window[1]))
     made: dict[str, Points] = {}
     for name in names:

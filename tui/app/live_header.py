@@ -15,7 +15,7 @@ from .widgets.line import Line
 
 
 class Part(NamedTuple):
-    """A piece of the line. The highest ranks are left out first; `gap` blanks come before it."""
+    """A piece of the line. The highest ranks are dropped first. `gap` blanks precede it."""
 
     rank: int
     line: Line
@@ -31,7 +31,7 @@ _QUIET = 60.0
 
 
 def header(palette: Palette, name: str, requests: Requests | None, now: float, width: int) -> tuple[Line, Line]:
-    """The run on the left, where it is on the right."""
+    """Return the run for the left of the first line and its progress for the right."""
     p = palette
     if requests is None:
         return Line(p).add(name, p.title, cells=min(20, len(name))), Line(p).add("reading…", p.faint)
@@ -47,7 +47,7 @@ def header(palette: Palette, name: str, requests: Requests | None, now: float, w
 
 
 def fit(palette: Palette, parts: Sequence[Part], width: int) -> Line:
-    """The parts in their order; the least important are left out until the others fit."""
+    """Drop the least important parts until the others fit, and keep their order."""
     kept = list(parts)
     while kept and sum(part.line.width + part.gap for part in kept) - kept[0].gap > width:
         kept.remove(max(kept, key=lambda part: part.rank))
@@ -92,7 +92,7 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]
 
 
 def _inside(p: Palette, reading: Reading, now: float) -> list[Part]:
-    """Where it is inside the step, and how long ago it last said anything."""
+    """Return the phase of the step and the age of the last sign of life."""
     info = reading.info
     if info.status not in ("starting", "running"):
         return []

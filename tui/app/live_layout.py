@@ -17,10 +17,10 @@ PANES: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the layout depends on besides the size.
+    """Inputs of the layout apart from the size.
 
-    components: rows of the component table. findings: how many there are. focus: the pane that takes the keys.
-    whole: that pane alone. writing: the run may be writing texts. empty: panes that have nothing to show.
+    components: rows of the component table. findings: their number. focus: the pane that takes the keys. whole: show
+    only that pane. writing: the run may be writing texts. empty: panes without content.
     """
 
     kind: Kind = "rft"
@@ -33,7 +33,7 @@ class Wanted:
 
 
 def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
-    """The boxes; neighbours share their border lines. What goes first when there is no room: log, speed, versions."""
+    """Return the boxes. Neighbours share border lines. Without room, log, speed and versions go first."""
     if wanted.whole and wanted.focus in PANES[wanted.kind]:
         return [Box(wanted.focus, 0, 0, width, height)]
     if width < 64 or height < 14:
@@ -62,7 +62,7 @@ def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _before_the_first_step(wanted: Wanted, width: int, height: int) -> list[Box]:
-    """The texts that are written, and what is known by now: the held-out success of the beginning, and the log."""
+    """Plan texts in progress, the first held-out success, and the log."""
     known = [name for name in ("chart", "versions") if name not in wanted.empty]
     if not wanted.writing:
         rows = split(height, [Part(8, 1.0)] * (len(known) + 1))
@@ -157,7 +157,7 @@ def _row(names: tuple[str, ...], parts: list[Part], width: int, y: int, height: 
 
 
 def _small(wanted: Wanted, width: int, height: int) -> list[Box]:
-    """A terminal of a few lines: the chart, one panel that says most, and the alerts; the pane in use comes first."""
+    """Plan a terminal of a few lines: chart, one panel and alerts, the focused pane first."""
     if height < 10:
         return [Box(wanted.focus, 0, 0, width, height)]
     if {"learning", "speed"} <= wanted.empty and wanted.kind != "online":

@@ -17,7 +17,7 @@ FILTER_HINT = "words of a call, such as util.py · failed · penalised · though
 
 @dataclass(frozen=True)
 class Branch:
-    """A call of a step, or its words: whether it worked, and its line."""
+    """A call or the text of a step: whether it worked, and its line."""
 
     worked: bool | None
     text: str
@@ -25,7 +25,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Entry:
-    """A step as it is listed. `size`: characters of its texts; `reward`, `advantage`: of this step, None for none."""
+    """A step in the list, with the reward and advantage of this step if it has them."""
 
     step: Step
     root: str
@@ -34,7 +34,6 @@ class Entry:
 
     @cached_property
     def branches(self) -> Sequence[Branch]:
-        """Its calls; its words where it has none."""
         calls = calls_of(self.step)
         if not calls:
             return (Branch(False if self.step.label == "?" else None, summary(self.step)),)
@@ -42,33 +41,28 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Characters that the agent wrote and read."""
         return len(self.step.text) + len(self.step.thought) + len(self.step.observation)
 
     @cached_property
     def thought(self) -> int:
-        """About how many tokens it thought."""
         return len(said(self.step)[0]) // 4
 
     @property
     def rows(self) -> int:
-        """How many branches there are."""
         return max(1, len(calls_of(self.step)))
 
     @cached_property
     def failed(self) -> bool:
-        """Whether a call failed or could not be read."""
         return failed(self.step)
 
     @property
     def penalised(self) -> bool:
-        """Whether a penalty was given."""
         return self.reward is not None and bool(self.reward.penalties)
 
 
 @dataclass
 class OutlineOf:
-    """The entries of one rollout, and which of them are listed."""
+    """The entries of one rollout, and the filter on them."""
 
     record: TrajectoryRecord
     filter: str = ""
@@ -85,31 +79,29 @@ class OutlineOf:
 
     @property
     def listed(self) -> Sequence[int]:
-        """Positions of the steps for which the filter holds; of all without one."""
         if not self.filter:
             return range(len(self.entries))
         holds = matcher(self.filter)
         return [at for at, entry in enumerate(self.entries) if holds(entry)]
 
     def beside(self, step: int, by: int, holds: Callable[[Entry], bool]) -> int | None:
-        """The next step (or the one before) for which something holds; after the last one the first."""
+        """Return the next or previous matching step, around the ends."""
         order = [*range(step + 1, len(self.entries)), *range(step + 1)]
         order = order if by > 0 else [*reversed(order[:-1]), step]
         return next((at for at in order if holds(self.entries[at])), None)
 
     def same_tool(self, step: int) -> Callable[[Entry], bool]:
-        """Whether another step calls a tool that this one calls."""
         tools = {call.name for call in calls_of(self.entries[step].step)}
         return lambda entry: bool(tools & {call.name for call in calls_of(entry.step)})
 
 
 def has_step_rewards(record: TrajectoryRecord) -> bool:
-    """Whether steps have rewards of their own: one that stands at the last step alone is of the whole rollout."""
+    """Return whether steps have rewards. A reward at the last step only belongs to the rollout."""
     return record.breakdown is not None and len(record.breakdown.steps) > 1
 
 
 def matcher(text: str) -> Callable[[Entry], bool]:
-    """Whether an entry holds all words of a filter."""
+    """Return a test whether an entry holds all words of a filter."""
     words = _THOUGHT.sub("", text).casefold().split()
     least = max((int(n) for n in _THOUGHT.findall(text)), default=-1)
     asked = {"failed": lambda e: e.failed, "penalised": lambda e: e.penalised}

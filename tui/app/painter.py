@@ -31,7 +31,7 @@ _UNSEEN_ON_BLANKS = frozenset("123")
 
 
 class _Pen(NamedTuple):
-    """Select Graphic Rendition parameters. For a blank cell only the background counts, `colour` is None then."""
+    """Select Graphic Rendition parameters. For blank cells only the background counts; `colour` is then None."""
 
     attributes: frozenset[str]
     colour: str | None
@@ -47,11 +47,11 @@ Piece = tuple[int, int, Strip]
 
 
 class Unpaintable(Exception):
-    """An update that is more than characters and colours, such as a picture in sixels."""
+    """An update with more than characters and colours, such as a sixel picture."""
 
 
 class Painter:
-    """What a terminal shows, and what to send it so that it shows something else."""
+    """The cells that a terminal shows, and the shortest update to others."""
 
     def __init__(self, color_system: ColorSystem) -> None:
         self._color_system = color_system
@@ -65,16 +65,13 @@ class Painter:
         self._wholes = count(2)
 
     def forget(self) -> None:
-        """Nothing is known of what the terminal shows: everything is sent with the next updates."""
+        """Forget the terminal's content, so that the next updates send everything."""
         self._size = (0, 0)
         self._cursor = None
 
     def paint(self, pieces: Iterable[Piece], size: tuple[int, int], cursor: tuple[int, int]) -> str:
-        """What to send for new pieces of a screen of `size` (columns, lines); the cursor is left at `cursor`.
-
-        Raises:
-            Unpaintable: A piece cannot be compared; nothing is known of the terminal after it was sent by other means.
-        """
+        """Return the output for new pieces of a screen of `size` (columns, lines); leave the cursor at `cursor`.
+        Raises: Unpaintable: A piece cannot be compared. Call `forget` after sending it by other means."""
         if len(self._styles) > _KEPT_STYLES:
             self._pens.clear()
             self._numbers.clear()
@@ -126,8 +123,8 @@ class Painter:
         return pen
 
     def _paint_whole(self, out: list[str], pen: _Pen, x: int, y: int, strip: Strip) -> _Pen:
-        """A piece with characters of two cells or none. Terminals disagree about some, so each part of the piece is
-        put where it belongs, over blanks: what one part takes too much or too little shifts nothing beside it."""
+        """Place each part of a piece with wide characters. Terminals disagree about widths, so each part gets an
+        absolute position over blanks."""
         segments = tuple(Segment(_harmless(text), style) for text, style, _ in strip)
         number = self._whole.get(segments)
         if number is None:
@@ -152,7 +149,7 @@ class Painter:
         return pen
 
     def _cells(self, strip: Strip) -> list[int] | None:
-        """The cells of a piece; None when not every character takes one."""
+        """Return the cells of a piece, or None unless each character takes one."""
         cells: list[int] = []
         simple = True
         styles = self._styles
@@ -167,7 +164,6 @@ class Painter:
         return cells if simple else None
 
     def _numbers_of(self, style: Style | None) -> tuple[int, int]:
-        """The pen of a style, shifted, and the whole cell of a blank in it."""
         found = self._styles.get(style)
         if found is None:
             pen = _PLAIN if style is None else self._pen(style)
@@ -200,21 +196,17 @@ class Painter:
 
 @lru_cache(maxsize=1024)
 def _harmless(text: str) -> str:
-    """The text without control characters: they take no cell, and a terminal would do what they say.
-
-    Panes make them visible long before (`text.literal`); this is the last door.
-    """
+    """Drop control characters. Panes already make them visible (`text.literal`); this is the last check."""
     return _CONTROLS.sub("", text)
 
 
 @lru_cache(maxsize=1024)
 def _single(text: str) -> bool:
-    """Whether each character takes one cell."""
     return all(cell_len(char) == 1 for char in text)
 
 
 def _runs(before: list[int], after: list[int]) -> Iterator[tuple[int, int]]:
-    """`[first, last)` of the cells to send, from left to right."""
+    """Yield `[first, last)` ranges of cells to send, from left to right."""
     start = end = -1
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new:
@@ -230,7 +222,7 @@ def _runs(before: list[int], after: list[int]) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=4096)
 def _turn(now: _Pen, wanted: _Pen) -> tuple[str, _Pen]:
-    """The shortest sequence from one pen to another, and the pen that is there afterwards."""
+    """Return the shortest sequence between two pens, and the resulting pen."""
     codes: list[str] = []
     attributes, colour = wanted.attributes, wanted.colour
     if colour is None:

@@ -37,7 +37,7 @@ _SHARED = {
 def lines_of(
     record: TrajectoryRecord, palette: Palette, step: int | None = None, folds: Mapping[str, int] | None = None
 ) -> Iterator[Line]:
-    """A rollout, or one of its steps (counted from 0); whole, unless it says to how many lines a role folds."""
+    """Render a rollout or one step (from 0). Nothing folds unless `folds` gives line counts by role."""
     t, root = record.trajectory, root_of(record.trajectory)
     lay = TextLayout(Renderer(palette), WIDTH, folds or _SHARED, (), lambda key: folds is None, lambda key: False)
     if step is None:
@@ -52,7 +52,7 @@ def lines_of(
 
 
 def text_lines(record: TrajectoryRecord, step: int | None = None, color: bool = False) -> Iterator[str]:
-    """The same as lines of text, on request with the codes of colours."""
+    """Render as lines of text, optionally with colour codes."""
     palette = Palette(THEMES["grpo-dark"])
     for line in lines_of(record, palette, step):
         if not color:
@@ -65,7 +65,7 @@ def text_lines(record: TrajectoryRecord, step: int | None = None, color: bool = 
 
 
 def html(record: TrajectoryRecord) -> str:
-    """A rollout in a `<pre>`, its long texts folded."""
+    """Render a rollout in a `<pre>` with long texts folded."""
     made = []
     for line in lines_of(record, Palette(THEMES["grpo-light"]), folds=_SHARED):
         spans = (
@@ -76,7 +76,7 @@ def html(record: TrajectoryRecord) -> str:
 
 
 def _without_ground(style: Style | None) -> Style:
-    """The style without the background of the app, unless it marks something."""
+    """Return the style without the app's background. Marks keep theirs."""
     if style is None:
         return Style.null()
     ground = style.bgcolor.name if style.bgcolor is not None else ""
@@ -85,7 +85,7 @@ def _without_ground(style: Style | None) -> Style:
 
 
 def markdown(record: TrajectoryRecord) -> str:
-    """A rollout as a Markdown document: prose as it is, everything else in fences of its language."""
+    """Render a rollout as Markdown: prose as it was written, everything else in language fences."""
     t, root = record.trajectory, root_of(record.trajectory)
     total = record.breakdown.total if record.breakdown is not None else None
     said = [f"# {literal(t.id)}", *([f"reward {total:g}"] if total is not None else [])]
@@ -115,11 +115,10 @@ def _block(given: Field) -> str:
 
 
 def _prose(text: str) -> str:
-    """Markdown of a model as it is, but for HTML outside code: that stays text."""
+    """Return the Markdown of a model with HTML outside code escaped."""
     parts = re.split(r"(```.*?(?:```|\Z)|`[^`\n]*`)", prepared(text, "plain"), flags=re.S)
     return "".join(part if at % 2 else re.sub(r"<(?=[A-Za-z/!?])", "&lt;", part) for at, part in enumerate(parts))
 
 
 def _runs(text: str) -> Iterator[str]:
-    """Runs of backticks."""
     yield from re.findall("`+", text) or [""]

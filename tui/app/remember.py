@@ -18,13 +18,13 @@ _MOST_RUNS = 50
 
 
 def state_file() -> Path:
-    """Where the file is."""
+    """Return the path of the state file."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(base) / "grpo-tui" / "app.json"
 
 
 class Memory:
-    """A dictionary that survives."""
+    """A dictionary stored on disk."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_file()
@@ -35,16 +35,15 @@ class Memory:
                 self.values = loaded
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value, or `default` when there is none of the same type."""
+        """Return a value, or `default` if there is none of its type."""
         value = self.values.get(key, default)
         return value if default is None or isinstance(value, type(default)) else default
 
     def put(self, key: str, value: Any) -> None:
-        """Keep a value; written when the app ends."""
         self.values[key] = value
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """What is remembered of one run; changes to it are kept."""
+        """Return the stored values of one run. Changes are kept."""
         runs = self.values.setdefault("runs", {})
         if not isinstance(runs, dict):
             runs = self.values["runs"] = {}
@@ -55,7 +54,6 @@ class Memory:
         return runs[run_id]
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
         with contextlib.suppress(OSError, TypeError, ValueError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self.path, json.dumps(self.values).encode(), wait=False)

@@ -18,7 +18,7 @@ from .widgets.table import Column
 def rollout_columns(
     p: Palette, recorded: int, extras: Sequence[str], around: Sequence[TrajectoryRow]
 ) -> Sequence[Column]:
-    """Columns for a run of `recorded` trajectories; prompts are shown from where those of the rows `around` differ."""
+    """Return the columns for `recorded` trajectories. Prompts start where those of the rows `around` differ."""
     shared = shared_beginning(row.prompt for row in around)
     spoken = [row.words is not None for row in around]
     title = "answer" if spoken and all(spoken) else "route or answer" if any(spoken) else "route"
@@ -52,7 +52,7 @@ def rollout_columns(
 
 
 def _of_table(p: Palette, column: RecordedColumn) -> Column:
-    """A number or a name as the table of columns in `engine/runs/columns.py` describes it."""
+    """Return a column that `engine/runs/columns.py` describes."""
 
     def cell(row: TrajectoryRow) -> tuple[str, Style]:
         value = getattr(row, column.attribute, None)
@@ -73,7 +73,7 @@ def _penalties(p: Palette) -> Column:
 
 
 def _learning(p: Palette) -> Sequence[Column]:
-    """What a run that learns while it serves has besides: the policy that answered, the gate, and the update."""
+    """Return the columns of a run that learns while it serves: policy, gate and update."""
 
     def gate(row: TrajectoryRow) -> tuple[str, Style]:
         return row.gate.replace("_", " "), p.good if row.gate == "open" else p.muted
@@ -91,7 +91,7 @@ def _learning(p: Palette) -> Sequence[Column]:
 
 
 def _extra(p: Palette, name: str, place: int) -> Column:
-    """A column of the record's own: a reward component, or what its writer added."""
+    """Return a column of the record: a reward component or a field of the writer."""
 
     def cell(row: TrajectoryRow) -> tuple[str, Style]:
         value = row.extra.get(name)
@@ -105,7 +105,7 @@ def _extra(p: Palette, name: str, place: int) -> Column:
 
 
 def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:
-    """Which of a record's own columns stand in the table: those that the filter names, components, then others."""
+    """Choose the record's own columns: those in the filter, then components, then others."""
     asked = [n for n in names if n in filter_]
     components = [n for n in names if n.startswith("component.")][:4]
     return tuple(dict.fromkeys([*asked, *components, *names]))[:6]

@@ -19,10 +19,11 @@ _KEPT_SIZE = 20_000_000
 
 @dataclass(frozen=True)
 class Opened:
-    """One rollout as it was read: `record` is None where its text cannot be read (`problem` says why).
+    """One rollout as read.
 
-    group: the rows of its group in order of rollout, itself among them. uses: what updates did with it, in order.
-    validations: the last evaluations of the online learner on held-out tasks, oldest first.
+    `record` is None if its text is unreadable; `problem` gives the reason. group: its group in order of rollouts,
+    itself included. uses: the updates that used it, in order. validations: recent evaluations of the online learner on
+    held-out tasks, oldest first.
     """
 
     n: int
@@ -34,12 +35,11 @@ class Opened:
 
     @property
     def row(self) -> TrajectoryRow | None:
-        """The row of the open rollout."""
         return next((r for r in self.group if r.n == self.n), None)
 
 
 class RolloutCursor:
-    """A rollout, a step of it, and a match of what was searched for. Moves return whether they led anywhere."""
+    """A rollout, a step of it and a search match. Moves return whether the cursor moved."""
 
     def __init__(self) -> None:
         self.opened = Opened(0)
@@ -49,32 +49,28 @@ class RolloutCursor:
 
     @property
     def n(self) -> int:
-        """The number of the open rollout; 0 before one was opened."""
         return self.opened.n
 
     @property
     def record(self) -> TrajectoryRecord | None:
-        """The open rollout, where it can be read."""
         return self.opened.record
 
     @property
     def steps(self) -> Sequence[Step]:
-        """The steps of the open rollout."""
         return self.record.trajectory.steps if self.record is not None else ()
 
     def kept(self, ref: str | int) -> Opened | None:
-        """A rollout that was read before."""
         return self._kept.get(ref) if isinstance(ref, int) else None
 
     def keep(self, opened: Opened) -> None:
-        """Remember what was read, and forget what was not looked at for longest."""
+        """Cache a rollout and evict the least recently used."""
         self._kept[opened.n] = opened
         self._kept.move_to_end(opened.n)
         while len(self._kept) > 2 and (len(self._kept) > _KEPT or sum(map(_size, self._kept.values())) > _KEPT_SIZE):
             self._kept.popitem(last=False)
 
     def open(self, opened: Opened, step: int = 0) -> None:
-        """Stand on a rollout; a negative step counts from its end."""
+        """Move to a rollout. A negative step counts from the end."""
         if opened.n:
             self.keep(opened)
         self.opened, self.match = opened, None
@@ -82,24 +78,20 @@ class RolloutCursor:
         self.step = max(0, min(step if step >= 0 else last + 1 + step, last))
 
     def move(self, by: int) -> bool:
-        """`by` steps on or back; the ends hold."""
         return self.go_to(self.step + by)
 
     def go_to(self, step: int) -> bool:
-        """Another step; the ends hold."""
         step = max(0, min(step, len(self.steps) - 1))
         moved, self.step, self.match = step != self.step, step, None
         return moved
 
     def sibling(self, by: int) -> int | None:
-        """The number of another rollout of the group, around its ends."""
         numbers = [r.n for r in self.opened.group]
         if self.n not in numbers or len(numbers) < 2:
             return None
         return numbers[(numbers.index(self.n) + by) % len(numbers)]
 
     def next_penalised(self) -> bool:
-        """The next penalised step; after the last, the first."""
         breakdown = self.record.breakdown if self.record is not None else None
         hit = {s.step for s in breakdown.steps if s.penalties} if breakdown is not None else set()
         order = [*range(self.step + 1, len(self.steps)), *range(self.step + 1)]
@@ -107,7 +99,6 @@ class RolloutCursor:
         return found is not None and (self.go_to(found) or True)
 
     def find(self, wanted: Sequence[str], by: int = 1) -> bool:
-        """The next match in this rollout, or the one before."""
         if self.record is None:
             return False
         found = beside(self.record.trajectory, wanted, self.step, self.match, by)
@@ -117,7 +108,7 @@ class RolloutCursor:
 
 
 def read_opened(reader: RunReader, ref: str | int) -> Opened:
-    """Read a rollout by id or number. What cannot be read is said in its `problem`."""
+    """Read a rollout by id or number. Errors go to its `problem`."""
     try:
         n = reader.bodies.number(ref)
     except (RecordError, LookupError) as error:

@@ -14,9 +14,8 @@ from .thoughts import said, written
 
 @dataclass(frozen=True)
 class Field:
-    """A text under its name. `tone` names a style of the palette, `kind` the renderer (`kinds.py`; empty: by the text
-    itself, `prose` when it was written for people). `role` decides to how many lines it folds, `tail` to its last ones.
-    `note` stands beside the name; `indent` cells are left free before all of it."""
+    """A named text. `tone` is a palette style. `kind` is the renderer (`kinds.py`); if empty, the text decides. `role`
+    sets the fold height; with `tail`, the last lines stay. `note` follows the name. `indent` cells stay free."""
 
     name: str
     text: str
@@ -30,7 +29,7 @@ class Field:
 
 
 def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
-    """The prompt, by who speaks; with `task`, the task's own fields and the tools."""
+    """Return the prompt by speaker. With `task`, add the task's fields and the tools."""
     said = [(m.name or m.role, m.text) for m in trajectory.messages] or [("prompt", trajectory.prompt)]
     fields = [Field(name, text, "muted", role="prompt", prose=True) for name, text in said]
     fields += _seen_field(trajectory.seen)
@@ -44,7 +43,7 @@ def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
 
 
 def step_fields(step: Step, root: str = "") -> list[Field]:
-    """Thought, words, each call with its own result, errors. `root` is cut from paths."""
+    """Return thought, text, calls with results, and errors. `root` is cut from paths."""
     thought, words = said(step)
     fields = thought_fields(thought)
     calls = calls_of(step)
@@ -73,13 +72,13 @@ def step_fields(step: Step, root: str = "") -> list[Field]:
 
 
 def thought_fields(thought: str) -> list[Field]:
-    """A thought and about how many tokens it has: how many exactly is not recorded of a part of a turn."""
+    """Return a thought with an estimate of its tokens. The record has no exact count for a part of a turn."""
     note = f"≈ {len(thought) // 4:,} tokens" if len(thought) >= 80 else ""
     return [Field("thought", thought, "muted", role="thought", prose=True, tail=True, note=note)] if thought else []
 
 
 def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool = False) -> list[Field]:
-    """A call in one line with its sign, its other arguments, its result."""
+    """Return a call in one line with its outcome, its other arguments and its result."""
     made, (worked, why) = shown(call, root), ended(call)
     sign, tone = {True: ("✓", "good"), False: ("✗", "bad"), None: ("·", "accent")}[worked]
     notes = (why, made.note, _size(call.result or ""), duration(seconds) if seconds >= 1 else "")
@@ -111,7 +110,7 @@ def _size(text: str) -> str:
 
 
 def raw_fields(step: Step) -> list[Field]:
-    """A step exactly as it was recorded."""
+    """Return a step exactly as recorded."""
     fields = [Field("thought", step.thought, kind="raw")] if step.thought else []
     fields.append(Field("wrote", step.text, kind="raw"))
     for call in step.calls:
@@ -123,14 +122,14 @@ def raw_fields(step: Step) -> list[Field]:
 
 
 def outcome(t: Trajectory) -> bool | None:
-    """Whether a rollout succeeded. A reward between 0 and 1 is graded: it has no success of its own."""
+    """Return whether a rollout succeeded. A graded reward (between 0 and 1) has no outcome."""
     scores = t.steps[-1].scores if t.steps else ()
     graded = any(s.name == t.judged_by and s.value is not None and 0 < s.value < 1 for s in scores)
     return None if graded else t.correct
 
 
 def end_fields(t: Trajectory) -> list[Field]:
-    """The answer, unless it is the last text itself, and what was expected; or what ended the rollout without one."""
+    """Return the answer (unless it is the last text) and the expected one, or the reason for no answer."""
     fields: list[Field] = []
     correct = outcome(t)
     if t.answer is not None:
@@ -156,7 +155,7 @@ def end_fields(t: Trajectory) -> list[Field]:
 
 
 def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
-    """The texts that belong to a step: the prompt to the first one, the answer to the last one."""
+    """Return the texts of a step. The first has the prompt, the last the answer."""
     steps = trajectory.steps
     fields = prompt_fields(trajectory) if step == 0 else []
     if step < len(steps):
@@ -165,6 +164,6 @@ def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
 
 
 def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:
-    """The images that a policy that sees was shown here, and what they cost."""
+    """Return the images shown to a vision policy and their cost in tokens."""
     told = [f"{image.width} × {image.height} pixels, {image.tokens} tokens" for image in seen]
     return [Field("saw", "\n".join(told), "muted", "plain")] if told else []

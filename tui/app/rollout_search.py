@@ -12,7 +12,7 @@ from .text_search import span_after, span_before
 
 @dataclass(frozen=True, order=True)
 class Match:
-    """Characters `start` to `end` of a text: the position of the step, and that of the field in `fields_at`."""
+    """Characters `start` to `end` of a text, by step position and field position in `fields_at`."""
 
     step: int
     field: int
@@ -21,7 +21,7 @@ class Match:
 
 
 def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
-    """The match after (`by` +1) or before (−1) another one of step `step`; with None, also those of the step itself."""
+    """Return the next (`by` +1) or previous (−1) match around another one, or around `step` itself."""
     last = max(0, len(trajectory.steps) - 1)
     for here in range(step, last + 1) if by > 0 else range(step, -1, -1):
         at = match if match is not None and match.step == here else None

@@ -14,7 +14,7 @@ run's `Reads`."""
 
 
 def screen_for(destination: Destination, shell: Shell) -> AppScreen:
-    """A new screen that shows `destination`. Raises RecordError where a run's record cannot be opened at all."""
+    """Return a new screen for `destination`. Raises RecordError if the run's record cannot be opened."""
     match destination:
         case Runs():
             from .screens.runs import RunsScreen

@@ -26,7 +26,7 @@ NOTHING = Headline()
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run of the list. `known`: its headline was read; the record is asked only where the status file is silent."""
+    """One run of the list. `known`: its headline was read. The record is read only if the status file lacks it."""
 
     info: RunInfo
     headline: Headline = NOTHING
@@ -34,16 +34,12 @@ class RunRow:
 
     @property
     def dump(self) -> bool:
-        """Whether it is a dump that was opened: it has no status, and is below the runs."""
         return self.info.mode == "dump"
 
 
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
-    """The runs of a folder and the dumps opened lately, by path; what was read from a record is kept until its run has
-    gone on.
-
-    Raises OSError when the folder cannot be read.
-    """
+    """Return the runs of a folder and recent dumps by path. Values read from a record are cached until the run
+    advances. Raises OSError if the folder cannot be read."""
     from ...engine.launch import list_runs  # here: the first paint does not wait for it
 
     rows = {}
@@ -59,14 +55,14 @@ def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
 
 
 def _dumps() -> list[RunInfo]:
-    """The dumps of other frameworks that were opened lately."""
+    """Return recently opened dumps of other frameworks."""
     from ...engine.imports.cache import recent
 
     return [look(path) for path in recent()[:DUMPS]]
 
 
 def looked_into(row: RunRow) -> RunRow:
-    """The row with its headline from the run's record; a damaged one shows none."""
+    """Return the row with the headline of its record; a damaged record has none."""
     from ...engine.imports.readers import open_reader  # here: most lists need none
 
     try:
@@ -77,7 +73,7 @@ def looked_into(row: RunRow) -> RunRow:
 
 
 def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -> list[RunRow]:
-    """The rows that hold every word of `text`, sorted by a column and then by age; dumps after the runs."""
+    """Return the rows with every word of `text`, sorted by a column, then by age. Dumps follow runs."""
     words = text.casefold().split()
 
     def matches(row: RunRow) -> bool:

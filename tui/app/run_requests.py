@@ -22,7 +22,7 @@ State = Literal["running", "pausing", "paused", "resuming", "stopping", "ended",
 
 @dataclass(frozen=True)
 class Answer:
-    """What to do about a key: leave a request, take one back, or only say something."""
+    """The effect of a key: leave a request, withdraw one, or only show a message."""
 
     say: str
     ask: Command | None = None
@@ -31,23 +31,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class Requests:
-    """A run's state with what was asked of it."""
+    """A run's state with the requests to it."""
 
     reading: Reading
 
     @property
     def pending(self) -> AnsweredRequest | None:
-        """The last request to pause or resume that has no answer yet."""
         waiting = [a for a in self.reading.asked if a.request.command in ("pause", "resume") and not a.answers]
         return waiting[-1] if waiting else None
 
     def waiting(self, command: Command) -> bool:
-        """Whether this was asked for and is not answered."""
         return any(a.request.command == command and not a.answers for a in self.reading.asked)
 
     @property
     def learning(self) -> str:
-        """Status of what learns: the run itself, or the update worker of an online run ("" where there is none)."""
+        """Return the status of the learner: the run, or the update worker of an online run."""
         if self.reading.kind != "online":
             return self.reading.info.status
         processes = self.reading.info.facts.get("processes")
@@ -58,7 +56,6 @@ class Requests:
 
     @property
     def state(self) -> State:
-        """Where pausing stands."""
         info = self.reading.info
         if not info.active:
             return "ended"
@@ -72,14 +69,14 @@ class Requests:
 
     @property
     def hint(self) -> str:
-        """What space does now, in a word or two; nothing where it does nothing."""
+        """Return the present effect of space in a word or two, or an empty string."""
         words: dict[State, str] = {
             "running": "pause", "pausing": "don't pause", "paused": "resume", "resuming": "stay paused",
         }  # fmt: skip
         return words.get(self.state, "")
 
     def told(self, seconds: float | None = None) -> str:
-        """The state for the header; nothing where the run's own status says it all."""
+        """Return the state for the header, or an empty string if the run's status already shows it."""
         what = "learning " if self.reading.kind == "online" else ""
         when = "" if self.reading.kind == "online" else " after this step"
         waits = "" if seconds is None or seconds < 2 else f" {seconds:.0f} s"
@@ -90,7 +87,6 @@ class Requests:
         return words.get(self.state, "")
 
     def on_pause_key(self) -> Answer:
-        """What space does in the present state."""
         what = "learning" if self.reading.kind == "online" else "the run"
         match self.state:
             case "running":

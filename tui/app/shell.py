@@ -13,7 +13,7 @@ from .theme import Palette
 
 
 class Shell(Protocol):
-    """The app as its screens see it."""
+    """The app's interface for its screens."""
 
     runs_dir: Path
     palette: Palette
@@ -27,9 +27,7 @@ class Shell(Protocol):
     def go_back(self) -> None:
         """To the screen before; from the first screen of a run, to the list of runs."""
 
-    def reads(self, run: Path | str) -> Reads:
-        """The readers of a run, shared by its screens."""
-        ...
+    def reads(self, run: Path | str) -> Reads: ...
 
     def forget_run(self, run: Path | str) -> None:
         """Close the readers of a run, as before it is deleted."""

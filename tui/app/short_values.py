@@ -16,8 +16,8 @@ _DEEP = 20
 
 
 def brief(value: object, limit: int = FIELD_LIMIT) -> str:
-    """A value as Python writes it, in at most `limit` characters, of which no more are made than are shown: what a
-    model passes may hold megabytes."""
+    """Format a value like `repr` in at most `limit` characters. It never formats the rest: arguments may hold
+    megabytes."""
     made: list[str] = []
     room = limit
     for piece in _pieces(value, limit):
@@ -53,7 +53,7 @@ def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
 
 
 def arguments_text(arguments: Mapping[str, Any], limit: int = _VALUE) -> str:
-    """`(mask=7)`; of each value at most `limit` characters."""
+    """Format arguments as `(mask=7)` with at most `limit` characters a value."""
     shown: list[str] = []
     room = max(_CALL, limit)
     for key, value in arguments.items():

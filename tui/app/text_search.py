@@ -24,14 +24,14 @@ _LONGEST = 1 << 12
 
 
 def fold(text: str) -> str:
-    """The text without case and accents: `Äß` is `ass`."""
+    """Return the text without case and accents: `ass` for `Äß`."""
     parts = unicodedata.normalize("NFD", text.casefold())
     return unicodedata.normalize("NFC", re.sub(_MARKS, "", parts))
 
 
 @cache
 def _variants() -> dict[str, str]:
-    """For each folded letter (or the letters that one character stands for) the characters that fold to it."""
+    """Map each folded text to the characters that fold to it."""
     found: dict[str, str] = {}
     for first, end in _LETTERS:
         for char in map(chr, range(first, end)):
@@ -43,10 +43,7 @@ def _variants() -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _pattern(word: str, joined: bool) -> re.Pattern[str]:
-    """Finds a word or phrase; with `joined` also where `JOINT` stands inside it.
-
-    Blanks stand for whatever is between words: `two words` is also found in `two, Words`.
-    """
+    """Match a word or phrase; with `joined`, also across `JOINT`. Blanks match anything between words."""
     joint = f"{JOINT}?" if joined else ""
     variants, parts = _variants(), []
     text, at = fold(word), 0
@@ -70,12 +67,12 @@ def _pattern(word: str, joined: bool) -> re.Pattern[str]:
 
 
 def spans(text: str, wanted: Sequence[str], joined: bool = False) -> list[Span]:
-    """All that is wanted in a text, from left to right."""
+    """Yield all matches from left to right."""
     return sorted({found.span() for word in wanted for found in _pattern(word, joined).finditer(text)})
 
 
 def span_after(text: str, wanted: Sequence[str], start: int) -> Span | None:
-    """The first that is wanted at `start` or behind it."""
+    """Return the first match at or after `start`."""
     return min((span for word in wanted if (span := _first(text, word, start))), default=None)
 
 
@@ -89,13 +86,13 @@ def _first(text: str, word: str, start: int) -> Span | None:
 
 
 def span_before(text: str, wanted: Sequence[str], end: int) -> Span | None:
-    """The last that is wanted and ends at `end` or before it."""
+    """Return the last match that ends at or before `end`."""
     found = [span for word in wanted if (span := next(_backwards(text, _pattern(word, False), end), None))]
     return max(found, default=None)
 
 
 def _backwards(text: str, pattern: re.Pattern[str], end: int) -> Iterator[Span]:
-    """Matches window by window from the end: of a large text only what lies behind the match is looked at."""
+    """Search in windows from the end, so that large texts are not read whole."""
     for stop in range(end, 0, -_WINDOW):
         window = pattern.finditer(text, max(0, stop - _WINDOW), min(end, stop + _LONGEST))
         yield from reversed([match.span() for match in window if match.start() < stop])

@@ -63,7 +63,7 @@ PATTERNS = "█▓▒░▚▞▤▥"
 
 
 class Palette:
-    """The styles of one theme, by meaning, ready for segments."""
+    """The styles of one theme by meaning, ready for segments."""
 
     def __init__(self, colors: Colors) -> None:
         self.colors = colors
@@ -96,20 +96,17 @@ class Palette:
 
     @cached_property
     def series(self) -> tuple[Style, ...]:
-        """Styles of the lines and bars of a chart, in order."""
         return tuple(Style(color=c) for c in self.colors.series)
 
     def outcome(self, correct: bool | None) -> Style:
-        """The style of a right, wrong or unknown result."""
         return self.muted if correct is None else self.good if correct else self.bad
 
     def sign(self, value: float | None) -> Style:
-        """The style of a gain or a loss."""
         return self.muted if not value else self.good if value > 0 else self.bad
 
 
 def textual_themes() -> list[Theme]:
-    """The same themes for Textual's own widgets (inputs, palette, dialogs)."""
+    """Return the themes for Textual's widgets (inputs, palette, dialogs)."""
     return [
         Theme(
             name=name,

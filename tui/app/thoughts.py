@@ -15,8 +15,8 @@ _WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
 
 
 def said(step: Step) -> tuple[str, str]:
-    """Thought and words of a step. A thought is in a field of its own, in tags, or in a channel; calls that were read
-    from the text are no words."""
+    """Return thought and text of a step. Thoughts come from a field, tags or a channel. Calls in the text are
+    removed."""
     thoughts = [step.thought] if step.thought else []
     words = "" if step.action is not None and not step.calls and not step.is_text else step.text
     if step.thought and "<think" in step.thought:
@@ -40,7 +40,7 @@ def said(step: Step) -> tuple[str, str]:
 
 
 def written(call: Call) -> str:
-    """A call as importers write it where the agent wrote no words."""
+    """Return a call in the form of the importers, for agents that wrote no text."""
     from ...engine.imports.convert import call_text
 
     return call_text(call)

@@ -17,8 +17,8 @@ PATIENCE_S = 0.1
 
 
 class AmongRollouts(PagedScreen):
-    """A screen on one rollout. It is read in the reading thread, and the next one in the same direction ahead of time;
-    subclasses show it in `show_rollout`."""
+    """A screen on one rollout, read on the reading thread. The next one in the same direction is prefetched. Subclasses
+    display it in `show_rollout`."""
 
     def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -34,15 +34,13 @@ class AmongRollouts(PagedScreen):
         self._direction = 1
 
     def show_rollout(self) -> None:
-        """Show where the cursor stands."""
         raise RuntimeError(f"{type(self).__name__} does not say what it shows")
 
     def show_reading(self) -> None:
-        """Say that `wanted` is being read."""
         raise RuntimeError(f"{type(self).__name__} does not say that it reads")
 
     def open_rollout(self, ref: str | int, step: int = 0, find: int = 0) -> None:
-        """Open a rollout by id or number at a step, at its first match (`find` +1) or its last one (−1)."""
+        """Open a rollout at a step, at its first match (`find` +1) or its last one (−1)."""
         if isinstance(ref, int):
             self.wanted = ref
         kept = self.cursor.kept(ref)
@@ -89,7 +87,6 @@ class AmongRollouts(PagedScreen):
     # -- the list and the group ---------------------------------------------------------------------------------
 
     def action_rollout(self, by: int) -> None:
-        """The next or previous trajectory of the list."""
         self._direction = direction = 1 if by > 0 else -1
         n = self.wanted
         row = self._beside.get((n, direction))
@@ -117,7 +114,6 @@ class AmongRollouts(PagedScreen):
         self.say(f"This is the {'last' if direction > 0 else 'first'} trajectory of the list.")
 
     def action_sibling(self, by: int) -> None:
-        """The next or previous rollout of the group, at the same step."""
         n = self.cursor.sibling(by)
         if n is not None:
             self.open_rollout(n, self.cursor.step)
@@ -125,7 +121,6 @@ class AmongRollouts(PagedScreen):
     # -- matches ------------------------------------------------------------------------------------------------
 
     def search_here(self, text: str) -> None:
-        """The next match of a text in this rollout; after its last one, the first."""
         self.find = (text,) if text else ()
         step = self.cursor.step
         if text and not self.cursor.find(self.find):
@@ -136,7 +131,6 @@ class AmongRollouts(PagedScreen):
         self.show_rollout()
 
     def action_match(self, by: int) -> None:
-        """The next or previous match, in this rollout or in another one of the list."""
         if not self.find:
             self.action_rollout(by)
         elif self.cursor.find(self.find, by):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -27,7 +27,7 @@ MESSAGES = 2
 
 
 class AppScreen(Screen[Any]):
-    """One screen: a frame with panes. Subclasses name their `view`, make `panes` and `plan` the boxes."""
+    """A frame with panes. Subclasses set `view`, create `panes` and `plan` their boxes."""
 
     view: ClassVar[str] = ""
     AUTO_FOCUS = ""
@@ -42,34 +42,28 @@ class AppScreen(Screen[Any]):
 
     @property
     def shell(self) -> Shell:
-        """The app, as far as screens know it."""
         return cast(Shell, self.app)
 
     @property
     def palette(self) -> Palette:
-        """The styles of the current theme."""
         return self.shell.palette
 
     def panes(self) -> list[Pane]:
-        """The panes of the screen."""
         raise RuntimeError(f"{type(self).__name__} has no panes")
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """Where they go at a size."""
         raise RuntimeError(f"{type(self).__name__} has no plan")
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """Left and right of the first line."""
         title = SCREEN_TITLES.get(self.view, self.view)
         return Line(self.palette, title, self.palette.title), Line(self.palette)
 
     def compose(self) -> ComposeResult:
-        """One frame with the panes."""
         self.frame = Frame(*self.panes(), plan=self.plan, header=self.header, footer=self.footer, status=self.status)
         yield self.frame
 
     def footer(self, width: int) -> Line:
-        """As many hints as fit, in their order; nothing where not even the keys do that lead out of the screen."""
+        """Return as many hints as fit, or none if the keys that leave the screen do not fit."""
         p = self.palette
         made: dict[Key, Line] = {}
         room, short = width, False
@@ -94,33 +88,29 @@ class AppScreen(Screen[Any]):
         return line if line.width <= width else Line(p)
 
     def hint_label(self, action: str, label: str) -> str:
-        """What a hint says a key does now; "" leaves the hint out."""
+        """Return the present label of a hint; empty hides it."""
         return label
 
     def status(self, width: int) -> Line:
-        """What stands at the right of the last line."""
         return Line(self.palette)
 
     def on_screen_resume(self) -> None:
         """The screen is on top (again)."""
 
     def on_screen_suspend(self) -> None:
-        """Another screen is on top: what was said here is gone with it."""
         self.app.clear_notifications()
 
     def come_back_from(self, n: int) -> None:
-        """Back from a screen that stood on rollout `n`."""
+        """Return from a screen that showed rollout `n`."""
 
     @property
     def scrolled(self) -> Pane:
-        """The pane that takes the scroll keys."""
         shown = [p for p in self.frame.panes.values() if p.shown]
         return next(
             (p for p in shown if p.name == self._active), shown[0] if shown else next(iter(self.frame.panes.values()))
         )
 
     def activate(self, name: str) -> None:
-        """Give the scroll keys to a pane."""
         self._active = name
         for pane in self.frame.panes.values():
             if pane.active != (pane.name == name):
@@ -129,33 +119,26 @@ class AppScreen(Screen[Any]):
         self.frame.refresh_lines()
 
     def action_next_pane(self, by: int) -> None:
-        """The next pane takes the scroll keys."""
         names = [b.name for b in self.frame.boxes]
         at = names.index(self._active) if self._active in names else -1
         self.activate(names[(at + by) % len(names)])
 
     def action_scroll(self, by: int) -> None:
-        """One line up or down."""
         self.scrolled.scroll_lines(by)
 
     def action_page(self, by: int) -> None:
-        """One page up or down."""
         self.scrolled.scroll_lines(by * max(1, self.scrolled.size.height - 2))
 
     def action_first(self) -> None:
-        """Scroll to the first line."""
         self.scrolled.scroll_line_to(0)
 
     def action_last(self) -> None:
-        """Scroll to the last line."""
         self.scrolled.scroll_line_to(10**9)
 
     def action_help(self) -> None:
-        """The keys of this screen."""
         self.shell.open(Help(self.view))
 
-    def action_go_to(self) -> None:
-        """Type a number, an id, a step or the name of a screen."""
+    def action_go_to(self) -> Awaitable[None] | None:
         from ..go_to import HINT, destination
         from ..widgets.prompt_bar import ask
 
@@ -174,18 +157,16 @@ class AppScreen(Screen[Any]):
                 return
             self.shell.open(place, replace=isinstance(place, Stepper) and isinstance(self.destination, Stepper))
 
-        ask(self, "Go to", "", go, hint=HINT)
+        return ask(self, "Go to", "", go, hint=HINT)
 
     def gone_to(self, text: str) -> bool:
-        """Go to a place on this screen that a text names; whether it names one."""
+        """Try to go to a place on this screen. Returns whether the text names one."""
         return False
 
     def action_back(self) -> None:
-        """To the screen before; from the first one, to the list of runs."""
         self.shell.go_back()
 
     def say(self, message: str, severity: str = "information") -> None:
-        """A short message in the corner. The text is shown literally."""
         from ...text import line
 
         if self._said >= MESSAGES:
@@ -195,7 +176,7 @@ class AppScreen(Screen[Any]):
         self.app.notify(line(message, 300), severity=severity, timeout=4, markup=False)  # type: ignore[arg-type]
 
     def export(self, write: Callable[[], Path]) -> None:
-        """Write a file beside the screen, and say where it is or why it is not."""
+        """Write a file off the screen's thread and report its path or the error."""
 
         async def written() -> None:
             try:
@@ -206,7 +187,6 @@ class AppScreen(Screen[Any]):
         self.run_worker(written(), group="export")
 
     def copy(self, text: str, what: str) -> None:
-        """Copy a text, and say where it went."""
         from ..clipboard import copy
 
         async def copied() -> None:
@@ -218,7 +198,6 @@ class AppScreen(Screen[Any]):
         self.run_worker(copied(), group="copy", exclusive=True)
 
     def repaint(self) -> None:
-        """Paint everything again, as after a change of theme."""
         for pane in self.frame.panes.values():
             pane.changed()
         self.frame.refresh()

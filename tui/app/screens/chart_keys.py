@@ -17,7 +17,7 @@ from .metric_picker import MetricPicker
 
 
 class ChartKeys(FollowsRun):
-    """Holds the curves: all steps of those that were asked for, and the part in the window more finely."""
+    """Loaded curves: all steps of the requested ones, and the window in more detail."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
@@ -34,7 +34,7 @@ class ChartKeys(FollowsRun):
         return metrics_of((*self.chart_view.chart.metrics, *KL), names)
 
     def also(self) -> Callable[[RunReader, Reading], Any]:
-        """The curves of the chart, whole and in the window, and what runs along x."""
+        """Return a reader of the chart's curves and x axis."""
         view = self.chart_view
 
         def curves(reader: RunReader, reading: Reading) -> tuple[ChartView, Any, Any, Along]:
@@ -52,7 +52,7 @@ class ChartKeys(FollowsRun):
         return along(view.axis, reading.kind, times, tokens, reading.info.created)
 
     def take_curves(self, extra: tuple[ChartView, dict[str, Points], dict[str, Points], Along]) -> None:
-        """Keep what was read; the window and the axis may have become others meanwhile."""
+        """Store the curves, unless the window or axis changed during the read."""
         assert self.shown is not None
         self.chart_view = replace(self.chart_view, kind=self.shown.kind)
         asked, whole, near, x = extra
@@ -65,7 +65,6 @@ class ChartKeys(FollowsRun):
         self.run_worker(self._prefetch(), group="prefetch", exclusive=True)
 
     async def _prefetch(self) -> None:
-        """The curves of the next chart, while nobody waits, so that they are there when asked for."""
         if self.shown is None:
             return
         following = self.chart_view.next_chart(self.shown.names)
@@ -74,10 +73,7 @@ class ChartKeys(FollowsRun):
             self.curves.update(await self.reads.later(lambda reader: read_curves(reader, names)))
 
     def look_at(self, view: ChartView) -> None:
-        """Another way of looking: read what is not here, and show it.
-
-        Some hundred rows a curve are read by key, at once: a second painting would come later than they do.
-        """
+        """Change the view. A few hundred rows are read at once, because a second paint would be slower."""
         before, self.chart_view = self.chart_view, view
         if self.shown is None:
             return
@@ -89,7 +85,6 @@ class ChartKeys(FollowsRun):
         self.show_chart()
 
     def show_chart(self) -> None:
-        """Draw the curves as they are looked at."""
         shown, view = self.shown, self.chart_view
         if shown is None:
             return
@@ -107,17 +102,14 @@ class ChartKeys(FollowsRun):
         self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), why)
 
     def _ends(self) -> tuple[float, float]:
-        """The first and last step of the whole run."""
         ends = [points[-1][0] for points in self.curves.values() if points]
         return 1.0, float(max([self.shown.step if self.shown else 1, *ends], default=1))
 
     def action_next_chart(self) -> None:
-        """The next chart that has something to show."""
         self.look_at(self.chart_view.next_chart(self.shown.names if self.shown else ()))
         self.shell.memory.run(self.reads.path.name)["chart"] = self.chart_view.at
 
     def action_choose_metrics(self) -> None:
-        """Choose any metrics, by typing."""
         names = list(self.shown.names) if self.shown else []
         if not names:
             self.say("No metric was recorded yet.")
@@ -130,32 +122,25 @@ class ChartKeys(FollowsRun):
         self.app.push_screen(MetricPicker(names, metrics_of(self.chart_view.chart.metrics, names)), answer)
 
     def action_smooth(self) -> None:
-        """More smoothing; after the most, none."""
         self.look_at(replace(self.chart_view, smoothing=self.chart_view.smoothing + 1))
 
     def action_log_scale(self) -> None:
-        """A logarithmic scale, or the plain one."""
         self.look_at(replace(self.chart_view, log=not self.chart_view.log))
 
     def action_next_axis(self) -> None:
-        """Steps, time or tokens along x."""
         self.look_at(replace(self.chart_view, x=self.chart_view.x + 1))
         if self.x.name in ("step", "request") and self.chart_view.axis != "step":
             self.say(f"This record does not know its {self.chart_view.axis}: {self.x.name}s are shown.")
 
     def action_zoom_in(self) -> None:
-        """Half as many steps, the newest at first."""
         self.look_at(self.chart_view.zoomed(0.5, *self._ends()))
 
     def action_zoom_out(self) -> None:
-        """Twice as many steps."""
         self.look_at(self.chart_view.zoomed(2.0, *self._ends()))
 
     def action_zoom_all(self) -> None:
-        """Show all steps."""
         self.look_at(replace(self.chart_view, window=None))
 
     def action_pan(self, by: int) -> None:
-        """Earlier or later steps, when zoomed in."""
         if self.chart_view.window is not None:
             self.look_at(self.chart_view.panned(by, *self._ends()))

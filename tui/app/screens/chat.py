@@ -7,7 +7,7 @@ version the same again. `i` takes the answer without feedback that the policy is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ LOOK_S = 2.0
 
 @dataclass
 class Exchange:
-    """A message and its answer. messages: the conversation up to it. others: what other versions answer."""
+    """A message and its answer. messages: the conversation up to it. others: answers of other versions."""
 
     messages: list[dict[str, str]]
     id: str = ""
@@ -39,14 +39,13 @@ class Exchange:
 
 
 class ChatPane(Pane):
-    """The exchanges, the newest last."""
+    """The exchanges, newest last."""
 
     def __init__(self) -> None:
         super().__init__("chat")
         self.exchanges: list[Exchange] = []
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Messages, answers, and what became of feedback."""
         p = self.palette
         lines: list[Line] = []
 
@@ -69,7 +68,7 @@ class ChatPane(Pane):
 
 
 class ChatScreen(AppScreen):
-    """See the module."""
+    """A chat with the policy that a run serves."""
 
     view = CHAT
     BINDINGS = bindings(CHAT)
@@ -85,46 +84,36 @@ class ChatScreen(AppScreen):
         """Answers that the inbox has shown."""
 
     def panes(self) -> list[Pane]:
-        """The conversation."""
         return [self.chat]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """It has the whole screen."""
         return [Box("chat", 0, 0, width, height)]
 
     def on_mount(self) -> None:
-        """Learn the policy's name, and look after feedback."""
         self._call(self.client.models, lambda names: setattr(self, "model", names[0]))
         self.set_interval(LOOK_S, self._look)
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
-    def action_write(self) -> None:
-        """Type a message."""
-        ask(self, "Message", "", lambda text: self._send(text) if text else None)
+    def action_write(self) -> Awaitable[None] | None:
+        return ask(self, "Message", "", lambda text: self._send(text) if text else None)
 
     def action_new(self) -> None:
-        """Begin a new conversation."""
         self.chat.exchanges.clear()
         self.chat.changed(keep_scroll=False)
 
     def action_rate(self, verdict: str) -> None:
-        """Call the last answer right or wrong."""
         self._judge(verdict=verdict)
 
-    def action_correct(self) -> None:
-        """Type the text that the policy should have written."""
+    def action_correct(self) -> Awaitable[None] | None:
         if (last := self._last()) is not None:
-            ask(self, "Correct text", last.answer, lambda text: self._judge(correction=text) if text else None)
+            return ask(self, "Correct text", last.answer, lambda text: self._judge(correction=text) if text else None)
 
     def action_base(self) -> None:
-        """The answer of the policy as it was loaded."""
         if (last := self._last()) is not None:
             self._again(last, f"{self.model}@0", "version 0 (base)")
 
     def action_version(self) -> None:
-        """The answer of a version by its number."""
-
         def chosen(text: str) -> None:
             if (last := self._last()) is not None and text:
                 self._again(last, f"{self.model}@{text}", f"version {text}")
@@ -140,8 +129,6 @@ class ChatScreen(AppScreen):
         )
 
     def action_inbox(self) -> None:
-        """Show the answer without feedback that the policy is least certain of."""
-
         def show(answers: list[dict[str, Any]]) -> None:
             found = next((a for a in answers if a["id"] not in self._seen), None)
             if found is None:
@@ -159,7 +146,6 @@ class ChatScreen(AppScreen):
     # -- what they do -------------------------------------------------------------------------------------------
 
     def _last(self) -> Exchange | None:
-        """The exchange that keys concern."""
         if self.chat.exchanges and not self.chat.exchanges[-1].writing:
             return self.chat.exchanges[-1]
         self.say("There is no answer yet.")
@@ -188,7 +174,6 @@ class ChatScreen(AppScreen):
         self._call(lambda: self.client.write(self.model, exchange.messages, piece), done, failed)
 
     def _again(self, exchange: Exchange, model: str, name: str) -> None:
-        """Ask another version the same."""
         texts: list[str] = []
 
         def done(_: object) -> None:
@@ -216,7 +201,7 @@ class ChatScreen(AppScreen):
             )
 
     def _note(self, exchange: Exchange, outcome: dict[str, Any]) -> None:
-        """Show how far feedback is; once a version contains it, ask that version the same."""
+        """Show the state of feedback. Once a version includes it, ask that version the same question."""
         if exchange.id not in self._followed:
             return
         if outcome.get("learned"):
@@ -236,7 +221,7 @@ class ChatScreen(AppScreen):
     def _call(
         self, do: Callable[[], Any], then: Callable[[Any], None], failed: Callable[[], None] = lambda: None
     ) -> None:
-        """Call the server on a thread, and `then` with the result here."""
+        """Call the server on a thread, then pass the result to `then` on this one."""
 
         async def called() -> None:
             try:

@@ -28,7 +28,7 @@ FIRST = (metric.REWARD_MEAN, metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """A nested configuration as `a.b.c` to text."""
+    """Flatten a nested configuration to `a.b.c` keys."""
     if isinstance(value, Mapping):
         out: dict[str, str] = {}
         for key, inner in value.items():
@@ -38,7 +38,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 
 def read_config(run: Path) -> dict[str, str]:
-    """The run's resolved configuration, flat; empty when it cannot be read."""
+    """Return the run's resolved configuration, flat; empty if unreadable."""
     import yaml
 
     dump = read_json(run / RUN_FILE)
@@ -51,7 +51,7 @@ def read_config(run: Path) -> dict[str, str]:
 
 
 def _of_dump(facts: Any) -> dict[str, str]:
-    """Of a dump, which has no configuration of ours: what was read, and the means over all of its rollouts."""
+    """Describe a dump: its source and means over all rollouts. It has no configuration."""
     facts = facts if isinstance(facts, dict) else {}
     means = facts.get("means")
     told = {name: facts.get(name) for name in ("formats", "rollouts", "last_step", "skipped_in_all")}
@@ -62,7 +62,7 @@ def _of_dump(facts: Any) -> dict[str, str]:
 
 
 class ConfigTable(Pane):
-    """One line a setting, one column a run; settings that differ are marked."""
+    """One line a setting, one column a run. Differences are marked."""
 
     title = "Settings that differ"
 
@@ -73,12 +73,10 @@ class ConfigTable(Pane):
         self.all_keys = False
 
     def put(self, names: list[str], configs: list[dict[str, str]]) -> None:
-        """The runs' ids and flat configurations."""
         self.names, self.configs = names, configs
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Keys on the left, values beside."""
         p = self.palette
         keys = list(dict.fromkeys(k for c in self.configs for k in c))
         differ = [k for k in keys if len({c.get(k) for c in self.configs}) > 1]
@@ -109,7 +107,7 @@ class ConfigTable(Pane):
 
 
 class CompareScreen(AppScreen):
-    """Opened with the marked runs of the list."""
+    """The runs that were marked in the list."""
 
     view = COMPARE
     BINDINGS = bindings(COMPARE)
@@ -125,11 +123,9 @@ class CompareScreen(AppScreen):
         self.configs = ConfigTable()
 
     def panes(self) -> list[Pane]:
-        """Settings take the scroll keys."""
         return [self.configs, self.chart]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """The chart over the settings; a very wide screen has them side by side."""
         if width >= 180:
             (ax, aw), (bx, bw) = split(width, [Part(60, 1.2), Part(60, 1.0)])
             return [Box("chart", ax, 0, aw, height), Box("configs", bx, 0, bw, height)]
@@ -137,7 +133,6 @@ class CompareScreen(AppScreen):
         return [Box("chart", 0, ay, width, ah), Box("configs", 0, by, width, bh)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """The ids of the compared runs."""
         p = self.palette
         left = Line(p).add("compare", p.title)
         for run in self.runs:
@@ -146,7 +141,6 @@ class CompareScreen(AppScreen):
         return left, Line(p)
 
     def on_mount(self) -> None:
-        """Read metric names, curves and configurations."""
         self._active = "configs"
         self.run_worker(self._start(), group="compare")
 
@@ -182,24 +176,20 @@ class CompareScreen(AppScreen):
         self.chart.put(heading, series, "nothing recorded of this metric")
 
     def action_next_chart(self) -> None:
-        """The next metric."""
         if self.names:
             at = self.names.index(self.metric) if self.metric in self.names else -1
             self.run_worker(self._choose(self.names[(at + 1) % len(self.names)]), group="compare", exclusive=True)
 
     def action_smooth(self) -> None:
-        """Choose the next stronger smoothing; after the most, none."""
         self.smoothing = (self.smoothing + 1) % len(SMOOTHING)
         self._show()
 
     def action_all_keys(self) -> None:
-        """All settings, or those that differ."""
         self.configs.all_keys = not self.configs.all_keys
         self.configs.changed(keep_scroll=False)
         self.frame.refresh_lines()
 
     def action_export(self) -> None:
-        """What is on screen as a picture (SVG)."""
         from ...export import write
 
         svg = self.app.export_screenshot(title="grpo-tui · compare")

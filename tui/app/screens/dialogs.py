@@ -16,7 +16,7 @@ from .modal import Modal
 
 
 class QuestionPane(Pane):
-    """The question over its two answers."""
+    """The question above its two answers."""
 
     def __init__(self, text: str, answers: tuple[str, str]) -> None:
         super().__init__("question")
@@ -24,11 +24,9 @@ class QuestionPane(Pane):
         self.cursor = 1
 
     def rows(self, width: int) -> int:
-        """Lines that it would like."""
         return len(wrap(self.text, max(10, width))) + 1 + len(self.answers)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The question, then the answers."""
         p = self.palette
         lines = [*wrapped(p, self.text, width, p.text), Line(p)]
         for index, answer in enumerate(self.answers):
@@ -40,11 +38,9 @@ class QuestionPane(Pane):
         return lines
 
     def on_placed(self) -> None:
-        """At another size the cursor is elsewhere."""
         self._reveal()
 
     def move(self, by: int) -> None:
-        """Move the cursor and keep it in view."""
         self.cursor = (self.cursor + by) % len(self.answers)
         self.changed()
         self._reveal()
@@ -58,7 +54,7 @@ class QuestionPane(Pane):
 
 
 class Question(Modal[bool]):
-    """Dismissed with whether the answer was yes; the cursor starts on no."""
+    """Dismissed with whether the answer was yes. The cursor starts at no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss(False)", show=False),
@@ -72,11 +68,9 @@ class Question(Modal[bool]):
         super().__init__(self.pane, widest=68)
 
     def rows(self, width: int) -> int:
-        """The lines of the question and its answers."""
         return self.pane.rows(width)
 
     def hints(self, width: int) -> Line:
-        """The keys with what they do, or alone where that does not fit."""
         p = self.pane.palette
         line, alone = Line(p), Line(p)
         for key, label in (("enter", "choose"), ("esc", "cancel")):
@@ -85,27 +79,23 @@ class Question(Modal[bool]):
         return line if line.width <= width else alone
 
     def action_move(self, by: int) -> None:
-        """The other answer."""
         self.pane.move(by)
 
     def action_accept(self) -> None:
-        """The answer under the cursor."""
         self.dismiss(self.pane.cursor == 0)
 
     def on_key(self, event: events.Key) -> None:
-        """The first letters of the answers answer too."""
         if event.character in ("y", "n"):
             event.stop()
             self.dismiss(event.character == "y")
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click answers."""
         self.pane.cursor = message.what
         self.action_accept()
 
 
 def confirm(screen: Screen, text: str, yes: str, then: Callable[[], None], no: str = "No, leave it") -> None:
-    """Ask over a screen, and do `then` if the answer is yes."""
+    """Ask a question and call `then` on yes."""
 
     def answered(agreed: bool | None) -> None:
         if agreed:

@@ -23,15 +23,14 @@ from .pager import PagedScreen
 
 @dataclass(frozen=True)
 class Candidates:
-    """The rollouts that one can be compared with, and the one that is."""
+    """The rollouts to compare with, and the chosen one."""
 
     rows: Sequence[TrajectoryRow] = ()
     at: int = 0
 
     @classmethod
     def of(cls, reader: RunReader, n: int, of_prompt: bool) -> Candidates:
-        """Those of the group of rollout `n`: first the one that earned most differently: it teaches most.
-        Or those of its prompt in other groups: first the newest."""
+        """Return candidates of the group, the largest reward difference first, or of the prompt, newest first."""
         here = next(iter(reader.rollouts.rows([n])), None)
         if here is None:
             return cls()
@@ -43,17 +42,15 @@ class Candidates:
         return cls(found, max(range(len(found)), key=lambda i: abs((found[i].reward or 0.0) - mine), default=0))
 
     def moved(self, by: int) -> Candidates:
-        """With another one, around the ends."""
         return replace(self, at=(self.at + by) % len(self.rows)) if self.rows else self
 
     @property
     def current(self) -> TrajectoryRow | None:
-        """The one that is compared with."""
         return self.rows[self.at] if self.rows else None
 
 
 class DiffScreen(PagedScreen):
-    """`[` and `]` choose the other rollout; `p` chooses among the group or the prompt's whole history."""
+    """`[` and `]` choose the other rollout. `p` switches between the group and the prompt's history."""
 
     view = DIFF
     BINDINGS = bindings(DIFF)
@@ -68,15 +65,12 @@ class DiffScreen(PagedScreen):
         self.body = DiffPane()
 
     def panes(self) -> list[Pane]:
-        """The two columns, in one pane."""
         return [self.body]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """The whole screen."""
         return [Box("diff", 0, 0, width, height)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """Among which the other one was chosen."""
         p = self.palette
         left = Line(p).add("diff", p.title).add(" · ", p.faint)
         if self.left is not None:
@@ -90,7 +84,6 @@ class DiffScreen(PagedScreen):
         return left, right
 
     def on_mount(self) -> None:
-        """Read both, beside the screen: bodies of megabytes take a while."""
         self._active = "diff"
         self._begin(self._choose(either=True))
 
@@ -109,7 +102,7 @@ class DiffScreen(PagedScreen):
         self.frame.refresh_lines()
 
     async def _choose(self, either: bool = False) -> None:
-        """Among the group or the prompt; with `either`, among the prompt where the group has no other rollout."""
+        """Choose among the group or the prompt. With `either`, use the prompt if the group has no other rollout."""
         if self.left is None:
             self.left = await self.reads.later(lambda reader: reader.bodies.trajectory(self.n))
         self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, self.of_prompt))
@@ -131,35 +124,28 @@ class DiffScreen(PagedScreen):
         self.body.put(compared)
 
     def action_other(self, by: int) -> None:
-        """Another candidate."""
         if self.candidates.rows:
             self.candidates = self.candidates.moved(by)
             self._begin(self._compare())
 
     def action_pool(self) -> None:
-        """Candidates of the group, or of the prompt over the run."""
         if self.left is not None:
             self.of_prompt = not self.of_prompt
             self._begin(self._choose())
 
     def action_step(self, by: int) -> None:
-        """The next or previous step that differs."""
         if not self.body.move(by) and self.body.compared is not None and not self.body.differing():
             self.say("These two did the same in every step.")
 
     def shown_text(self) -> str:
-        """What is shown, as text."""
         return "\n".join(line.plain.rstrip() for line in self.body.lines)
 
     def shown_name(self) -> str:
-        """The same name for every comparison."""
         return "diff.txt"
 
     def action_copy(self) -> None:
-        """Copy the whole comparison."""
         self.copy(self.shown_text(), "the comparison")
 
     def action_export(self) -> None:
-        """Write it to a file."""
         text = self.shown_text()
         self.export(lambda: export_lines(self.reads.path, f"diff-{self.n}", text))

@@ -21,7 +21,7 @@ _LOG_LINES = 60
 
 
 class FollowsRun(AppScreen):
-    """Subclasses say in `also` what to read besides, and show in `show` what was read."""
+    """A screen that follows a run. Subclasses read more in `also` and display it in `show`."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()
@@ -32,34 +32,29 @@ class FollowsRun(AppScreen):
         """Whether what is being read was changed since: it is read once more before it is shown."""
 
     def also(self) -> Callable[[RunReader, Reading], Any]:
-        """What to read in the same go, made on the screen's thread and called on the reading one."""
+        """Return a reader for extra data. It is made on the screen's thread and called on the reading one."""
         return lambda reader, reading: None
 
     def show(self, extra: Any) -> None:
-        """Show `shown`, and what `also` has read."""
         raise RuntimeError(f"{type(self).__name__} does not say what it shows")
 
     def show_problem(self, problem: str) -> None:
-        """The run cannot be read at all."""
         self.say(problem, "error")
 
     def on_mount(self) -> None:
-        """Read now; then again while the run goes on."""
         self.run_worker(self._update(), group="follow")
         self.set_interval(FOLLOW_SECONDS, self.follow)
 
     def on_screen_resume(self) -> None:
-        """Back from another screen: what happened meanwhile."""
         if self.shown is not None:
             self.follow()
 
     def follow(self) -> None:
-        """Read again, if there is anything new."""
         if self.app.screen is self and not self._busy:
             self.run_worker(self._news(), group="follow")
 
     def changed(self) -> None:
-        """Read again after a change of one's own: what is being read now may be from before it."""
+        """Read again after an own change. A read in progress may predate it."""
         self._outdated = True
         self.follow()
 
@@ -100,5 +95,5 @@ class FollowsRun(AppScreen):
 
 
 def _other(before: RunInfo, now: RunInfo) -> bool:
-    """Whether an ended run is being trained again, or has ended in another way."""
+    """Return whether an ended run resumed, or ended in another way."""
     return (before.status, before.ended, before.name) != (now.status, now.ended, now.name)

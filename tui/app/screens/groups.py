@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class GroupsScreen(QueryList):
-    """One row a group; enter opens its rollouts."""
+    """One row a group. Enter opens its rollouts."""
 
     view = GROUPS
     BINDINGS = bindings(GROUPS)
@@ -42,15 +42,12 @@ class GroupsScreen(QueryList):
         self.table = Table("table", self._columns, self._fetch, self._empty)
 
     def panes(self) -> list[Pane]:
-        """The table alone."""
         return [self.table]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """The whole screen."""
         return [Box("table", 0, 0, width, height)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """Run and query; how many groups."""
         p = self.palette
         right = Line(p)
         if self.total is not None:
@@ -58,17 +55,14 @@ class GroupsScreen(QueryList):
         return self.heading("groups", width), right
 
     def on_mount(self) -> None:
-        """Count, then read the first page."""
         self._active = "table"
         self._read(self._begin_at)
 
     def restart(self, keep: bool) -> None:
-        """Groups of another query, in another order."""
         row = self.table.current
         self._read(row.first_n if keep and row is not None else None)
 
     def come_back_from(self, n: int) -> None:
-        """The cursor goes to the group of the trajectory that the stepper was left on."""
         self.run_worker(self._follow(n), group="follow", exclusive=True)
 
     async def _follow(self, n: int) -> None:
@@ -82,7 +76,6 @@ class GroupsScreen(QueryList):
         self.run_worker(self._start(self.list_query, n), group="groups", exclusive=True)
 
     async def _ask(self, ask: Callable[[GroupList], T]) -> T:
-        """An answer of the list of the present query, which is made once and kept."""
         query = self.list_query
 
         def answer(reader: RunReader) -> T:
@@ -138,24 +131,21 @@ class GroupsScreen(QueryList):
         ]
 
     def on_table_moved(self, message: Table.Moved) -> None:
-        """Which one, in the header."""
         self.frame.refresh_header()
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click on a heading sorts."""
         match message.what:
             case ("sort", str(name)):
                 self.sort_by(name)
 
     def action_open(self) -> None:
-        """Step through the group from its first rollout."""
         row = self.table.current
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.first_n))
 
 
 def columns(p: Palette, around: Sequence[GroupRow]) -> Sequence[Column]:
-    """The columns of the list; prompts are shown from where those of the rows `around` differ."""
+    """Return the columns. Prompts start where those of the rows `around` differ."""
     shared = shared_beginning(row.prompt for row in around)
 
     def spread(row: GroupRow) -> tuple[str, Any]:

@@ -25,7 +25,7 @@ _NARROW = 36
 
 
 class HelpPane(Pane):
-    """Two columns: what is pressed and what happens."""
+    """Keys and their effects in two columns."""
 
     def __init__(self, about: str, on_scroll: Callable[[], None]) -> None:
         super().__init__("help")
@@ -33,12 +33,10 @@ class HelpPane(Pane):
         self._on_scroll = on_scroll
 
     def scroll_line_to(self, top: int) -> None:
-        """Scroll, and say again how much is below."""
         super().scroll_line_to(top)
         self._on_scroll()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The keys of the screen, then those of everywhere, then how filters are written."""
         p = self.palette
         rows = helps(self.about)
         lines = [Line(p).add(f"On “{SCREEN_TITLES[self.about]}”", p.title)]
@@ -66,7 +64,7 @@ class HelpPane(Pane):
         return lines
 
     def _beside(self, short: str, style: Style, long: str, long_style: Style, width: int) -> list[Line]:
-        """A key or sign and what it means; under each other where there is no room for two columns."""
+        """Return a key and its meaning in columns, or below each other on a narrow screen."""
         p = self.palette
         if width < _NARROW:
             head = Line(p).gap(2).add(short, style)
@@ -76,7 +74,7 @@ class HelpPane(Pane):
 
 
 class HelpScreen(AppScreen):
-    """Opened with `?` from any screen."""
+    """The keys of the screen on which `?` was pressed."""
 
     view = HELP
     BINDINGS = bindings(HELP)
@@ -86,20 +84,16 @@ class HelpScreen(AppScreen):
         self.about = about if about in SCREEN_TITLES and about != HELP else "runs"
 
     def panes(self) -> list[Pane]:
-        """One pane with all the text."""
         self.pane = HelpPane(self.about, lambda: self.frame.refresh_status())
         return [self.pane]
 
     def status(self, width: int) -> Line:
-        """How much is below."""
         p = self.palette
         below = self.pane.overflow - self.pane.top if self.pane.shown else 0
         return Line(p).add(f"▼ {below} more lines: j, pgdn", p.accent) if below > 0 else Line(p)
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """The whole screen."""
         return [Box("help", 0, 0, width, height)]
 
     def action_help(self) -> None:
-        """Close the help."""
         self.action_back()

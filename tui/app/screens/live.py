@@ -7,6 +7,7 @@ Each kind of run has panels of its own (`live_layout.PANES`). What it is made of
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,7 @@ _LOG_END = 2_000_000
 
 
 class LiveScreen(ChartKeys, RequestKeys):
-    """The panels, what they show, and where a key or a click on them leads."""
+    """The panels of a run and the targets of their keys and clicks."""
 
     view = LIVE
     BINDINGS = bindings(LIVE)
@@ -63,22 +64,18 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.writing = WritingPanel()
 
     def panes(self) -> list[Pane]:
-        """All of them; which are on screen depends on the kind of run and on the size."""
         return [
             self.chart, self.kl, self.components, self.actions, self.policy, self.serving, self.snapshots, self.speed,
             self.log_panel, self.alerts, self.writing,
         ]  # fmt: skip
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """See `live_layout`."""
         return plan(self.wanted, width, height)
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """See `live_header`."""
         return header(self.palette, self.reads.path.name, self.requests, self.shell.clock(), width)
 
     def hint_label(self, action: str, label: str) -> str:
-        """Space is told by what it does now; what an ended run cannot be asked is not told."""
         requests = self.requests
         if action == "chat" and (self.shown is None or self.shown.kind != "online" or not self.shown.info.active):
             return ""
@@ -87,7 +84,6 @@ class LiveScreen(ChartKeys, RequestKeys):
         return requests.hint if action == "pause" and requests is not None else label
 
     def on_mount(self) -> None:
-        """Begin with the chart that was looked at last."""
         self._active = "chart"
         at = self.shell.memory.run(self.reads.path.name).get("chart", 0)
         if isinstance(at, int) and 0 <= at < max(map(len, CHARTS.values())):
@@ -95,11 +91,9 @@ class LiveScreen(ChartKeys, RequestKeys):
         super().on_mount()
 
     def show_problem(self, problem: str) -> None:
-        """In the place of the chart."""
         self.chart.put("", [], problem)
 
     def show(self, extra: Any) -> None:
-        """Every panel takes what it reads."""
         shown = self.shown
         assert shown is not None
         for pane in (self.components, self.policy, self.snapshots, self.speed):
@@ -124,7 +118,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.frame.refresh_lines()
 
     def _empty(self, shown: Reading) -> frozenset[str]:
-        """The panels of a run of our own that have nothing to show: others take their room."""
+        """Return the empty panels of an own run; others take their room."""
         if shown.is_dump or shown.info.mode == "recorded":
             return frozenset()
         has = {
@@ -144,7 +138,6 @@ class LiveScreen(ChartKeys, RequestKeys):
             self.frame.replan()
 
     def activate(self, name: str) -> None:
-        """Give the scroll keys to a pane, and room where it needs it."""
         super().activate(name)
         self._want(replace(self.wanted, focus=name))
         if name == "alerts":
@@ -153,7 +146,6 @@ class LiveScreen(ChartKeys, RequestKeys):
     # -- keys ---------------------------------------------------------------------------------------------------
 
     def action_next_pane(self, by: int) -> None:
-        """The next panel, also one that has no room at this size."""
         names = PANES[self.wanted.kind]
         shown = names if self.wanted.whole else [b.name for b in self.frame.boxes]
         order = [n for n in names if n in shown]
@@ -161,18 +153,15 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.activate(order[(at + by) % len(order)])
 
     def action_whole(self) -> None:
-        """The panel in use alone, or all of them again."""
         self._want(replace(self.wanted, whole=not self.wanted.whole, focus=self._active))
         self.writing.whole = self.wanted.whole
         self.writing.changed(keep_scroll=False)
 
     def action_next_text(self, by: int) -> None:
-        """The next text of those that are written now."""
         self.writing.step(by)
         self.frame.refresh_lines()
 
     def action_open(self) -> None:
-        """Trajectories; on a finding that is chosen, its evidence; on a text that is written now, all of it."""
         if self._active == "writing" and not self.wanted.whole:
             self.action_whole()
             return
@@ -197,28 +186,23 @@ class LiveScreen(ChartKeys, RequestKeys):
             self.say(found.message)
 
     def action_chat(self) -> None:
-        """Chat with the policy of a run that serves."""
         if self.shown is not None and self.shown.kind == "online":
             self.shell.open(Further("Chat", self.reads.path))
         else:
             self.say("Only a run of `grpo-tui online` serves its policy.")
 
-    def action_search(self) -> None:
-        """Search all trajectories."""
-
+    def action_search(self) -> Awaitable[None] | None:
         def found(text: str) -> None:
             if text:
                 self._trajectories(Query(search=text))
 
-        ask(self, "Search all trajectories", "", found)
+        return ask(self, "Search all trajectories", "", found)
 
     def action_actions_over_time(self) -> None:
-        """Actions now, or over time."""
         self.actions.toggle()
         self.frame.refresh_lines()
 
     def action_pager(self) -> None:
-        """The log in $PAGER."""
         files = sorted((self.reads.path / "logs").glob("*.log"))
         if not files:
             self.say("This run has no log yet.")
@@ -228,13 +212,11 @@ class LiveScreen(ChartKeys, RequestKeys):
         open_outside(self.app, text, "PAGER", newest.name)
 
     def action_export(self) -> None:
-        """The dashboard as a picture (SVG)."""
         svg = self.app.export_screenshot(title=literal(f"grpo-tui · {self.reads.path.name}"))
         name = f"dashboard-{time.strftime('%Y%m%d-%H%M%S')}.svg"
         self.export(lambda: write(self.reads.path, name, svg))
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click on a finding chooses it, a second one opens its evidence; on an action or component, those rows."""
         what: Any = message.what
         match what:
             case ("alert", int(index)):

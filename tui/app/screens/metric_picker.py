@@ -17,7 +17,7 @@ _MOST_ROWS = 26
 
 
 def matching(names: Sequence[str], typed: str) -> list[str]:
-    """Names that hold every typed word; those in which the first word begins a part of the name come first."""
+    """Return names that hold every typed word. Names with the first word at the start of a part come first."""
     words = typed.casefold().split()
     found = [n for n in names if all(w in n.casefold() for w in words)]
     if not words:
@@ -31,8 +31,7 @@ def matching(names: Sequence[str], typed: str) -> list[str]:
 
 
 class PickerPane(Pane):
-    """What was typed, then the names that match, the chosen ones with their place in the order, and what the one under
-    the cursor says."""
+    """The typed text, the matching names and a description of the current one."""
 
     def __init__(self, names: Sequence[str], chosen: Sequence[str]) -> None:
         super().__init__("picker")
@@ -45,13 +44,12 @@ class PickerPane(Pane):
 
     @property
     def found(self) -> list[str]:
-        """Names to choose from: those chosen already first, while nothing is typed."""
+        """Return the choices. Without a typed text, chosen names come first."""
         if self.typed:
             return matching(self.names, self.typed)
         return [*self.chosen, *(n for n in self.names if n not in self.chosen)]
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The line of typing, then the names around the cursor."""
         p = self.palette
         head = Line(p).add("› ", p.accent)
         head.add(self.typed, p.strong, cells=min(len(self.typed), max(1, width - 4))).add("▏", p.accent)
@@ -78,7 +76,7 @@ class PickerPane(Pane):
 
 
 class MetricPicker(Modal[tuple[str, ...] | None]):
-    """Dismissed with the chosen metrics in their order, or None for esc."""
+    """Dismissed with the chosen metrics in order, or None for esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", show=False),
@@ -99,15 +97,12 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         super().__init__(self.pane, widest=64)
 
     def rows(self, width: int) -> int:
-        """The line of typing, the names and what one of them means."""
         return min(len(self.pane.names) + 2, _MOST_ROWS)
 
     def heading(self) -> Line:
-        """The title of the box."""
         return Line(self.pane.palette).add("Metrics of the chart", self.pane.palette.title)
 
     def hints(self, width: int) -> Line:
-        """As many keys with their meaning as fit."""
         p = self.pane.palette
         line = Line(p)
         for key, label in (("esc", "cancel"), ("enter", "show"), ("space", "choose"), ("shift+↑↓", "order")):
@@ -115,7 +110,6 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         return line
 
     def on_key(self, event: events.Key) -> None:
-        """Letters narrow the list."""
         if event.character and event.character.isprintable() and event.character != " ":
             event.stop()
             event.prevent_default()
@@ -126,20 +120,16 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         self.pane.changed()
 
     def action_rub_out(self) -> None:
-        """The last character goes."""
         self._type(self.pane.typed[:-1])
 
     def action_clear(self) -> None:
-        """All that was typed goes."""
         self._type("")
 
     def action_move(self, by: int) -> None:
-        """Move the cursor."""
         self.pane.cursor = max(0, min(self.pane.cursor + by, len(self.pane.found) - 1))
         self.pane.changed()
 
     def action_check(self) -> None:
-        """Choose the name, as the last one, or leave it out again."""
         pane = self.pane
         if pane.cursor >= len(pane.found):
             return
@@ -155,7 +145,6 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         pane.changed()
 
     def action_earlier(self, by: int) -> None:
-        """The chosen name under the cursor is drawn earlier or later."""
         pane = self.pane
         name = pane.found[pane.cursor] if pane.cursor < len(pane.found) else ""
         if name in pane.chosen and not pane.typed:
@@ -166,7 +155,7 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
             pane.changed()
 
     def action_accept(self) -> None:
-        """Show the chosen ones; a name that was typed for alone, or beside those that were chosen by hand."""
+        """Accept the chosen names, or a typed one with the names that were chosen by hand."""
         pane = self.pane
         if pane.typed and pane.cursor < len(pane.found):
             name = pane.found[pane.cursor]
@@ -178,7 +167,6 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
             self.dismiss(tuple(pane.found[pane.cursor : pane.cursor + 1]) or None)
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click chooses."""
         if isinstance(message.what, int):
             self.pane.cursor = message.what
             self.action_check()

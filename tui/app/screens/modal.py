@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class Modal(ModalScreen[Answer]):
-    """Left once: keys that arrive between the answer and its end would leave the screen below, too."""
+    """A dialog that closes once. Later keys would also close the screen below."""
 
     def __init__(self, pane: Pane, widest: int) -> None:
         super().__init__()
@@ -24,19 +24,15 @@ class Modal(ModalScreen[Answer]):
         self._pane, self._widest = pane, widest
 
     def rows(self, width: int) -> int:
-        """Lines that the pane would like at a width."""
         raise RuntimeError(f"{type(self).__name__} has no height")
 
     def hints(self, width: int) -> Line:
-        """What the keys do, in the last line."""
         raise RuntimeError(f"{type(self).__name__} has no hints")
 
     def heading(self) -> Line:
-        """What stands in the first line."""
         return Line(self._pane.palette)
 
     def compose(self) -> ComposeResult:
-        """The box, as high as its content where the screen is."""
         self.frame = Frame(
             self._pane,
             plan=lambda width, height: [Box(self._pane.name, 0, 0, width, height)],
@@ -48,7 +44,6 @@ class Modal(ModalScreen[Answer]):
         yield self.frame
 
     def on_resize(self) -> None:
-        """The terminal has another size."""
         screen = self.app.size
         width = min(self._widest, screen.width - 4 if screen.width >= 40 else screen.width)
         most = screen.height - 2 if screen.height >= 10 else screen.height
@@ -56,9 +51,7 @@ class Modal(ModalScreen[Answer]):
         self.frame.styles.height = max(3, min(self.rows(width - 4) + 2, most))
 
     def repaint(self) -> None:
-        """Paint again in another theme."""
         self._pane.changed()
 
     def dismiss(self, result: Answer | None = None) -> AwaitComplete:
-        """Answer, unless that was done, or another screen lies on top."""
         return super().dismiss(result) if self.app.screen is self else AwaitComplete.nothing()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ....engine.runs.search.query import Query
 from ..data import Reads
@@ -16,7 +16,7 @@ LONG = 500
 
 
 class OutlineKeys(AmongRollouts):
-    """The next step, the next failed call, the next call of a tool, the next long thought, and a filter of steps."""
+    """Moves by step, failed call, tool and long thought, and filters steps."""
 
     def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
         super().__init__(reads, query, find)
@@ -25,11 +25,9 @@ class OutlineKeys(AmongRollouts):
 
     @property
     def step(self) -> int:
-        """The open step, counted from 0."""
         return self.cursor.step
 
     def action_step(self, by: int) -> None:
-        """Another step of this trajectory, of those that are listed."""
         listed = self.outline.listed if self.outline is not None and self.outline.filter else None
         if listed is None:
             self.go_to_step(self.step + by)
@@ -37,43 +35,35 @@ class OutlineKeys(AmongRollouts):
             self.go_to_step(later[0] if by > 0 else later[-1])
 
     def action_first(self) -> None:
-        """The first step."""
         self.go_to_step(0)
 
     def action_last(self) -> None:
-        """The last step."""
         self.go_to_step(len(self.cursor.steps) - 1)
 
     def go_to_step(self, step: int) -> None:
-        """Go to a step of this trajectory, by its position."""
         if self.cursor.go_to(step):
             self.show_rollout()
 
     def action_next_penalty(self) -> None:
-        """The next penalised step of this trajectory; after the last, the first."""
         if self.cursor.next_penalised():
             self.show_rollout()
         elif self.cursor.record is not None:
             self.say("No step of this trajectory was penalised.")
 
     def gone_to(self, text: str) -> bool:
-        """A number is that of a step, where the rollout has so many."""
         if not (text.isdecimal() and len(text) < 9 and 0 < int(text) <= len(self.cursor.steps)):
             return False
         self.go_to_step(int(text) - 1)
         return True
 
     def action_failed(self, by: int) -> None:
-        """The next step in which a call failed."""
         self._go_where(by, lambda entry: entry.failed, "No call of this trajectory failed.")
 
     def action_same_tool(self, by: int) -> None:
-        """The next step that calls the tool of this one."""
         if self.outline is not None and self.outline.entries:
             self._go_where(by, self.outline.same_tool(self.step), "No other step calls this tool.")
 
     def action_thought(self) -> None:
-        """The next step with a long thought."""
         self._go_where(1, lambda entry: entry.thought > LONG, f"No step has a thought of more than {LONG} tokens.")
 
     def _go_where(self, by: int, holds: Callable[[Entry], bool], nothing: str) -> None:
@@ -85,8 +75,7 @@ class OutlineKeys(AmongRollouts):
         else:
             self.go_to_step(found)
 
-    def action_filter(self) -> None:
-        """List and visit only some steps; the list follows what is typed."""
+    def action_filter(self) -> Awaitable[None] | None:
         if (outline := self.outline) is None:
             return
 
@@ -102,4 +91,4 @@ class OutlineKeys(AmongRollouts):
                 self.go_to_step(next((at for at in listed if at > self.step), listed[0]))
             self.show_rollout()
 
-        ask(self, "Steps", outline.filter, done, check=put, hint=FILTER_HINT)
+        return ask(self, "Steps", outline.filter, done, check=put, hint=FILTER_HINT)

@@ -6,22 +6,18 @@ from .base import AppScreen
 
 
 class PagedScreen(AppScreen):
-    """A screen whose content also exists as plain text, `shown_text`, under the file name `shown_name`."""
+    """A screen whose content is also plain text: `shown_text` in a file `shown_name`."""
 
     def shown_text(self) -> str:
-        """All of what is shown, as text."""
         raise RuntimeError(f"{type(self).__name__} has no text")
 
     def shown_name(self) -> str:
-        """A file name for it."""
         raise RuntimeError(f"{type(self).__name__} has no name for its text")
 
     def action_pager(self) -> None:
-        """Open it in $PAGER."""
         self._open("PAGER")
 
     def action_editor(self) -> None:
-        """Open it in $EDITOR."""
         self._open("EDITOR")
 
     def _open(self, variable: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ _IMAGE_ROOM = 18
 
 
 class ModelPanel(Pane):
-    """The turn that the model would take now."""
+    """The model's proposal for this turn."""
 
     title = "the model's own next turn"
 
@@ -40,17 +41,15 @@ class ModelPanel(Pane):
         self.text = ""
 
     def put(self, text: str) -> None:
-        """Show another turn."""
         self.text = text
         self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The turn as it was sampled."""
         return wrapped(self.palette, self.text or "(nothing)", width, self.palette.text, len(self.text) or 1)
 
 
 class PlayScreen(ReadingScreen):
-    """Shows what the process that plays reports, and sends it the person's turns."""
+    """Displays events of the playing process and sends the user's turns to it."""
 
     view = PLAY
     BINDINGS = bindings(PLAY)
@@ -80,19 +79,15 @@ class PlayScreen(ReadingScreen):
 
     @property
     def reading(self) -> ReadingPanel:
-        """The conversation."""
         return self.conversation
 
     def panes(self) -> list[Pane]:
-        """Conversation, tools, reward, image and the model's turn."""
         return [self.conversation, self.tools, self.reward, self.image, self.model]
 
     def tabs(self) -> list[str]:
-        """The panes that can have a small screen."""
         return ["conversation", "tools", "reward", *(["model"] if self._model_known else [])]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """Tools and reward beside the conversation; one of them alone on a small terminal."""
         if not is_wide(width, height):
             return [Box(self.tab or self.usual, 0, 0, width, height)]
         side = min(56, max(36, width // 3))
@@ -113,7 +108,6 @@ class PlayScreen(ReadingScreen):
         return [*boxes, Box("conversation", x, 0, text, middle)]
 
     def status(self, width: int) -> Line:
-        """The run and the task."""
         line = Line(self.palette)
         if self.now is not None:
             line.add(f"task {self.now.task + 1} of {self.now.tasks}", self.palette.muted)
@@ -122,27 +116,23 @@ class PlayScreen(ReadingScreen):
         return line
 
     def hint_label(self, action: str, label: str) -> str:
-        """After the end only another rollout can begin."""
         return "" if action in ("type", "model") and (self.now is None or self.now.over) else label
 
     def on_mount(self) -> None:
-        """Listen to the process."""
         self.picture.start()
         self.conversation.changed()
         threading.Thread(target=self._listen, name="play", daemon=True).start()
 
     def on_unmount(self) -> None:
-        """End the process: it waits for turns that nobody takes."""
         self.game.send(leave=True)
 
     def _listen(self) -> None:
-        """Hand on what the process reports. A message never waits for the app, which may be closing."""
+        """Post the events of the process. Never wait for the app, which may be closing."""
         for event in self.game.events():
             self.post_message(self.Reported(event))
         self.post_message(self.Reported(None))
 
     def on_play_screen_reported(self, message: PlayScreen.Reported) -> None:
-        """The process reported an event, or ended."""
         if message.event is not None:
             self._arrived(message.event)
             return
@@ -186,8 +176,7 @@ class PlayScreen(ReadingScreen):
 
     # -- turns ------------------------------------------------------------------------------------------------------
 
-    def action_type(self, begun: str = "") -> None:
-        """Type the next turn."""
+    def action_type(self, begun: str = "") -> Awaitable[None] | None:
         now = self.now
         if now is None or now.over:
             self.say("This rollout is over: a plays the task again, n the next one." if now else "Still loading.")
@@ -203,15 +192,13 @@ class PlayScreen(ReadingScreen):
             return [text[: len(text) - len(word)] + template(t) for t in now.tools if word and t.name.startswith(word)]
 
         hint = _HINT.format(call=example) if now.tools else "the answer, in plain words · esc cancels"
-        ask(self, "Your turn", begun, send, hint=hint, complete=complete, history=self._history)
+        return ask(self, "Your turn", begun, send, hint=hint, complete=complete, history=self._history)
 
     def action_choose(self, number: int) -> None:
-        """Begin a call of the tool with this number."""
         if self.now is not None and number <= len(self.now.tools):
             self.action_type(template(self.now.tools[number - 1]))
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click on a tool begins a call; on the note of a text, opens it."""
         match message.what:
             case ("tool", int(number)):
                 self.action_choose(number)
@@ -219,7 +206,6 @@ class PlayScreen(ReadingScreen):
                 self.reading.toggle(key)
 
     def action_model(self) -> None:
-        """The model's own next turn; once it is there, begin with it."""
         if self.now is None or self.now.over or self._asked:
             return
         if self._model_known:
@@ -230,15 +216,12 @@ class PlayScreen(ReadingScreen):
         self.game.send(model=True)
 
     def action_another(self, which: str) -> None:
-        """The same task again, or the next one."""
         if self.now is not None:
             self.game.send(**{which: True})
 
     def action_recorded(self) -> None:
-        """The rollouts that were recorded."""
         self.shell.open(Trajectories(self.run_path))
 
 
 def _at(part: tuple[int, int], width: int) -> tuple[int, int, int]:
-    """y, width and height of a box."""
     return part[0], width, part[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ _REMEMBERED = 30
 
 
 class QueryList(TableScreen):
-    """A table of what `list_query` leaves. Subclasses read again in `restart`, and name their orders in `sorts`."""
+    """A table of the rows that match `list_query`. Subclasses read in `restart` and list their orders in `sorts`."""
 
     sorts: Sequence[str] = ()
     downwards: Sequence[str] = ()
@@ -31,11 +31,10 @@ class QueryList(TableScreen):
         self.list_query = query
 
     def restart(self, keep: bool) -> None:
-        """The query is another one; with `keep`, the cursor stays on its row where that still matches."""
+        """Read another query. With `keep`, the cursor stays on its row if that still matches."""
         raise RuntimeError(f"{type(self).__name__} does not read")
 
     def heading(self, what: str, width: int) -> Line:
-        """Run, what is listed, and the query."""
         p, name, query = self.palette, self.reads.path.name, self.list_query.describe()
         left = Line(p).add(name, p.title, cells=min(28, len(name))).add(f" · {what}", p.muted)
         if query:
@@ -43,32 +42,26 @@ class QueryList(TableScreen):
         return left
 
     def set_query(self, keep: bool = False, **changes: Any) -> None:
-        """Another filter, search or order."""
         self.list_query = replace(self.list_query, **changes)
         self.restart(keep)
         self.frame.refresh_lines()
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column; a second time turns the order."""
         same = name == self.list_query.sort
         self.set_query(sort=name, descending=not self.list_query.descending if same else name in self.downwards)
 
     def action_sort(self) -> None:
-        """Sort by the next column."""
         at = self.sorts.index(self.list_query.sort) if self.list_query.sort in self.sorts else -1
         name = self.sorts[(at + 1) % len(self.sorts)]
         self.set_query(sort=name, descending=name in self.downwards)
 
     def action_reverse(self) -> None:
-        """Turn the order around."""
         self.set_query(descending=not self.list_query.descending)
 
     def action_clear(self) -> None:
-        """No filter and no search."""
         self.set_query(keep=True, filter="", search="")
 
-    def action_filter(self) -> None:
-        """Type a filter."""
+    def action_filter(self) -> Awaitable[None] | None:
         from ....engine.runs.search.filters import completions
         from ..widgets.prompt_bar import ask
 
@@ -78,31 +71,30 @@ class QueryList(TableScreen):
         def accept(text: str) -> None:
             self.set_query(keep=True, filter=text)
 
-        ask(self, "Filter", self.list_query.filter, accept, _wrong, FILTER_HINT, complete, self._typed("filters"))
+        return ask(
+            self, "Filter", self.list_query.filter, accept, _wrong, FILTER_HINT, complete, self._typed("filters")
+        )
 
-    def action_search(self) -> None:
-        """Type words to search for."""
+    def action_search(self) -> Awaitable[None] | None:
         from ..widgets.prompt_bar import ask
 
         def accept(text: str) -> None:
             self.set_query(keep=True, search=text)
 
         title = "Search all trajectories"
-        ask(self, title, self.list_query.search, accept, hint=SEARCH_HINT, history=self._typed("searches"))
+        return ask(self, title, self.list_query.search, accept, hint=SEARCH_HINT, history=self._typed("searches"))
 
     def _typed(self, what: str) -> list[str]:
-        """What was typed before in this run, the newest last."""
         kept = self.shell.memory.run(self.reads.path.name).setdefault(what, [])
         del kept[:-_REMEMBERED]
         return kept
 
     def on_table_selected(self, message: Table.Selected) -> None:
-        """A click on the row under the cursor."""
         self.run_worker(self.run_action("open"), group="open")
 
 
 def _wrong(text: str) -> str:
-    """What cannot be understood of a filter; empty when it can."""
+    """Return the error of a filter, or an empty string."""
     from ....engine.runs.search.filters import parse
 
     try:

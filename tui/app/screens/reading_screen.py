@@ -9,7 +9,7 @@ from .stepper_plan import is_wide
 
 
 class ReadingScreen(AppScreen):
-    """Subclasses name the panes in `tabs`, the first of them being the usual one."""
+    """A screen of texts. Subclasses list their panes in `tabs`, the default one first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,29 +18,23 @@ class ReadingScreen(AppScreen):
 
     @property
     def reading(self) -> ReadingPanel:
-        """The texts that are shown."""
         raise RuntimeError(f"{type(self).__name__} has no texts")
 
     def tabs(self) -> list[str]:
-        """The panes that can have a small screen."""
         raise RuntimeError(f"{type(self).__name__} has no tabs")
 
     def tab_title(self, name: str) -> str:
-        """The name of a pane in the first line."""
         return name
 
     @property
     def usual(self) -> str:
-        """The pane that a small screen shows first."""
         return self.tabs()[0]
 
     @property
     def is_wide(self) -> bool:
-        """Whether several panes have room."""
         return is_wide(*self.frame.size)
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """On a small screen the panes by name; else the titles of the panes are there."""
         p, line = self.palette, Line(self.palette)
         if not self.is_wide:
             for name in self.tabs():
@@ -51,12 +45,10 @@ class ReadingScreen(AppScreen):
         return line, Line(p)
 
     def action_show_pane(self, name: str) -> None:
-        """A pane by name on a small screen."""
         self.tab = self._active = name
         self.frame.replan()
 
     def action_next_pane(self, by: int) -> None:
-        """The next pane takes the scroll keys; on a small screen, the screen."""
         if self.is_wide:
             super().action_next_pane(by)
             return
@@ -64,28 +56,22 @@ class ReadingScreen(AppScreen):
         self.action_show_pane(tabs[((tabs.index(now) if now in tabs else 0) + by) % len(tabs)])
 
     def activate(self, name: str) -> None:
-        """Give the scroll keys to a pane, and a small screen as well."""
         super().activate(name)
         if not self.is_wide and name in self.tabs():
             self.action_show_pane(name)
 
     def action_open_text(self) -> None:
-        """Open the chosen text, or fold it again."""
         if not self.reading.toggle():
             self.say("No text on screen folds.")
 
     def action_choose_text(self, by: int) -> None:
-        """Choose the next text that folds."""
         self.reading.choose(by)
 
     def action_open_all(self, opened: bool) -> None:
-        """Open or fold all texts."""
         self.reading.open_all(opened)
 
     def action_raw(self) -> None:
-        """The exact texts, or the rendered ones."""
         self.reading.toggle_raw()
 
     def action_prompt(self) -> None:
-        """The whole prompt with the task and the tools, or its beginning."""
         self.reading.toggle_prompt()

@@ -23,11 +23,9 @@ class RequestKeys(FollowsRun):
 
     @property
     def requests(self) -> Requests | None:
-        """What may be asked now; None before the run was read."""
         return None if self.shown is None else Requests(self.shown)
 
     def tell_answers(self) -> None:
-        """Say what the run has answered since the screen was opened."""
         assert self.shown is not None
         answered = {a.request.id: a for a in self.shown.asked if a.answers}
         if self._told is not None:
@@ -37,14 +35,12 @@ class RequestKeys(FollowsRun):
         self._told = set(answered)
 
     def _look_again(self) -> None:
-        """What was asked is seen at once; it is a few small files."""
         if self.shown is not None:
             self.shown = replace(self.shown, asked=asked(self.reads.path))
         self.frame.refresh_lines()
         self.changed()
 
     def ask_run(self, command: Command, said: str) -> None:
-        """Leave a request and say so."""
         if self.shown is not None and not self.shown.info.active:
             self.say(f"The run is {self.shown.info.status}; nobody would hear “{command}”.", "warning")
             return
@@ -57,7 +53,6 @@ class RequestKeys(FollowsRun):
         self._look_again()
 
     def action_pause(self) -> None:
-        """Pause, go on, or take either back; see `run_requests`."""
         requests = self.requests
         if requests is None:
             return
@@ -74,7 +69,6 @@ class RequestKeys(FollowsRun):
             self.changed()
 
     def action_checkpoint(self) -> None:
-        """Ask for a checkpoint."""
         requests = self.requests
         if requests is not None and requests.waiting("checkpoint"):
             self.say("A checkpoint is asked for already; it is saved after this step.")
@@ -85,7 +79,6 @@ class RequestKeys(FollowsRun):
         self.ask_run("checkpoint", f"Asked the run to {what}{'' if online or paused else ' after this step'}.")
 
     def action_stop(self) -> None:
-        """Save and stop, when confirmed."""
         said = "Asked the run to save and stop."
         if self.shown is not None and not self.shown.info.active:
             self.ask_run("stop", said)

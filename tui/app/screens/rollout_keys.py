@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from ....engine.runs.notes import Note
 from ...advantage import formula_of, recomputed
 from ...export import export_trajectory, write
@@ -13,20 +15,18 @@ from .among_rollouts import AmongRollouts
 
 
 class RolloutKeys(AmongRollouts):
-    """Compares, annotates and exports the rollout where the cursor stands."""
+    """Compares, annotates and exports the open rollout."""
 
     @property
     def n(self) -> int:
-        """The number of the open trajectory; 0 where none is."""
+        """The number of the open trajectory, or 0."""
         return self.cursor.n
 
     def action_diff(self) -> None:
-        """Beside another rollout of the group or the prompt."""
         if self.cursor.record is not None:
             self.shell.open(Diff(self.reads.path, self.n))
 
-    def action_note(self) -> None:
-        """Say something of this trajectory, or change what was said."""
+    def action_note(self) -> Awaitable[None] | None:
         record = self.cursor.record
         if record is None:
             return
@@ -41,10 +41,9 @@ class RolloutKeys(AmongRollouts):
                 self.say(f"The note cannot be written: {error.strerror}.", "error")
             self.show_rollout()
 
-        ask(self, "Note on this trajectory", note.text if note is not None else "", put, hint=hint)
+        return ask(self, "Note on this trajectory", note.text if note is not None else "", put, hint=hint)
 
     def note(self) -> Note | None:
-        """The note on this trajectory."""
         record = self.cursor.record
         return None if record is None else self.reads.now.notes.read().get(record.trajectory.id)
 
@@ -56,22 +55,18 @@ class RolloutKeys(AmongRollouts):
         return Whole(opened.n, opened.record, opened.uses, formula, other, self.note())
 
     def shown_text(self) -> str:
-        """The whole trajectory as plain text, for pager and editor."""
         whole = self._whole()
         return trajectory_text(whole) if whole is not None else self.cursor.opened.problem
 
     def shown_name(self) -> str:
-        """Named after the trajectory's number."""
         return f"{self.n}.txt"
 
     def action_export_markdown(self) -> None:
-        """The whole trajectory as a Markdown document."""
         record, n = self.cursor.record, self.n
         if record is not None:
             self.export(lambda: write(self.reads.path, f"trajectory-{n}.md", markdown(record)))
 
     def action_export(self) -> None:
-        """The whole trajectory as JSON."""
         whole = self._whole()
         if whole is not None:
             self.export(lambda: export_trajectory(self.reads.path, whole))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,24 +15,20 @@ from .table_screen import TableScreen
 
 
 class RunKeys(TableScreen):
-    """Acts on the run under the cursor."""
+    """Acts on the run at the cursor."""
 
     @property
     def current(self) -> RunRow | None:
-        """The run under the cursor."""
         raise RuntimeError(f"{type(self).__name__} has no cursor")
 
     def look_again(self) -> None:
-        """Something was changed: read the list again."""
         raise RuntimeError(f"{type(self).__name__} has no list")
 
     def action_copy(self) -> None:
-        """Copy the run's id."""
         if self.current is not None:
             self.copy(self.current.info.id, self.current.info.id)
 
     def action_stop_run(self) -> None:
-        """Ask it to save and stop, when confirmed."""
         row = self.current
         if row is None:
             return
@@ -50,11 +46,10 @@ class RunKeys(TableScreen):
 
         confirm(self, f"Stop {row.info.id}? It saves a checkpoint first.", "Yes, save and stop", stop)
 
-    def action_rename(self) -> None:
-        """Another name for people; the id stays."""
+    def action_rename(self) -> Awaitable[None] | None:
         row = self.current
         if row is not None:
-            ask(self, f"Name of {row.info.id}", row.info.name, lambda text: self._rename(row, text))
+            return ask(self, f"Name of {row.info.id}", row.info.name, lambda text: self._rename(row, text))
 
     def _rename(self, row: RunRow, text: str) -> None:
         if text != row.info.name:
@@ -63,7 +58,6 @@ class RunKeys(TableScreen):
             confirm(self, f"Rename {row.info.id} to {shown}?", "Yes, rename", rename)
 
     def action_delete(self) -> None:
-        """Delete the run's folder, when confirmed; a run that goes on is not deleted."""
         row = self.current
         if row is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ FIRST_HINT = "enter opens a run · space marks two to compare · ? shows all key
 
 
 class RunsScreen(RunKeys):
-    """Opened by `grpo-tui` alone: the list, and below it the run under the cursor."""
+    """The list of runs, and below it a card of the run at the cursor."""
 
     view = RUNS
     BINDINGS = bindings(RUNS)
@@ -59,11 +59,9 @@ class RunsScreen(RunKeys):
         self.table.marked = lambda row: "●" if row.info.path in self.marks else " "
 
     def panes(self) -> list[Pane]:
-        """The table takes the keys."""
         return [self.table, self.chart, self.card]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """The run under the cursor is shown below from 22 lines on, beside its curves from 90 cells on."""
         if height < 22 or not self.rows:
             return [Box("table", 0, 0, width, height)]
         top = min(max(7, len(self.rows) + 2), height * 3 // 5)
@@ -75,7 +73,6 @@ class RunsScreen(RunKeys):
         return [*boxes, Box("chart", cx, top, cw, below), Box("card", tx, top, tw, below)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """Where the runs are, and how many."""
         p = self.palette
         left = Line(p).add("grpo-tui", p.title).add(" · runs in ", p.muted)
         place = str(self.runs_dir)
@@ -99,7 +96,6 @@ class RunsScreen(RunKeys):
     # -- reading ------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        """Look into the folder; again every two seconds."""
         self._active = "table"
         kept = self.shell.memory.get("runs_sort", ["created", True])
         if len(kept) == 2 and kept[0] in SORTS:
@@ -112,7 +108,6 @@ class RunsScreen(RunKeys):
             self.run_worker(self._load(), group="runs")
 
     def on_screen_resume(self) -> None:
-        """Back from a run."""
         if self.loaded:
             self._tick()
 
@@ -140,7 +135,6 @@ class RunsScreen(RunKeys):
                 self._arrange()
 
     def _arrange(self) -> None:
-        """Filter and sort; the cursor stays on its run."""
         here = self.table.current
         self.rows = arranged(self.all.values(), self.text, *self.sorting)
         self.table.sort = self.sorting
@@ -179,11 +173,9 @@ class RunsScreen(RunKeys):
 
     @property
     def current(self) -> RunRow | None:
-        """The run under the cursor."""
         return self.table.current
 
     def on_table_moved(self, message: Table.Moved) -> None:
-        """The run below is the one under the cursor."""
         self._show_card()
 
     def _show_card(self) -> None:
@@ -205,11 +197,10 @@ class RunsScreen(RunKeys):
         self.chart.put(row.info.id, series, "nothing recorded yet")
 
     def on_table_selected(self, message: Table.Selected) -> None:
-        """A click on the run under the cursor."""
         self.action_open()
 
     def action_open(self) -> None:
-        """Live when it runs, else what was last looked at, else its trajectories."""
+        """Open the dashboard of an active run; otherwise the last view, or the trajectories."""
         row = self.current
         if row is None:
             return
@@ -228,19 +219,16 @@ class RunsScreen(RunKeys):
         return row
 
     def action_live(self) -> None:
-        """Open the dashboard of the run."""
         row = self._opening("live")
         if row is not None:
             self.shell.open(Live(Path(row.info.path)))
 
     def action_trajectories(self) -> None:
-        """Open the trajectories of the run."""
         row = self._opening("trajectories")
         if row is not None:
             self.shell.open(Trajectories(Path(row.info.path)))
 
     def action_mark(self) -> None:
-        """Mark or unmark, and go on to the next."""
         row = self.current
         if row is None:
             return
@@ -254,31 +242,28 @@ class RunsScreen(RunKeys):
         self.frame.refresh_header()
 
     def action_compare(self) -> None:
-        """The marked runs over each other."""
         if len(self.marks) < 2:
             self.say("Mark two runs or more with space, then compare.")
             return
         self.shell.open(Compare(tuple(self.all[m].info for m in self.marks if m in self.all)))
 
     def look_again(self) -> None:
-        """Read the list again."""
         self._tick()
 
     def action_reload(self) -> None:
-        """Look again, into the records too."""
         self.all = {}
         self._tick()
 
-    def action_filter(self) -> None:
-        """Type words that a run must hold."""
-        ask(self, "Runs with", self.text, self._filtered, hint="words of id, name, status, mode, environment or model")
+    def action_filter(self) -> Awaitable[None] | None:
+        return ask(
+            self, "Runs with", self.text, self._filtered, hint="words of id, name, status, mode, environment or model"
+        )
 
     def _filtered(self, text: str) -> None:
         self.text = text
         self._arrange()
 
     def action_sort(self) -> None:
-        """Sort by the next column."""
         name = SORTS[(SORTS.index(self.sorting[0]) + 1) % len(SORTS)]
         self._sort(name, name in LARGEST_FIRST)
 
@@ -288,7 +273,6 @@ class RunsScreen(RunKeys):
         self._arrange()
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click on a heading sorts."""
         match message.what:
             case ("sort", str(name)):
                 self._sort(name, not self.sorting[1] if name == self.sorting[0] else True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.alphabet import Alphabet
 from ....engine.runs.search.query import EVERYTHING, Query
@@ -30,8 +32,7 @@ from .stepper_plan import ImageBox, Side, is_wide, stepper_boxes
 
 
 class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
-    """Shows where `RolloutCursor` stands: `h/l` are its steps. One body at a time: the step, the whole conversation, or
-    the tokens."""
+    """The rollout of a `RolloutCursor` with one body at a time: step, conversation or tokens."""
 
     view = STEP
     BINDINGS = bindings(STEP)
@@ -56,11 +57,9 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self.picture = Picture(self, self.image)
 
     def panes(self) -> list[Pane]:
-        """Group, the bodies, image, reward."""
         return [self.text, self.conversation, self.tokens, self.group, self.steps, self.image, self.reward]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """See `stepper_plan.py`."""
         image = None
         if self._image_wanted and self._body == "step" and self.image.source:
             image = ImageBox(self.image.rows_for, self._image_large)
@@ -76,13 +75,11 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         return stepper_boxes(width, height, shown, None if shown != "step" else image, side)
 
     def on_mount(self) -> None:
-        """Open what was asked for."""
         self.picture.start()
         self._total = self.reads.now.rollouts.total()
         self.open_rollout(*self._start, find=1 if self.find else 0)
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """On a small screen the panes by name, and the rollout in short."""
         (line, right), p, row = super().header(width), self.palette, self.cursor.opened.row
         if not self.is_wide and row is not None and row.reward is not None:
             right.add(f"reward {fixed(row.reward)}", p.muted)
@@ -91,28 +88,23 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         return line, right
 
     def tabs(self) -> list[str]:
-        """The panes that can have a small screen."""
         tokens = ["tokens"] if self._body == "tokens" else []
         return ["step", "conversation", *tokens, "steps", "reward", "group"]
 
     def tab_title(self, name: str) -> str:
-        """The step with its number."""
         return f"step {self.step + 1}/{len(self.cursor.steps)}" if name == "step" and self.cursor.steps else name
 
     @property
     def usual(self) -> str:
-        """The body."""
         return self._body
 
     def action_show_pane(self, name: str) -> None:
-        """A pane by name on a small screen."""
         if name in ("step", "conversation", "tokens"):
             self._show_body(name)
         else:
             super().action_show_pane(name)
 
     def action_border(self, by: int) -> None:
-        """A wider or narrower text."""
         wider = self.shell.memory.get("stepper side", 0)
         before = self.frame.boxes[:]
         self.shell.memory.put("stepper side", wider + by)
@@ -121,7 +113,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             self.shell.memory.put("stepper side", wider)
 
     def status(self, width: int) -> Line:
-        """Run, number and query at the right of the last line."""
         p = self.palette
         line = Line(p)
         if self._body == "tokens" and self.tokens.marked:
@@ -139,12 +130,10 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     # -- showing ------------------------------------------------------------------------------------------------
 
     def show_reading(self) -> None:
-        """Say that another trajectory is being read."""
         self.text.put(None, 0)
         self.frame.refresh_lines()
 
     def show_rollout(self) -> None:
-        """Show where the cursor stands."""
         opened, step = self.cursor.opened, self.step
         record = opened.record
         if not self._body and record is not None:
@@ -169,7 +158,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self._show_beside()
 
     def _show_beside(self) -> None:
-        """Show group, steps and rewards for where the cursor stands."""
         opened, step = self.cursor.opened, self.step
         record, row = opened.record, opened.row
         if row is not None:
@@ -201,7 +189,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self.tokens.put(tokens, symbols, bodies.alphabet if symbols else Alphabet.TEXT, self.step, problem)
 
     def _show_body(self, name: str) -> None:
-        """Another body in the middle."""
         self._body = self._active = name
         self.tab = ""
         if name == "tokens":
@@ -210,13 +197,13 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             self.conversation.put(self.cursor.record, self.step, self.cursor.opened.problem, self.cursor.match)
         self.frame.replan()
 
-    def action_search(self) -> None:
-        """Find in the steps of this trajectory."""
+    def action_search(self) -> Awaitable[None] | None:
         hint = "enter finds the next place that holds it; then n and N go on, also to other trajectories"
-        ask(self, "Find in this trajectory", self.find[0] if len(self.find) == 1 else "", self.search_here, hint=hint)
+        return ask(
+            self, "Find in this trajectory", self.find[0] if len(self.find) == 1 else "", self.search_here, hint=hint
+        )
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click on a neighbour or on a step of the route."""
         match message.what:
             case ("rollout", int(n)):
                 self.open_rollout(n, self.step)
@@ -226,17 +213,14 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
                 self.reading.toggle(key)
 
     def _scrolled_to(self, step: int) -> None:
-        """The conversation was scrolled to another step."""
         if self.cursor.go_to(step):
             self._show_beside()
 
     @property
     def reading(self) -> ReadingPanel:
-        """The texts that are shown: of the step, or of all."""
         return self.conversation if self._body == "conversation" else self.text
 
     def action_raw(self) -> None:
-        """The exact texts, or the rendered ones; of tokens, their symbols."""
         if self._body == "tokens":
             self.tokens.show_raw(not self.tokens.raw)
         else:
@@ -247,7 +231,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     # -- what is shown ------------------------------------------------------------------------------------------
 
     def action_tokens(self) -> None:
-        """Tokens instead of text; again for the next colouring; after the last, text."""
         if self._body != "tokens":
             self.tokens.mode = 0
             self._show_body("tokens")
@@ -267,21 +250,17 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             self.say("No log-probs of the sampler and of the trainer were recorded for this trajectory.")
 
     def action_conversation(self) -> None:
-        """All steps in one scroll, or one at a time."""
         self._show_body("step" if self._body == "conversation" and not self.tab else "conversation")
         self.shell.memory.put("stepper view", self._body)
 
     def action_image(self) -> None:
-        """Show or hide the image."""
         self._image_wanted = not self._image_wanted
         self.frame.replan()
 
     def action_image_size(self) -> None:
-        """Larger or smaller."""
         self._image_large = not self._image_large
         self.frame.replan()
 
     def action_copy(self) -> None:
-        """Copy the pane that scrolls."""
         lines = self.scrolled.copied
         self.copy("\n".join(lines), f"{count(len(lines))} lines")

@@ -18,13 +18,13 @@ _IMAGE_ROOM = 16
 
 
 def is_wide(width: int, height: int) -> bool:
-    """Whether several panes have room."""
+    """Return whether there is room for several panes."""
     return width >= _WIDE[0] and height >= _WIDE[1]
 
 
 @dataclass(frozen=True)
 class ImageBox:
-    """An image that wants a place: the rows that it takes at a width, and whether the person made it large."""
+    """An image: its rows at a width, and whether the user enlarged it."""
 
     rows_for: Callable[[int], int]
     large: bool
@@ -32,8 +32,8 @@ class ImageBox:
 
 @dataclass(frozen=True)
 class Side:
-    """Panes beside the text. `group` and `steps`: how many there are; `reward_rows`: rows that the reward takes at a
-    width; `of_steps`: whether the reward is one of each step. `wider`: columns by which a person moved the border."""
+    """Panes next to the text. `group` and `steps` are counts. `reward_rows` gives the height at a width. `of_steps`:
+    steps have rewards. `wider`: columns that the user added."""
 
     group: int
     steps: int
@@ -43,8 +43,8 @@ class Side:
 
 
 def stepper_boxes(width: int, height: int, body: str, image: ImageBox | None, side: Side) -> list[Box]:
-    """The text at the right of group, steps and reward; alone under 100 columns, from the second line on: the first
-    one names all panes."""
+    """Place the text right of group, steps and reward. Under 100 columns one pane fills the screen below a line of
+    tabs."""
     boxes: list[Box] = []
     x, text = 0, width
     if is_wide(width, height):
@@ -67,7 +67,7 @@ def stepper_boxes(width: int, height: int, body: str, image: ImageBox | None, si
 
 
 def _left(width: int, height: int, side: Side, stacked: bool) -> list[Box]:
-    """Group, steps and, where it is `stacked`, the reward under each other."""
+    """Stack group, steps and, if `stacked`, the reward."""
     group = min(side.group + 4, max(5, height // 3))
     reward = 0
     if stacked:

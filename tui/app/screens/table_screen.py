@@ -7,22 +7,18 @@ from .base import AppScreen
 
 
 class TableScreen(AppScreen):
-    """A subclass makes `table`."""
+    """A subclass creates `table`."""
 
     table: Table
 
     def action_scroll(self, by: int) -> None:
-        """One row."""
         self.table.move(by)
 
     def action_page(self, by: int) -> None:
-        """One page."""
         self.table.move(by * max(1, self.table.body_height - 1))
 
     def action_first(self) -> None:
-        """The first row."""
         self.table.move_to(0)
 
     def action_last(self) -> None:
-        """The last row."""
         self.table.move_to(self.table.total - 1)

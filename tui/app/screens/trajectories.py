@@ -29,7 +29,7 @@ from .query_list import QueryList
 
 @dataclass(frozen=True)
 class _Begin:
-    """What is read before a query's first screen is shown. `row`: where the cursor goes."""
+    """The first data of a query. `row` is the cursor's position."""
 
     row: int
     rows: list[TrajectoryRow]
@@ -41,7 +41,7 @@ class _Begin:
 
 
 class TrajectoriesScreen(QueryList, PagedScreen):
-    """The list that the stepper steps through."""
+    """The list of trajectories that the stepper follows."""
 
     view = LIST
     BINDINGS = bindings(LIST)
@@ -65,11 +65,9 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         self.preview = Preview()
 
     def panes(self) -> list[Pane]:
-        """Table first: it takes the keys."""
         return [self.table, self.histogram, self.preview]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """The preview goes first (under 140 cells), then the histogram (under 18 lines)."""
         boxes: list[Box] = []
         left = width
         if width >= 140:
@@ -84,7 +82,6 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         return boxes
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """Run and query; how many."""
         p = self.palette
         right = Line(p)
         if self.warning:
@@ -105,7 +102,6 @@ class TrajectoriesScreen(QueryList, PagedScreen):
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        """Read the first page."""
         self._active = "table"
         remembered = self.shell.memory.run(self.reads.path.name)
         self._histogram_wanted = remembered.get("histogram", True) is not False
@@ -113,14 +109,12 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         self.set_interval(1.0, self._poll)
 
     def restart(self, keep: bool) -> None:
-        """Rows, count and histogram of another query."""
         row = self.table.current if keep else None
         self.table.top = 0
         self.total = None
         self._read(0, row.n if row is not None else 0)
 
     def come_back_from(self, n: int) -> None:
-        """The cursor goes to the trajectory that the stepper was left on."""
         if self.table.current is None or self.table.current.n != n:
             self.run_worker(self._follow(n), group="follow", exclusive=True)
 
@@ -131,7 +125,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
             self.table.move_to(at)
 
     def _read(self, row: int | None, n: int = 0) -> None:
-        """The cursor goes to trajectory `n` where it matches; else to a row, or (None) to where training begins."""
+        """Move the cursor to trajectory `n` if it matches, to `row`, or (None) to the start of training."""
         self._asking += 1
         self.problem = ""
         self.table.sort = (self.list_query.sort, self.list_query.descending)
@@ -197,7 +191,6 @@ class TrajectoriesScreen(QueryList, PagedScreen):
             self.table.deliver(offset, rows)
 
     async def _poll(self) -> None:
-        """What was recorded since."""
         if self.app.screen is not self or self.total is None or self.problem:
             return
         query, asking = self.list_query, self._asking
@@ -248,12 +241,10 @@ class TrajectoriesScreen(QueryList, PagedScreen):
     # -- keys ---------------------------------------------------------------------------------------------------
 
     def on_table_moved(self, message: Table.Moved) -> None:
-        """The preview follows the cursor."""
         self.preview.put(self.table.current)
         self.frame.refresh_header()
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        """A click on a heading sorts; on a bar of the histogram, filters."""
         match message.what:
             case ("sort", str(name)):
                 self.sort_by(name)
@@ -264,13 +255,11 @@ class TrajectoriesScreen(QueryList, PagedScreen):
                 self.set_query(keep=True, filter=part)
 
     def action_open(self) -> None:
-        """Step through the row under the cursor."""
         row = self.table.current
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.n, self.list_query, find=needles(self.list_query.search)))
 
     def action_histogram(self) -> None:
-        """Show or hide the histogram."""
         self._histogram_wanted = not self._histogram_wanted
         self.shell.memory.run(self.reads.path.name)["histogram"] = self._histogram_wanted
         self.frame.replan()
@@ -278,26 +267,23 @@ class TrajectoriesScreen(QueryList, PagedScreen):
             self.run_worker(self._bins(self._asking), group="bins")
 
     def action_fold(self) -> None:
-        """Fold rollouts into their groups."""
         row = self.table.current
         query = Query(self.list_query.filter, self.list_query.search)
         self.shell.open(Groups(self.reads.path, query, row.n if row is not None else None))
 
     def action_follow(self) -> None:
-        """Stay at the newest."""
         self.following = not self.following
         if self.following:
             self.action_last()
         self.frame.refresh_header()
 
     def action_live(self) -> None:
-        """The dashboard of the run."""
         self.shell.open(Live(self.reads.path))
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
     def shown_text(self) -> str:
-        """The rows on screen, one JSON object a line."""
+        """Return the rows on screen as JSON lines."""
         import json
         from dataclasses import asdict
 
@@ -306,18 +292,15 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         return "\n".join(json.dumps(asdict(r), default=str) for r in rows if r is not None)
 
     def shown_name(self) -> str:
-        """The same name for every list."""
         return "trajectories.jsonl"
 
     def action_export(self) -> None:
-        """The rows on screen as a file."""
         from ...export import export_lines
 
         text = self.shown_text()
         self.export(lambda: export_lines(self.reads.path, "trajectories", text))
 
     def action_copy(self) -> None:
-        """Copy the id of the row."""
         row = self.table.current
         if row is not None:
             self.copy(row.id, row.id)

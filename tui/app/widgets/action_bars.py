@@ -18,7 +18,7 @@ _CHANGE = 0.02
 
 
 class ActionBars(Pane):
-    """Reads the metrics `behavior/action_distribution/<ACTION>` of one step; their percents add up to 100."""
+    """Shares of actions from `behavior/action_distribution/<ACTION>`. The percents add up to 100."""
 
     title = "Actions"
 
@@ -29,19 +29,16 @@ class ActionBars(Pane):
         self.over_time = False
 
     def put(self, latest: Mapping[str, float], history: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """Shares of the last step and their history, by metric name."""
         self.latest = {metric.ACTION_SHARE.part(k): v for k, v in latest.items() if k in metric.ACTION_SHARE}
         self.history = {metric.ACTION_SHARE.part(k): v for k, v in history.items() if k in metric.ACTION_SHARE}
         self.changed()
 
     def toggle(self) -> None:
-        """Now, or over time."""
         self.over_time = not self.over_time
         self.title = "Actions over time" if self.over_time else "Actions"
         self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """One line an action, the most used first; over time, a stacked chart with a pattern for each."""
         p = self.palette
         if not self.latest:
             return [Line(p).add("no actions yet", p.faint, cells=width, align="^")]
@@ -112,7 +109,7 @@ class ActionBars(Pane):
         return rows
 
     def _resample(self, name: str, cells: int, first: int, last: int) -> list[float]:
-        """Its share at each of `cells` equal spans of steps; 0 before it was first used."""
+        """Average a share in `cells` equal spans of steps; 0 before its first use."""
         points = self.history.get(name) or [(last, self.latest[name])]
         steps = [step for step, _ in points]
         out = []

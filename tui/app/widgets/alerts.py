@@ -18,7 +18,7 @@ _LONGEST = 2000
 
 
 class Alerts(Pane):
-    """One line a finding; the one under the cursor in full when the pane is in use."""
+    """One line a finding. A focused pane expands the current one."""
 
     def __init__(self) -> None:
         super().__init__("alerts")
@@ -28,7 +28,6 @@ class Alerts(Pane):
         self.title = "Alerts"
 
     def put(self, found: Sequence[Found]) -> None:
-        """All findings, in the order to show; the cursor stays on its finding."""
         here = self.current
         self.found = found
         at = next((i for i, f in enumerate(found) if here is not None and f.event.id == here.event.id), self.cursor)
@@ -39,18 +38,15 @@ class Alerts(Pane):
 
     @property
     def current(self) -> Found | None:
-        """The finding under the cursor."""
         return self.found[self.cursor] if self.cursor < len(self.found) else None
 
     def scroll_lines(self, by: int) -> None:
-        """Move the cursor."""
         if self.found:
             self.cursor = max(0, min(self.cursor + by, len(self.found) - 1))
             self.changed()
             self.reveal()
 
     def reveal(self) -> None:
-        """Scroll so that the finding under the cursor is seen whole, or from its start."""
         if not self.lines or self.cursor >= len(self._first_line):
             return
         first = self._first_line[self.cursor]
@@ -60,8 +56,6 @@ class Alerts(Pane):
             self.scroll_line_to(top)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Sign, where and how often, message, and how many trajectories show it: in full the one under the cursor, and
-        all where there is room."""
         told = [self._finding(width, index, full=True) for index in range(len(self.found))]
         if sum(map(len, told)) > height:
             told = [self._finding(width, i, full=self.active and i == self.cursor) for i in range(len(self.found))]

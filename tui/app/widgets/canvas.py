@@ -33,11 +33,10 @@ class Braille:
         return round((self.y[1] - y) / (self.y[1] - self.y[0]) * (self.height * 4 - 1))
 
     def row_of(self, y: float) -> int:
-        """The row of cells of a value."""
         return max(0, min(self.height - 1, self._dot_y(y) // 4))
 
     def columns(self, series: Series) -> list[tuple[int, float, float]]:
-        """Per dot column: the mean value and the mean spread of the points that fall on it."""
+        """Return mean value and mean spread for each dot column."""
         found: dict[int, list[tuple[float, float]]] = {}
         for index, (x, y) in enumerate(zip(series.xs, series.ys, strict=True)):
             if math.isfinite(y) and math.isfinite(x):
@@ -49,7 +48,6 @@ class Braille:
         ]
 
     def band(self, series: Series) -> None:
-        """Shade mean ± spread."""
         if series.spread is None:
             return
         columns = self.columns(series)
@@ -62,7 +60,6 @@ class Braille:
                     self.shade[row].add(cell)
 
     def draw(self, order: int, series: Series) -> None:
-        """A line through the columns, or one mark per point."""
         columns = self.columns(series)
         if series.dots or len(columns) == 1:
             for column, y, _ in columns:
@@ -85,7 +82,6 @@ class Braille:
             self.bits[row][cell] |= _DOT[x & 1][y & 3]
 
     def paint(self, line: Line, y: int, p: Palette, no_color: bool) -> None:
-        """Append row `y` to a line."""
         text, style = "", None
         for x in range(self.width):
             order = self.points.get((y, x))

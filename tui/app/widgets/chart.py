@@ -19,7 +19,7 @@ _PANEL = 5
 
 
 class Chart(Pane):
-    """Several series over the step (or whatever `x_name` says), on one scale or in panels, one a scale."""
+    """Curves over the step (or `x_name`), on one scale or in one panel a scale."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -35,14 +35,12 @@ class Chart(Pane):
         """Curves of different scales go into panels of their own."""
 
     def put(self, heading: str, series: list[Series], note: str = "") -> None:
-        """Show these series."""
         self.heading = heading
         self.series = series
         self.note = note or self.note
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Heading with legend, the plots, and the axis of x."""
         p = self.palette
         shown = [_within(s, self.window, self.smoothing) for s in self.series]
         lines = self._heading(shown, width, 2 if height < 12 else 3)
@@ -84,7 +82,6 @@ class Chart(Pane):
         width: int,
         named: bool,
     ) -> list[Line]:
-        """One panel: its rows and the axis of x under it."""
         p = self.palette
         many = len(self.series) > 1
         plot = max(2, width - margin - 1 - (2 if many else 0))
@@ -150,7 +147,7 @@ class Chart(Pane):
 
 
 class _YAxis:
-    """Range and labels of the axis of y of one panel with `rows` rows. On a log scale the range is of exponents."""
+    """Range and labels of a panel's y axis with `rows` rows. On a log scale the range holds exponents."""
 
     def __init__(self, group: Sequence[Series], rows: int, log: bool) -> None:
         self.rows = max(1, rows)
@@ -167,7 +164,6 @@ class _YAxis:
 
     @property
     def width(self) -> int:
-        """Cells of the widest label."""
         return max((len(text) for _, text in self.labels), default=1)
 
 
@@ -192,7 +188,7 @@ def _within(series: Series, window: tuple[float, float] | None, weight: float) -
 
 
 def _extent(drawn: Sequence[Series]) -> tuple[float, float]:
-    """The range to draw, with some room at its ends; its size is finite and above 0."""
+    """Return the range to draw with a margin. Its size is finite and positive."""
     low, high = (0.0, 1.0) if any(series.share and series.range for series in drawn) else (math.inf, -math.inf)
     for series in drawn:
         for index, y in enumerate(series.ys):

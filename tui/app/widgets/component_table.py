@@ -26,7 +26,7 @@ _TREND = 5
 
 
 class ComponentTable(Pane):
-    """One row a component, then the total. Reads the metrics `rewards/...` of the last step."""
+    """One row a component, then the total, from the `rewards/...` metrics of the last step."""
 
     title = "Reward of a rollout"
 
@@ -38,17 +38,15 @@ class ComponentTable(Pane):
         """Whether components are of whole rollouts, as in what others wrote or recorded (docs/recording.md)."""
 
     def put(self, latest: Mapping[str, float], trends: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """The last values and the recent history of each metric."""
         self.latest, self.trends = latest, trends
         self.changed()
 
     def names(self) -> list[str]:
-        """Components that were recorded: the user's reward functions as they were named, then the program's own."""
+        """Return the recorded components: user reward functions by name, then built-in ones."""
         found = [metric.COMPONENT_RAW.part(k) for k in self.latest if k in metric.COMPONENT_RAW]
         return sorted(found, key=lambda n: _ORDER.index(n) if n in _ORDER else -1)
 
     def values(self, name: str) -> dict[str, float | None]:
-        """What a row says. Records before the sums over rollouts were kept have none of the first two."""
         get = self.latest.get
         if self.of_rollouts:
             return {
@@ -65,7 +63,6 @@ class ComponentTable(Pane):
         }
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Columns from left to right as they matter; what does not fit is left out whole, `adds` last."""
         p = self.palette
         names = self.names()
         if not names:
@@ -117,7 +114,7 @@ class ComponentTable(Pane):
         return lines
 
     def _cell(self, title: str, values: Mapping[str, float | None], cells: int):
-        """Text and style; a component that is not normalised has no second number of its own."""
+        """Return text and style. A component without normalisation has no second number."""
         p, value = self.palette, values[title]
         if title == "norm" and value is not None and values["raw"] is not None:
             if abs(value - values["raw"]) <= 1e-9 * max(1.0, abs(value)):
@@ -128,7 +125,7 @@ class ComponentTable(Pane):
         return fitted(value, cells), p.muted if title == "×w" else p.text
 
     def _of_a_step(self, name: str, cells: int) -> str:
-        """Mean and deviation of the raw values of single steps, as the batch had them."""
+        """Return mean and deviation of the raw values of single steps in the batch."""
         mean, std = self.latest.get(metric.COMPONENT_RAW(name)), self.latest.get(metric.COMPONENT_RAW_STD(name))
         if mean is None:
             return "–"

@@ -42,7 +42,6 @@ class DiffPane(Pane):
         self._width = 0
 
     def put(self, compared: Comparison | None, note: str = "") -> None:
-        """Two rollouts, with the mark where they part; or what is to be said instead."""
         self.compared, self.note = compared, note
         self.at = next(iter(self.differing()), 0)
         self.changed(keep_scroll=False)
@@ -50,11 +49,10 @@ class DiffPane(Pane):
             self.on_placed()
 
     def differing(self) -> Sequence[int]:
-        """Pairs of which call, thought or observation differ."""
         return self.compared.differing if self.compared is not None else ()
 
     def move(self, by: int) -> bool:
-        """To the next (or previous) pair that differs; whether there is one."""
+        """Move to the next or previous differing pair. Returns whether there is one."""
         later = [i for i in self.differing() if (i > self.at if by > 0 else i < self.at)]
         if not later:
             return False
@@ -69,7 +67,6 @@ class DiffPane(Pane):
         return True
 
     def build(self, width: int, height: int) -> Sequence[Line]:
-        """Rewards and where they part, then pair under pair; pairs that are equal are counted."""
         p, compared = self.palette, self.compared
         self._heads = {}
         if compared is None:
@@ -99,7 +96,6 @@ class DiffPane(Pane):
         return lines
 
     def on_placed(self) -> None:
-        """The marked pair is in view."""
         flow = self.lines
         if isinstance(flow, Flow) and self.at in self._heads:
             begin = flow.start(self._heads[self.at])
@@ -108,13 +104,12 @@ class DiffPane(Pane):
             self.refresh()
 
     def scroll_line_to(self, top: int) -> None:
-        """Put line `top` first; the ends hold."""
         if isinstance(self.lines, Flow):
             top = self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
         super().scroll_line_to(top)
 
     def _rewards(self, sides: Sequence[TrajectoryRecord], half: int) -> list[Line]:
-        """The components of both rewards, the arithmetic of both advantages: why one is the smaller."""
+        """Return both rewards by component and both advantages, to explain the smaller one."""
         p = self.palette
         sums = [_sums(record) for record in sides]
         lines = []
@@ -133,7 +128,7 @@ class DiffPane(Pane):
 
     @staticmethod
     def _fields(compared: Comparison, pair: Pair) -> dict[str, tuple[str, str]]:
-        """The texts of two steps that stand beside each other, by their names; those that neither has are left out."""
+        """Return pairs of texts by name. Names without text on both sides are dropped."""
         a = compared.left.trajectory.steps[pair.left] if pair.left is not None else None
         b = compared.right.trajectory.steps[pair.right] if pair.right is not None else None
         both = {name: (_field(compared.left, a, name), _field(compared.right, b, name)) for name in _NAMES}
@@ -174,7 +169,6 @@ class DiffPane(Pane):
         return Line(p).add(text, p.outcome(t.correct), cells=width)
 
     def _rows(self, left: str, right: str, half: int, name: str) -> list[Line]:
-        """Two texts beside each other; equal ones in a line."""
         p = self.palette
         style = {"call": p.accent, "reward": p.muted}.get(name, p.text)
         if left == right:
@@ -222,14 +216,14 @@ def _field(record: TrajectoryRecord, step: Step | None, name: str) -> str:
 
 
 def call_text(step: Step) -> str:
-    """The calls of a step with their arguments, or its words."""
+    """Return the calls of a step with arguments, or its text."""
     made = [shown(call) for call in calls_of(step)]
     texts = [[f"{call.head} {call.text}".strip(), call.note, *(a.text for a in call.arguments)] for call in made]
     return "\n".join(text for call in texts for text in call if text) or said(step)[1]
 
 
 def _sums(record: TrajectoryRecord) -> dict[str, float]:
-    """What each component adds to the reward of a rollout."""
+    """Return each component's contribution to the reward of a rollout."""
     sums: dict[str, float] = {}
     for step in record.breakdown.steps if record.breakdown is not None else ():
         for name, value in step.components.items():
@@ -239,7 +233,7 @@ def _sums(record: TrajectoryRecord) -> dict[str, float]:
 
 
 def _wrapped(palette: Palette, words: Pieces, width: int, style: Style) -> list[Line]:
-    """A line in words, those marked that are only on its side."""
+    """Return a line word by word. Words on one side only are marked."""
     lines: list[Line] = [Line(palette)]
     for word, changed in words:
         for piece in wrap(word, width, len(word)):

@@ -17,8 +17,7 @@ Make = Callable[[], "Sequence[Line] | Sequence[Part]"]
 
 
 class Part:
-    """Some lines that are laid out together, or parts that stand in its place once it is looked at. `key` says what
-    they are of."""
+    """Lines laid out together, or parts that replace it on first view. `key` identifies their text."""
 
     __slots__ = ("key", "lines", "make", "rows")
 
@@ -30,7 +29,7 @@ class Part:
 
 
 class Flow(Sequence[Line]):
-    """The lines of parts under each other."""
+    """Parts below each other. Unseen parts have an estimated height."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = list(parts)
@@ -38,7 +37,7 @@ class Flow(Sequence[Line]):
 
     @property
     def starts(self) -> list[int]:
-        """The first line of each part, as far as it is known, and the number of all."""
+        """Return the known first line of each part and the total."""
         if self._starts is None:
             self._starts = list(accumulate((part.rows for part in self.parts), initial=0))
         return self._starts
@@ -65,11 +64,10 @@ class Flow(Sequence[Line]):
                 return lines[offset]
 
     def part_at(self, index: int) -> int:
-        """The part that holds a line, as far as it is known."""
         return bisect_right(self.starts, index) - 1
 
     def laid_out(self, at: int) -> bool:
-        """Lay out a part; whether that moved what comes after it."""
+        """Lay out a part. Returns whether later parts moved."""
         part = self.parts[at]
         if part.lines is not None or part.make is None:
             return False
@@ -85,12 +83,11 @@ class Flow(Sequence[Line]):
         return part.rows != before
 
     def start(self, part: Part) -> int:
-        """The first line of a part."""
         return self.starts[self.parts.index(part)]
 
     def settled(self, old: int, top: int, height: int) -> int:
-        """The line to put first so that what is at `top` now is seen there, once all that is then on screen is laid
-        out; `old` is the line that was first."""
+        """Return the first line that keeps the text at `top` in place once the visible parts are laid out. `old` is the
+        present first line."""
         to_end = top >= len(self) - height
         for _ in range(200):
             size = len(self)

@@ -31,7 +31,7 @@ _GLYPHS = {
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with its border, in cells of the frame. Neighbours overlap by their shared line."""
+    """A rectangle with its border, in cells of the frame. Neighbours share a border line."""
 
     name: str
     x: int
@@ -40,13 +40,12 @@ class Box:
     height: int
 
     def inner(self, pad: int = 0) -> Region:
-        """Where the pane goes, `pad` cells from the borders left and right."""
         return Region(self.x + 1 + pad, self.y + 1, max(0, self.width - 2 - 2 * pad), max(0, self.height - 2))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a split: at least `least` cells with both borders, more by `grow`."""
+    """A part of a split: at least `least` cells with borders; `grow` shares the rest."""
 
     least: int
     grow: float = 1.0
@@ -54,7 +53,7 @@ class Part:
 
 
 def split(total: int, parts: Sequence[Part]) -> list[tuple[int, int]]:
-    """Starts and sizes of parts that fill `total` cells and share one border line with each neighbour."""
+    """Return starts and sizes of parts that fill `total` cells and share borders."""
     room = total + len(parts) - 1
     sizes = [p.least for p in parts]
     extra = room - sum(sizes)
@@ -96,7 +95,7 @@ Plan = Callable[[int, int], list[Box]]
 
 
 class Frame(Widget):
-    """Borders, titles, a header in the first line, key hints in the last, and the panes in between."""
+    """Borders, titles, header, key hints, and the panes between them."""
 
     DEFAULT_CSS = "Frame { width: 1fr; height: 1fr; }"
     ALLOW_SELECT = False
@@ -127,12 +126,10 @@ class Frame(Widget):
 
     @property
     def palette(self) -> Palette:
-        """The styles of the current theme."""
         return self.app.palette  # type: ignore[attr-defined]
 
     @property
     def boxes(self) -> list[Box]:
-        """The boxes at the present size; panes without one are not on screen."""
         width, height = self.size
         if self._boxes_for != (width, height):
             self._boxes_for = (width, height)
@@ -150,31 +147,26 @@ class Frame(Widget):
         return self._boxes
 
     def replan(self) -> None:
-        """Other boxes are wanted at the same size."""
         self._boxes_for = (-1, -1)
         self.refresh()
 
     def on_resize(self) -> None:
-        """Place the panes."""
         self.boxes  # noqa: B018  places them
         self.refresh()
 
     def refresh_header(self) -> None:
-        """Paint the first line again."""
         self.refresh(Region(0, 0, self.size.width, 1))
 
     def refresh_status(self) -> None:
-        """Paint the last line again."""
         self.refresh(Region(0, self.size.height - 1, self.size.width, 1))
 
     def refresh_lines(self) -> None:
-        """Paint titles, header and hints again: only the lines that hold them."""
         width, height = self.size
         lines = {0, height - 1} | {box.y for box in self.boxes}
         self.refresh(*(Region(0, y, width, 1) for y in sorted(lines)))
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The lines of a region. There are no styles to apply here, so Textual's styling pass is left out."""
+        """Render a region without Textual's styling pass: nothing here needs it."""
         strips = [self.render_line(y) for y in crop.line_range]
         # panes use no dim text and no ANSI colours; looking for them costs as much as the painting
         filters = [f for f in self.get_line_filters() if isinstance(f, (NoColor, Monochrome))]
@@ -187,7 +179,6 @@ class Frame(Widget):
         return strips
 
     def render_line(self, y: int) -> Strip:
-        """Line `y` of the screen: a border line with titles, or a line of each pane between borders."""
         boxes = self.boxes
         width, height = self.size
         p = self.palette
@@ -212,7 +203,6 @@ class Frame(Widget):
     def _gap(
         self, segments: list[Segment], y: int, start: int, end: int, style: Style, over: list[tuple[int, Line]]
     ) -> None:
-        """Border cells of a line that panes share with borders, and titles that lie on them."""
         at = start
         for x, line in over:
             if start <= x and x + line.width <= end:
@@ -292,11 +282,9 @@ class Frame(Widget):
         return Strip(segments).crop_extend(0, width, p.base)
 
     def pane_at(self, x: int, y: int) -> Pane | None:
-        """The pane at a cell of the screen."""
         return next((p for p in self.panes.values() if p.region.contains(x, y)), None)
 
     def on_click(self, event: events.Click) -> None:
-        """A click in a pane is the pane's; on a hint it does what its key does."""
         pane = self.pane_at(event.x, event.y)
         if pane is not None:
             event.stop()
@@ -309,11 +297,9 @@ class Frame(Widget):
                 return
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Scroll the pane under the mouse three lines down."""
         self._wheel(event, 3)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Scroll the pane under the mouse three lines up."""
         self._wheel(event, -3)
 
     def _wheel(self, event: events.MouseEvent, by: int) -> None:

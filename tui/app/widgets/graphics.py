@@ -26,7 +26,7 @@ _SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft", "xterm-sixel")
 
 
 def kind(environment: Mapping[str, str] = os.environ) -> Kind:
-    """How images are shown in this terminal."""
+    """Return the image protocol of this terminal."""
     wanted = environment.get("GRPO_TUI_IMAGES", "")
     if wanted in ("kitty", "sixel", "blocks"):
         return wanted  # type: ignore[return-value]
@@ -41,7 +41,7 @@ def kind(environment: Mapping[str, str] = os.environ) -> Kind:
 
 
 def cell_pixels() -> tuple[int, int]:
-    """Width and height of a cell in pixels, as the terminal's driver says; 10 × 20 where it does not."""
+    """Return the pixel size of a cell from the terminal's driver, or 10 × 20."""
     try:
         import fcntl
         import struct
@@ -58,7 +58,7 @@ def cell_pixels() -> tuple[int, int]:
 
 
 def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
-    """A widget of textual-image for this protocol; its `image` takes a PIL image. send: writes to the terminal."""
+    """Return a textual-image widget for this protocol. Its `image` takes a PIL image. `send` writes to the terminal."""
     from textual_image import _terminal
 
     # Importing the package asks the terminal questions, whose answers the running app would take for keys.
@@ -78,7 +78,7 @@ def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
 
 
 class Picture:
-    """Real pixels over the box of an image pane, in terminals that have them; elsewhere it does nothing."""
+    """Real pixels over an image pane, in terminals that support them."""
 
     def __init__(self, screen: Screen[Any], pane: ImagePane) -> None:
         self._screen = screen
@@ -87,7 +87,6 @@ class Picture:
         self._widget: Widget | None = None
 
     def start(self) -> None:
-        """Find out what this terminal can do, once the screen is there."""
         self._kind = kind()
         if self._kind != "blocks":
             self._pane.cell = cell_pixels()
@@ -113,7 +112,7 @@ class Picture:
 
 
 class _ThroughTheApp:
-    """Stands in for standard output where textual-image writes pictures."""
+    """Replaces standard output for textual-image, so that pictures go through the app."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self.write = send
@@ -123,8 +122,7 @@ class _ThroughTheApp:
 
 
 class _NoTerminal:
-    """Stands in for standard output while textual-image is imported."""
+    """Replaces standard output during the import of textual-image."""
 
     def isatty(self) -> bool:
-        """Never a terminal."""
         return False

@@ -13,7 +13,7 @@ from .pane import Pane
 
 
 class GroupPanel(Pane):
-    """A click on a neighbour opens it."""
+    """The rollouts of a group. A click opens one."""
 
     title = "group"
 
@@ -23,12 +23,10 @@ class GroupPanel(Pane):
         self.n = 0
 
     def put(self, rows: Sequence[TrajectoryRow], n: int) -> None:
-        """The rows of the group, and the open one."""
         self.rows, self.n = rows, n
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Neighbours, then the group's spread."""
         p = self.palette
         notes: list[Line] = []
         rewards = [r.reward for r in self.rows if r.reward is not None and math.isfinite(r.reward)]
@@ -72,5 +70,5 @@ class GroupPanel(Pane):
 
 
 def _used(row: TrajectoryRow) -> str:
-    """What learning did with a rollout, where it is not simply trained on."""
+    """Return how learning used a rollout, if it was not simply trained on."""
     return " ".join(mark.replace("_", " ") for mark in row.uses or () if mark != "trained")

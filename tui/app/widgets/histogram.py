@@ -10,7 +10,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 class Histogram(Pane):
-    """Bars from left to right, each a range of reward."""
+    """Counts by range of reward as bars."""
 
     title = "Reward"
 
@@ -20,12 +20,10 @@ class Histogram(Pane):
         self._read = False
 
     def put(self, bins: list[tuple[float, float, int]]) -> None:
-        """`(low, high, rows)` of each bar."""
         self.bins, self._read = bins, True
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Bars over an axis with the lowest and highest reward."""
         p = self.palette
         most = max((n for _, _, n in self.bins), default=0)
         if not most:

@@ -31,7 +31,7 @@ LINE_COLOR = (255, 64, 96)
 
 
 def resolve(run: Path, path: str) -> Path | None:
-    """The file of an image of a run; None when the path leads out of the run's folder, or is no path."""
+    """Return the file of an image; None if its path leaves the run's folder or is not a path."""
     folder = run.resolve()
     try:
         file = (folder / path).resolve()
@@ -41,10 +41,8 @@ def resolve(run: Path, path: str) -> Path | None:
 
 
 def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, int]) -> Image:
-    """The image scaled to `size` pixels with what the step referred to drawn on it.
-
-    Raises OSError or ValueError when a file is missing or is no image.
-    """
+    """Scale the image to `size` pixels and draw the references of the step. Raises OSError or ValueError for a missing
+    file or another format."""
     from PIL import Image, ImageDraw
 
     file = resolve(run, source)
@@ -81,7 +79,7 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
 
 
 def natural_size(run: Path, source: str) -> tuple[int, int]:
-    """Width and height of an image of a run. Raises as `compose`."""
+    """Return width and height of an image. Raises as `compose`."""
     file = resolve(run, source)
     if file is None:
         raise ValueError(f"it is outside the run's folder ({source})")
@@ -90,14 +88,14 @@ def natural_size(run: Path, source: str) -> tuple[int, int]:
 
 
 def together(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Width and height of images of these sizes beside each other, as high as the first, `GAP` of its width apart."""
+    """Return the size of images in one row, as high as the first, with gaps of `GAP` of its width."""
     width, height = sizes[0]
     more = sum(GAP * width + w * height / h for w, h in sizes[1:])
     return round(width + more), height
 
 
 def beside(left: Image, right: Image) -> Image:
-    """Two images of one height in one."""
+    """Join two images of one height."""
     from PIL import Image
 
     gap = max(1, round(GAP * left.width))
@@ -108,7 +106,7 @@ def beside(left: Image, right: Image) -> Image:
 
 
 def seen_at(trajectory: Trajectory, step: int) -> SeenImage | None:
-    """The image that a policy that sees was shown last before it took a step."""
+    """Return the last image shown to a vision policy before a step."""
     for earlier in reversed(trajectory.steps[:step]):
         if earlier.seen:
             return earlier.seen[-1]
@@ -116,7 +114,7 @@ def seen_at(trajectory: Trajectory, step: int) -> SeenImage | None:
 
 
 def half_blocks(picture: Image) -> list[list[Segment]]:
-    """Two pixels a cell: the upper as foreground of `▀`, the lower as background."""
+    """Draw two pixels a cell with `▀`: foreground above, background below."""
     width, height = picture.size
     data = picture.tobytes()
     row_bytes = width * 3
@@ -144,7 +142,7 @@ def _cells(pair: bytes, count: int) -> Segment:
 
 
 def shades(picture: Image) -> list[list[Segment]]:
-    """Brightness as characters, for terminals without colour."""
+    """Draw brightness as characters, for terminals without colour."""
     grey = picture.convert("L").resize((picture.size[0], picture.size[1] // 2))
     width, height = grey.size
     data = grey.tobytes()
@@ -155,8 +153,7 @@ def shades(picture: Image) -> list[list[Segment]]:
 
 
 class ImagePane(Pane):
-    """`source` is the image to show, or empty when the step has none; `seen` is the file of the image that the policy
-    looked at in the step, shown beside it."""
+    """`source` is the image of the step, if any. `seen` is the file shown to the policy, drawn next to it."""
 
     pad = 0
     title = "image"
@@ -178,8 +175,8 @@ class ImagePane(Pane):
         self.on_picture: Callable[[], None] = lambda: None
 
     def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
-        """The image that a step shows: the one it drew on, the one it answered with, else the task's. Where a policy
-        that sees looked at one that was kept, that stands beside it."""
+        """Show the step's image: drawn on, answered with, or the task's. The image shown to a vision policy is drawn
+        next to it."""
         self.run = run
         overlay, source = None, ""
         if trajectory.steps:
@@ -201,11 +198,9 @@ class ImagePane(Pane):
         self._ask()
 
     def rows_for(self, width: int) -> int:
-        """Rows that the image takes at this width."""
         return max(1, round(width * self.natural[1] / self.natural[0] / 2))
 
     def on_placed(self) -> None:
-        """Draw when it comes on screen, and again at another size."""
         self._ask()
 
     def _ask(self) -> None:
@@ -272,7 +267,6 @@ class ImagePane(Pane):
         self.on_picture()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The image in the middle, or why there is none."""
         p = self.palette
         if self._problem:
             return [Line(p).add(self._problem, p.warn, cells=width)]

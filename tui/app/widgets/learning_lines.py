@@ -21,14 +21,14 @@ _SHOWN = 6  # answers of a vote, and neighbours
 
 @dataclass(frozen=True)
 class Learning:
-    """What is known beside the record: the updates that used the rollout, and the learner's evaluations around them."""
+    """Data from outside the record: updates with the rollout, and evaluations around them."""
 
     uses: Sequence[Use] = ()
     validations: Sequence[Event] = ()
 
 
 def learning_lines(p: Palette, record: TrajectoryRecord, learning: Learning, width: int) -> list[Line]:
-    """All lines, `width` cells wide; none for a rollout that nothing learns from."""
+    """Return lines of `width` cells; none if nothing learns from the rollout."""
     if record.split == "eval":
         return []
     lines = []
@@ -106,7 +106,7 @@ _FACTS = {"kl": "KL", "learning_rate": "learning rate", "beta": "β", "published
 
 
 def _validation(p: Palette, update: Any, validations: Sequence[Event], width: int) -> list[Line]:
-    """What the next evaluation on held-out tasks found, beside the one before this update."""
+    """Compare the next evaluation on held-out tasks with the previous one."""
     if not isinstance(update, int):
         return []
     known = [e for e in validations if isinstance(e.data.get("update"), int) and "live" in e.data]
@@ -129,7 +129,7 @@ def _heading(p: Palette, text: str, width: int) -> list[Line]:
 
 
 def _field(p: Palette, name: str, parts: Sequence[str], style: Style, width: int) -> list[Line]:
-    """`name` beside its parts, above them where it is narrow. A part is broken only where it does not fit a line."""
+    """Return `name` with its parts, above them on a narrow screen. A part breaks only if it is wider than a line."""
     narrow = width < 30
     indent = 1 if narrow else max(LABEL, len(name) + 1)
     room = max(4, width - indent)

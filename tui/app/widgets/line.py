@@ -16,7 +16,7 @@ Hit = tuple[int, int, Any]
 
 
 class Line:
-    """A line under construction. `add` is the only way in, and it shows any text literally."""
+    """A line under construction. `add` is the only entry, and it makes every text literal."""
 
     __slots__ = ("hits", "palette", "segments", "width")
 
@@ -36,7 +36,7 @@ class Line:
         align: str = "<",
         click: Any = None,
     ) -> Line:
-        """Append `text`; with `cells`, cut or padded to exactly that many (`align` `<`, `>` or `^`)."""
+        """Append `text`; with `cells`, cut or padded to that width (`align` `<`, `>` or `^`)."""
         raw = text if isinstance(text, str) else str(text)
         if cells is None:
             shown = raw if raw.isascii() and raw.isprintable() else literally.literal(raw)
@@ -64,43 +64,39 @@ class Line:
         return self
 
     def whole(self, text: object, style: Style | None = None, room: int = 0) -> Line:
-        """Append `text` where it takes at most `room` cells, else nothing: a number is whole or absent."""
+        """Append `text` only if it fits into `room` cells: numbers are whole or absent."""
         return self.add(text, style) if literally.width(literally.literal(str(text))) <= room else self
 
     def gap(self, cells: int = 1) -> Line:
-        """Append blank cells."""
         if cells > 0:
             self.segments.append(Segment(" " * cells, self.palette.base))
             self.width += cells
         return self
 
     def to(self, column: int) -> Line:
-        """Pad with blanks up to `column`."""
         return self.gap(column - self.width)
 
     def extend(self, other: Line) -> Line:
-        """Append another line."""
         self.hits += [(a + self.width, b + self.width, what) for a, b, what in other.hits]
         self.segments += other.segments
         self.width += other.width
         return self
 
     def right(self, other: Line, width: int) -> Line:
-        """Append another line so that it ends at `width`, when there is room for it."""
+        """Append another line that ends at `width`, if there is room."""
         if other.width + 1 <= width - self.width:
             self.to(width - other.width)
             self.extend(other)
         return self
 
     def offer(self, other: Line, width: int) -> bool:
-        """Append another line if it ends within `width`, else leave it out whole; says which."""
+        """Append another line only if it fits into `width`. Returns whether it did."""
         fits = self.width + other.width <= width
         if fits:
             self.extend(other)
         return fits
 
     def cells(self, width: int, style: Style | None = None) -> list[Segment]:
-        """Exactly `width` cells; `style` (such as the cursor's) lies over everything."""
         segments = self.segments
         if self.width < width:
             segments = [*segments, Segment(" " * (width - self.width), self.palette.base)]
@@ -111,7 +107,7 @@ class Line:
         return segments
 
     def cropped(self, width: int) -> Line:
-        """The line in at most `width` cells, with an ellipsis where it was cut; no number is cut in two."""
+        """Cut the line to `width` cells with an ellipsis. Numbers are never cut in two."""
         if self.width <= width:
             return self
         made = Line(self.palette)
@@ -126,10 +122,9 @@ class Line:
 
     @property
     def plain(self) -> str:
-        """The text alone, as copied and exported."""
         return "".join(s.text for s in self.segments)
 
 
 def wrapped(p: Palette, text: str, width: int, style: Style, limit: int = literally.FIELD_LIMIT) -> list[Line]:
-    """A text in lines of at most `width` cells, of which at most `limit` characters; no line for an empty text."""
+    """Wrap at most `limit` characters into lines of `width` cells. An empty text has none."""
     return [Line(p).add(part, style) for part in literally.wrap(text, width, limit)] if text else []

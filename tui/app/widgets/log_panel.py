@@ -19,7 +19,7 @@ _BAR = re.compile(r"(?P<share>\d+)%\|.*\|")
 
 
 def telling(lines: Sequence[str]) -> list[str]:
-    """The lines of a log that a person wants to see: no warnings of libraries, no progress bars but one under way."""
+    """Drop warnings of libraries and finished progress bars from a log."""
     kept: list[str] = []
     source = False
     for at, text in enumerate(lines):
@@ -39,7 +39,7 @@ def telling(lines: Sequence[str]) -> list[str]:
 
 
 class LogPanel(Pane):
-    """Shows the end of what a person wants to see; the whole log opens with `o`."""
+    """The end of the useful part of the log. `o` opens all of it."""
 
     title = "Log"
 
@@ -48,20 +48,18 @@ class LogPanel(Pane):
         self.tail: Sequence[str] = ()
 
     def put(self, tail: Sequence[str]) -> None:
-        """The last lines, newest last."""
         tail = telling(tail)
         if tail != self.tail:
             self.tail = tail
             self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """One line each, cut visibly."""
         return [self._line(text, width) for text in self.tail[-height:]] or [
             Line(self.palette).add("the log is empty", self.palette.faint)
         ]
 
     def _line(self, text: str, width: int) -> Line:
-        """Time and message of a line of the log; date, level and module would push the message off the screen."""
+        """Return time and message. Date, level and module would take the room."""
         p = self.palette
         found = _LOGGED.match(text)
         if found is None:

@@ -12,7 +12,7 @@ from .pane import Pane
 
 
 class OutlinePanel(Pane):
-    """Number, sign, call, size, reward or advantage of each step; further calls of a step as branches under it."""
+    """Number, sign, call, size, reward or advantage of each step. Further calls are branches."""
 
     title = "steps"
 
@@ -22,7 +22,6 @@ class OutlinePanel(Pane):
         self.step = 0
 
     def put(self, of: OutlineOf | None, step: int) -> None:
-        """The steps, and the open one."""
         same = of is self.of and self._built is not None
         before, self.of, self.step = self.step, of, step
         self.title = "steps"
@@ -39,7 +38,6 @@ class OutlinePanel(Pane):
         self._follow()
 
     def on_placed(self) -> None:
-        """At another size the open step may be out of view."""
         self._follow()
 
     def _follow(self) -> None:
@@ -54,7 +52,6 @@ class OutlinePanel(Pane):
             self.scroll_line_to(line - height // 3)
 
     def build(self, width: int, height: int) -> Flow:
-        """One part a step."""
         if self.of is None:
             return Flow([])
         digits = len(str(len(self.of.entries)))
@@ -98,7 +95,7 @@ class OutlinePanel(Pane):
 
 
 def _short(size: int) -> str:
-    """Characters as `940`, `3.1k`, `2.0M`."""
+    """Format a count of characters as `940`, `3.1k`, `2.0M`."""
     if size < 1000:
         return str(size)
     return f"{size / 1e3:.1f}k" if size < 99_950 else f"{size / 1e6:.1f}M"

@@ -18,7 +18,7 @@ from .line import Line
 
 
 class Canvas(Protocol):
-    """What a pane needs of the frame that paints it."""
+    """The frame's interface for its panes."""
 
     @property
     def app(self) -> Any:
@@ -27,19 +27,17 @@ class Canvas(Protocol):
     def refresh(self, *regions: Region) -> object:
         """Paint these regions of the screen again."""
 
-    def post_message(self, message: Message) -> bool:
-        """Tell the screen."""
-        ...
+    def post_message(self, message: Message) -> bool: ...
 
     def run_worker(self, work: Any, *, group: str, exclusive: bool, thread: bool) -> object:
         """Run something beside the screen."""
 
 
 class Pane:
-    """Paints what `build` returns. Subclasses hold their data and call `changed` when it does."""
+    """A widget that paints the lines of `build`. Subclasses hold data and call `changed` after a change."""
 
     class Hit(Message):
-        """A click on something that means something."""
+        """A click on a target."""
 
         def __init__(self, pane: Pane, what: Any) -> None:
             self.pane = pane
@@ -67,27 +65,23 @@ class Pane:
 
     @property
     def app(self) -> Any:
-        """The app, once the pane is in a frame."""
         assert self.frame is not None
         return self.frame.app
 
     @property
     def palette(self) -> Palette:
-        """The styles of the current theme."""
         return self.app.palette
 
     @property
     def size(self) -> Size:
-        """Cells that the pane may paint; zero when it is not on screen."""
         return self.region.size
 
     @property
     def shown(self) -> bool:
-        """Whether the pane has a box at the present size."""
         return self.frame is not None and self.region.area > 0
 
     def placed(self, region: Region) -> None:
-        """The frame gives the pane another box (an empty one: none)."""
+        """Set the pane's box; an empty one hides it."""
         if region != self.region:
             self.region = region
             self._strips.clear()
@@ -98,27 +92,24 @@ class Pane:
         """The pane has another size or place."""
 
     def refresh(self, *regions: Region) -> None:
-        """Paint again: all, or regions relative to the pane."""
         if self.shown:
             assert self.frame is not None
             parts = [r.translate(self.region.offset) for r in regions] if regions else [self.region]
             self.frame.refresh(*parts)
 
     def post_message(self, message: Message) -> None:
-        """Tell the screen."""
         if self.frame is not None:
             self.frame.post_message(message)
 
     def coming(self, when: str) -> str:
-        """What an empty pane says: when there will be something; of a dump, that it was not recorded."""
+        """Return the text of an empty pane: when data will come, or that a dump has none."""
         return "not recorded" if self.is_dump else when
 
     def build(self, width: int, height: int) -> Sequence[Line]:
-        """All lines of the content at this width; more than `height` of them scroll."""
+        """Return all lines at this width. More than `height` lines scroll."""
         raise RuntimeError(f"{type(self).__name__} does not say what it shows")
 
     def changed(self, keep_scroll: bool = True) -> None:
-        """The content is another one: build and paint it again."""
         if not keep_scroll:
             self.top = 0
         before, self._strips = self._strips, {}
@@ -134,7 +125,6 @@ class Pane:
 
     @property
     def lines(self) -> Sequence[Line]:
-        """The built lines for the present size."""
         width, height = self.size
         if self._built is None or self._built_for != (width, height):
             self._strips.clear()
@@ -147,20 +137,16 @@ class Pane:
 
     @property
     def copied(self) -> Sequence[str]:
-        """The lines as they are copied."""
         return [line.plain.rstrip() for line in self.lines]
 
     @property
     def overflow(self) -> int:
-        """Lines that do not fit."""
         return max(0, len(self.lines) - self.size.height)
 
     def scroll_lines(self, by: int) -> None:
-        """Move the view by whole lines."""
         self.scroll_line_to(self.top + by)
 
     def scroll_line_to(self, top: int) -> None:
-        """Put line `top` first; the ends hold."""
         top = max(0, min(top, self.overflow))
         if top != self.top:
             self.top = top
@@ -168,7 +154,6 @@ class Pane:
             self.refresh()
 
     def line_at(self, y: int) -> list[Segment]:
-        """Line `y` of what is visible."""
         made = self._strips.get(y)
         if made is None:
             made = self._strips[y] = self._make(y)
@@ -189,7 +174,6 @@ class Pane:
         return [*body, Segment("┃" if inside else "│", style)]
 
     def clicked(self, x: int, y: int) -> bool:
-        """A click at a cell of the pane: say what was meant, if anything."""
         index = self.top + y
         if 0 <= index < len(self.lines):
             for start, end, what in self.lines[index].hits:

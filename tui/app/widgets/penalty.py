@@ -10,7 +10,7 @@ from .line import Line
 
 
 def penalty_lines(p: Palette, penalty: Penalty, width: int) -> list[Line]:
-    """The lines of one penalty, `width` cells wide."""
+    """Return the lines of one penalty, `width` cells wide."""
     amount = fixed(penalty.amount) if penalty.amount else f"{MINUS}0.00"
     name = penalty.rule.replace("_", " ")
     head = Line(p).add("✗ ", p.bad_bold).add(name, p.bad_bold, cells=max(1, min(len(name), width - 3 - len(amount))))

@@ -19,7 +19,7 @@ Row = tuple[str, str, Callable[[float | None], str]]
 
 
 def _whole(value: float | None) -> str:
-    """A count, which metrics hold as a float."""
+    """Format a count that a metric holds as a float."""
     return number(int(value) if value is not None and math.isfinite(value) else value)
 
 
@@ -65,7 +65,7 @@ WORTH_SAYING = 0.1
 
 
 class PolicyPanel(Pane):
-    """Reads `kl/*`, `online/*`, `train/*` and the events of kind `beta`."""
+    """KL, beta and the health of updates, from `kl/*`, `online/*`, `train/*` and `beta` events."""
 
     def __init__(self) -> None:
         super().__init__("learning")
@@ -81,13 +81,11 @@ class PolicyPanel(Pane):
         trends: Mapping[str, Sequence[tuple[int, float]]],
         betas: Sequence[Event],
     ) -> None:
-        """The last values, recent history, and the changes of beta, newest last."""
         self.kind, self.latest, self.trends, self.betas = kind, latest, trends, betas
         self.title = TITLES[kind]
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """KL, beta, then the health of the update."""
         p = self.palette
         lines = [] if self.kind == "sft" else [*self._kl(width), *self._beta(width)]
         if slower := bottleneck(self.latest):
@@ -158,7 +156,7 @@ class PolicyPanel(Pane):
 
 
 def bottleneck(latest: Mapping[str, float]) -> str:
-    """One sentence on which side is the slower one; empty where rollouts are not made on servers."""
+    """Name the slower side in one sentence; empty if rollouts are not made on servers."""
     idle, wait, step = (latest.get(name) for name in (metric.TRAINER_IDLE, metric.ROLLOUTS_WAIT, metric.STEP_SECONDS))
     if idle is None or wait is None or not step:
         return ""

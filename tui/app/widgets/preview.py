@@ -18,13 +18,11 @@ class Preview(Pane):
         self.row: TrajectoryRow | None = None
 
     def put(self, row: TrajectoryRow | None) -> None:
-        """Show a row."""
         if row != self.row:
             self.row = row
             self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Facts, route, prompt, answer."""
         p, row = self.palette, self.row
         if row is None:
             return []

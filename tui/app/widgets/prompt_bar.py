@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
+from textual.events import Key
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
@@ -16,7 +18,7 @@ from ...text import line, literal
 
 
 class PromptBar(Widget):
-    """Enter accepts, escape leaves everything as it was. `check` answers what is wrong with a text, or nothing."""
+    """Enter accepts, escape cancels. `check` returns the error of a text, or an empty string."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", show=False),
@@ -38,23 +40,31 @@ class PromptBar(Widget):
         super().__init__(id="prompt-bar")
         self._complete, self._history = complete, history
         self._back = 0
+        self._heard: Key | None = None
         self._offered: list[str] = []
         self.border_title = Text(line(title, 120))  # type: ignore[assignment]
         self._value, self._done, self._check, self._hint = literal(value), done, check, hint
 
     def compose(self) -> ComposeResult:
-        """The input over its hint."""
         yield Input(self._value, id="prompt-input", select_on_focus=False)
         yield Static(Text(self._hint), id="prompt-hint")
 
     def on_mount(self) -> None:
-        """Take the keys; no message lies over what is typed."""
         self.app.clear_notifications()
         self.screen.add_class("typing")
-        self.query_one(Input).focus()
+        self.screen.set_focus(self.query_one(Input))
+
+    def on_key(self, event: Key) -> None:
+        self._heard = event
+
+    def takes(self, event: Key) -> bool:
+        """Take a key that was pressed before the prompt had the focus. Returns whether it was one."""
+        if event is self._heard:
+            return False
+        self.app.post_message(Key(event.key, event.character))
+        return True
 
     def on_resize(self) -> None:
-        """On a low terminal the line that is typed goes before what can be typed."""
         room = self.app.size.height - 5
         hint = self.query_one("#prompt-hint", Static)
         hint.display = room > 0
@@ -62,11 +72,9 @@ class PromptBar(Widget):
         self.border_subtitle = "" if room > 0 else "enter · esc"
 
     def on_unmount(self) -> None:
-        """Messages may stand at the bottom again."""
         self.screen.remove_class("typing")
 
     def action_complete(self) -> None:
-        """Complete the last word; again for the next completion."""
         box = self.query_one(Input)
         if box.value not in self._offered:
             self._offered = self._complete(box.value)
@@ -75,7 +83,6 @@ class PromptBar(Widget):
             self._put(self._offered[at % len(self._offered)])
 
     def action_earlier(self, by: int) -> None:
-        """What was typed here before."""
         self._back = max(0, min(self._back + by, len(self._history)))
         self._put(self._history[-self._back] if self._back else self._value)
 
@@ -85,7 +92,6 @@ class PromptBar(Widget):
         box.cursor_position = len(text)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Say at once what cannot be understood."""
         event.stop()
         problem = self._check(event.value) if event.value else ""
         offered = [] if event.value in self._offered else self._complete(event.value)
@@ -93,7 +99,6 @@ class PromptBar(Widget):
         self.query_one("#prompt-hint", Static).update(Text(line(f"✗ {problem}" if problem else hint, 400)))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Accept, unless it cannot be understood."""
         event.stop()
         if event.value and self._check(event.value):
             return
@@ -105,7 +110,6 @@ class PromptBar(Widget):
         self.remove()
 
     def action_cancel(self) -> None:
-        """Leave everything as it was."""
         self.remove()
 
 
@@ -118,7 +122,9 @@ def ask(
     hint: str = "enter accepts · esc cancels",
     complete: Callable[[str], list[str]] = lambda text: [],
     history: list[str] | None = None,
-) -> None:
-    """Let a person type a text; `done` gets it. `history` is what was typed before, and is added to."""
-    if not screen.query("#prompt-bar"):
-        screen.mount(PromptBar(title, value, done, check, hint, complete, [] if history is None else history))
+) -> Awaitable[None]:
+    """Ask for a text and pass it to `done`. `history` holds earlier texts and gets this one. Actions return the result
+    to Textual, so that keys typed ahead wait for the prompt."""
+    if screen.query("#prompt-bar"):
+        return AwaitComplete.nothing()
+    return screen.mount(PromptBar(title, value, done, check, hint, complete, [] if history is None else history))

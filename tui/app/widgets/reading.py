@@ -37,8 +37,7 @@ _STEP = 14
 
 
 class ReadingPanel(Pane):
-    """Texts under each other, those that fold with the number of their lines; one of them is chosen, and `enter` opens
-    it. `whole`: all steps in one scroll, else the open one."""
+    """Texts below each other. Long ones fold, and `enter` opens the chosen one. `whole`: all steps in one scroll."""
 
     def __init__(self, name: str, whole: bool) -> None:
         super().__init__(name)
@@ -64,8 +63,8 @@ class ReadingPanel(Pane):
         self._root = ""
 
     def put(self, record: TrajectoryRecord | None, step: int, problem: str = "", match: Match | None = None) -> None:
-        """The open rollout, a step of it, and the match to go to; `problem` says why there is none. The conversation of
-        the same rollout is not laid out again for another step."""
+        """Show a rollout at a step and match; `problem` explains why there is none. The conversation is laid out once a
+        rollout."""
         known = record is not None and record is self.record
         same = known and self.whole and (match, problem) == (self.match, self.problem) and self._built is not None
         self.record, self.step, self.problem, self.match = record, step, problem, match
@@ -96,7 +95,7 @@ class ReadingPanel(Pane):
 
     @property
     def chosen(self) -> Key | None:
-        """The text that `enter` opens: the one that was chosen, else the first that folds on screen."""
+        """Return the text for `enter`: the chosen one, else the first folded one on screen."""
         if not self.shown or not self.lines or self._laid is None:
             return None
         seen = [key for _, key in self._notes_between(self.top, self.top + self.size.height)]
@@ -116,7 +115,7 @@ class ReadingPanel(Pane):
         self.refresh()
 
     def choose(self, by: int) -> bool:
-        """Choose the next text that folds, or the one before; whether there is one."""
+        """Choose the next or previous text that folds. Returns whether there is one."""
         now, notes = self.chosen, self._notes_between(0, len(self._flow))
         keys = [key for _, key in notes]
         at = keys.index(now) + by if now in keys else 0 if by > 0 else len(keys) - 1
@@ -128,7 +127,6 @@ class ReadingPanel(Pane):
         return True
 
     def _notes_between(self, top: int, bottom: int) -> list[tuple[int, Key]]:
-        """Lines on which texts are said to fold, as far as they are laid out, with the texts."""
         flow, found = self._flow, []
         folding = {id(part): key for key, part in (self._laid.folding if self._laid is not None else {}).items()}
         starts = flow.starts
@@ -139,7 +137,7 @@ class ReadingPanel(Pane):
         return found
 
     def toggle(self, key: Key | None = None) -> bool:
-        """Open a text or fold it again, by default the chosen one; whether there is one."""
+        """Open or fold a text, by default the chosen one. Returns whether there is one."""
         key = key or self.chosen
         if key is None:
             return False
@@ -148,24 +146,21 @@ class ReadingPanel(Pane):
         return True
 
     def open_all(self, opened: bool) -> None:
-        """Open or fold all texts."""
         self._open, self._all = {}, opened
         self._again(self._chosen)
 
     def toggle_raw(self) -> None:
-        """The exact texts, or the rendered ones."""
         self.raw, self._fields, self._open = not self.raw, {}, {}
         self.title = self._heading()
         self._again(None)
 
     def toggle_prompt(self) -> None:
-        """The whole prompt with the task and the tools, or its beginning."""
         self.whole_prompt = not self.whole_prompt
         self._fields.pop(PROMPT, None)
         self.changed(keep_scroll=False)
 
     def _again(self, key: Key | None) -> None:
-        """Lay out again; the part at the top of the screen stays there."""
+        """Lay out again and keep the part at the top of the screen there."""
         if not self.shown:
             self._built = None
             return
@@ -188,7 +183,6 @@ class ReadingPanel(Pane):
         return self._open.get(key, self._all or (key[0] == PROMPT and self.whole_prompt))
 
     def line_at(self, y: int) -> list[Segment]:
-        """Line `y` of those on screen, of which one names the text that `enter` opens."""
         if y == 0 and y not in self._strips and self.lines:
             self._flow.settled(self.top, self.top, self.size.height)
             self.chosen  # noqa: B018  marks it
@@ -203,7 +197,6 @@ class ReadingPanel(Pane):
         return lines
 
     def on_placed(self) -> None:
-        """At another size the step or match is elsewhere."""
         self._reveal()
 
     def _reveal(self) -> None:
@@ -217,7 +210,6 @@ class ReadingPanel(Pane):
             self._go(flow.starts[head] if self.step else 0)
 
     def _expand(self, step: int) -> None:
-        """Lay out the texts of a step as parts."""
         flow = self._flow
         at = next((i for i, part in enumerate(flow.parts) if part.key == (step, -2)), None)
         if at is not None:
@@ -229,7 +221,7 @@ class ReadingPanel(Pane):
         self.refresh()
 
     def scroll_line_to(self, top: int) -> None:
-        """Put line `top` first; the ends hold. In the conversation the step at the top becomes the open one."""
+        """Scroll to line `top`. In the conversation the step at the top becomes the open one."""
         if not self.shown:
             return
         flow, before = self._flow, self.top
@@ -247,7 +239,7 @@ class ReadingPanel(Pane):
                 self.on_step(at)
 
     def _key_of(self, match: Match) -> Key:
-        """The text that a match is in: `fields_at` counts through prompt, step and end."""
+        """Return the text of a match: `fields_at` counts through prompt, step and end."""
         assert self.record is not None
         before = len(prompt_fields(self.record.trajectory)) if match.step == 0 else 0
         if match.field < before:
@@ -257,7 +249,7 @@ class ReadingPanel(Pane):
         return (match.step, at) if at < own else (END, at - own)
 
     def _line_of(self, match: Match) -> int:
-        """The line of a match: in the part of its text that holds it, the one with as many finds before it."""
+        """Return the line of a match: in its part, the one after as many matches."""
         key, flow = self._key_of(match), self._flow
         self._expand(key[0])
         if self._laid is None or key not in self._laid.places:
@@ -276,7 +268,7 @@ class ReadingPanel(Pane):
 
     @property
     def copied(self) -> Sequence[str]:
-        """The texts themselves, not the lines that they take; literal, since a copy may be pasted into a terminal."""
+        """Return the texts themselves in literal form, since a copy may be pasted into a terminal."""
         if self.record is None:
             return [self.problem]
         steps = range(len(self.record.trajectory.steps)) if self.whole else (self.step,)
@@ -285,7 +277,6 @@ class ReadingPanel(Pane):
         return [literal(line.expandtabs(4)) for text in texts for line in text.split("\n")]
 
     def _of_step(self, at: int) -> list[Field]:
-        """The texts of a step, of the prompt, or of the end."""
         made = self._fields.get(at)
         if made is None:
             assert self.record is not None
@@ -302,7 +293,6 @@ class ReadingPanel(Pane):
         return made
 
     def build(self, width: int, height: int) -> Sequence[Line]:
-        """Prompt, steps, end."""
         p = self.palette
         renderer = self._laid.renderer if self._laid is not None and self._laid.renderer.palette is p else Renderer(p)
         folds = _CONVERSATION if self.whole else _folds(height)
@@ -344,7 +334,6 @@ class ReadingPanel(Pane):
             lay.line(Line(self.palette).add(" · ".join(notes), self.palette.faint, cells=lay.width), at=at)
 
     def _notes(self, step: Step) -> list[str]:
-        """How long a step took, what ended it, and a remark on its image."""
         notes = [f"took {duration(step.seconds)}"] if step.seconds >= 1 else []
         notes += [f"took {step.seconds * 1000:.0f} ms"] if 0.05 <= step.seconds < 1 else []
         notes += [f"ended by {step.stop_reason}"] if step.stop_reason not in ("stop", "") else []
@@ -352,7 +341,7 @@ class ReadingPanel(Pane):
 
 
 def _folds(height: int) -> Mapping[str, int]:
-    """Lines to which texts fold where one step has a pane of `height` lines."""
+    """Return fold heights for a step in a pane of `height` lines."""
     half, quarter = max(6, height // 2), max(3, height // 4)
     return {"prompt": quarter, "thought": quarter, "argument": half, "result": half, "call": quarter,
             "words": 4 * max(10, height), "text": half, "display": height}  # fmt: skip

@@ -30,13 +30,13 @@ _KEPT = ("bold", "italic", "underline", "strike", "reverse")
 
 
 class Renderer:
-    """Renders in the colours of one palette."""
+    """Renders texts in the colours of one palette."""
 
     def __init__(self, palette: Palette) -> None:
         self.palette = palette
 
     def lines(self, text: str, kind: str, width: int, style: Style) -> list[Line]:
-        """A text that `kinds.prepared` made literal, in lines of at most `width` cells."""
+        """Render a literal text (`kinds.prepared`) in lines of at most `width` cells."""
         try:
             if kind == "markdown":
                 made = self._markdown(text, width, style)
@@ -59,7 +59,6 @@ class Renderer:
         return line
 
     def _wrapped(self, text: Text, width: int) -> list[Line]:
-        """Lines as they are, wrapped like all other texts, with their styles."""
         made: list[Line] = []
         for whole in text.split("\n", allow_blank=True):
             at, plain = 0, whole.plain
@@ -92,7 +91,7 @@ class Renderer:
         return shown
 
     def _allowed(self, style: str | Style) -> Style:
-        """Colours and attributes of a log's code in the colours of the theme; nothing is hidden, and nothing blinks."""
+        """Keep colours and attributes of a log's code, in theme colours. Nothing may hide or blink."""
         if isinstance(style, str):
             return Style.null()
         number = None if style.color is None else style.color.number
@@ -103,7 +102,7 @@ class Renderer:
         return shade + Style(**{**kept, **marked})  # type: ignore[arg-type]
 
     def _readable(self, style: Style) -> Style:
-        """A colour of its own where it can be told from the background."""
+        """Return a log's own colour if it contrasts with the background."""
         if style.color is None or style.color.is_default:
             return Style.null()
         shade, ground = style.color.get_truecolor(), self.palette.base.bgcolor
@@ -112,7 +111,6 @@ class Renderer:
         return Style.from_color(style.color) if apart > 0.35 else self.palette.text
 
     def _boxed(self, lines: list[Line]) -> list[Line]:
-        """Mark `\\boxed{…}`, also where it goes on in the next line."""
         if not any("\\boxed" in line.plain for line in lines):
             return lines
         depth = 0
@@ -179,7 +177,7 @@ class Renderer:
 
 
 def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:
-    """The line with another style over spans of its characters, which may overlap."""
+    """Return the line with a style over possibly overlapping spans of characters."""
     made, at = Line(line.palette), 0
     made.hits = line.hits
     for segment in line.segments:
@@ -202,8 +200,7 @@ def _light(color: Any) -> float:
 
 @lru_cache(maxsize=1)
 def _parser() -> Any:
-    """CommonMark with tables, of which nothing is dropped, rewritten or linked: what it would read as HTML, entities,
-    images, escapes and references stays text."""
+    """Return a CommonMark parser with tables that keeps HTML, entities, images and references as text."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt().enable(["strikethrough", "table"])
@@ -211,7 +208,7 @@ def _parser() -> Any:
 
 
 def _markdown_type(theme: Any) -> Any:
-    """rich's Markdown with plain headings, and fences in the colours of `theme` without a frame."""
+    """Return rich's Markdown with plain headings and frameless fences in the colours of `theme`."""
     from rich.markdown import CodeBlock, Heading, Markdown
     from rich.syntax import Syntax
 

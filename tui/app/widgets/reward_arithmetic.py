@@ -23,8 +23,7 @@ _NUMBERS = 4  # columns: raw, normalised, weight, contribution
 
 
 class RewardArithmetic(Pane):
-    """Component, raw, normalised, × weight, = contribution; Σ; each penalty of the step explained; the advantage; and
-    what learning did with the rollout."""
+    """Component, raw, normalised, × weight, = contribution; Σ, penalties, advantage and use in learning."""
 
     title = "reward of this step"
 
@@ -44,8 +43,7 @@ class RewardArithmetic(Pane):
         learning: Learning | None = None,
         recomputed: str = "",
     ) -> None:
-        """The open trajectory, which of its steps, how its advantage was computed and what learning did with it;
-        `recomputed`: an advantage that was not recorded, as GRPO would have it."""
+        """Show a trajectory at a step. `recomputed` is the GRPO advantage of a record without one."""
         self.record, self.step, self.formula, self.recomputed = record, step, formula, recomputed
         self.learning = learning or Learning()
         self.title = (
@@ -61,7 +59,6 @@ class RewardArithmetic(Pane):
         return next((s for s in record.breakdown.steps if s.step == index), None)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The arithmetic, penalties, how the steps add up, and what was learnt."""
         p = self.palette
         record = self.record
         if record is None:
@@ -89,7 +86,6 @@ class RewardArithmetic(Pane):
         return [*lines, Line(p), *learned] if learned else lines
 
     def _card(self, record: TrajectoryRecord, width: int, learned: list[Line]) -> list[Line]:
-        """All that is known of the reward of a whole rollout."""
         p, breakdown = self.palette, record.breakdown
         if breakdown is None:
             return self._unknown(record, "reward", "reward", width) + self._unknown(
@@ -104,7 +100,6 @@ class RewardArithmetic(Pane):
         return [*lines, Line(p), *learned] if learned else lines
 
     def rows_for(self, width: int) -> int:
-        """How many lines there are at a width."""
         return len(self.build(width, 1_000)) if self.record is not None else 1
 
     def _components(self, reward: StepReward, width: int) -> list[Line]:
@@ -139,13 +134,12 @@ class RewardArithmetic(Pane):
         return lines
 
     def _scores(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        """What reward functions gave where it became no reward, with what they said of it."""
+        """Return scores of reward functions that were not used as a reward."""
         p = self.palette
         told = (f"{score.name} {fixed(score.value)}" for score in self._scores_of_step(record))
         return [*(line for text in told for line in wrapped(p, text, width, p.text)), *self._reasons(record, width)]
 
     def _reasons(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        """What reward functions said of their own scores."""
         p = self.palette
         reasons = (f"{score.name}: {score.why}" for score in self._scores_of_step(record) if score.why)
         lines = [line for text in reasons for line in wrapped(p, text, width, p.faint)]
@@ -194,7 +188,7 @@ class RewardArithmetic(Pane):
         return wrapped(p, text, width, p.faint)
 
     def _notes(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        """Where the arithmetic is not known to the end, or does not give what was stated."""
+        """Explain arithmetic that is incomplete or differs from the recorded total."""
         p = self.palette
         lines = [line for key in ("sum", "turns") for line in wrapped(p, record.unknown.get(key, ""), width, p.warn)]
         for what, name in (("weight", "weights"), ("missing", "components"), ("components", "components")):
@@ -204,8 +198,8 @@ class RewardArithmetic(Pane):
 
 
 def adding_up(terms: Sequence[float | None], total: float | None) -> tuple[Sequence[float | None], int]:
-    """The terms rounded so that they are seen to add up to the rounded total, and to how many decimals: two, or up to
-    four where that helps; beyond, those that were rounded furthest the wrong way are moved by the last digit."""
+    """Round terms so that they add up to the rounded total; return them and the decimals (two to four). If that is not
+    enough, adjust the last digit of the terms with the largest rounding error."""
     known = [t for t in terms if t is not None]
     if len(known) < len(terms) or total is None or not all(map(math.isfinite, (*known, total))):
         return terms, 2
@@ -221,12 +215,12 @@ def adding_up(terms: Sequence[float | None], total: float | None) -> tuple[Seque
 
 
 def _missing(rounded: Sequence[float], total: float, places: int) -> int:
-    """Units of the last digit between rounded terms and their rounded total."""
+    """Return the difference between rounded terms and total in units of the last digit."""
     return round((round(total, places) - sum(rounded)) * 10**places)
 
 
 def summed(terms: Sequence[float], total: float) -> str:
-    """`Σ steps = 0.05 − 0.02 = 0.03`, with as many decimals as the sum needs to come out."""
+    """Format `Σ steps = 0.05 − 0.02 = 0.03` with as many decimals as the sum needs."""
     rounded, places = adding_up(terms, total)
     shown = [t or 0.0 for t in rounded]
     added = "".join(

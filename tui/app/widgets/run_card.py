@@ -20,7 +20,7 @@ _SUCCESS = (
 
 
 class RunCard(Pane):
-    """Facts of one run, and how well it does."""
+    """Facts and results of one run."""
 
     title = "run"
 
@@ -30,13 +30,11 @@ class RunCard(Pane):
         self.headline = Headline()
 
     def put(self, info: RunInfo | None, headline: Headline) -> None:
-        """Show a run."""
         if (info, headline) != (self.info, self.headline):
             self.info, self.headline = info, headline
             self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Status first, then facts, then the next thing to do."""
         p, info = self.palette, self.info
         if info is None:
             return []

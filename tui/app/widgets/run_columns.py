@@ -17,7 +17,7 @@ Cell = tuple[str, Style]
 
 
 def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[Column, ...]:
-    """As wide as these rows need; numbers are whole at every width, or their column is not there."""
+    """Return columns as wide as these rows need. A number is whole, or its column is left out."""
 
     def status(row: RunRow) -> Cell:
         if row.dump:

@@ -12,7 +12,7 @@ from .pane import Pane
 
 
 class ServingPanel(Pane):
-    """Reads the metrics `online/*`; rates are over the last `RATE_WINDOW` requests, and say so."""
+    """Serving metrics `online/*`. Rates cover the last `RATE_WINDOW` requests."""
 
     title = f"Serving ─ of the last {RATE_WINDOW} requests"
 
@@ -25,12 +25,10 @@ class ServingPanel(Pane):
     def put(
         self, answered: int, latest: Mapping[str, float], trends: Mapping[str, Sequence[tuple[int, float]]]
     ) -> None:
-        """Requests so far, the last values and recent history."""
         self.answered, self.latest, self.trends = answered, latest, trends
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """One line a thing that a person asks."""
         p, get = self.palette, self.latest.get
         if not self.answered:
             return [Line(p).add("waiting for the first request", p.faint, cells=width, align="^")]

@@ -17,7 +17,7 @@ TITLES: Mapping[Kind, str] = {
 
 
 class SnapshotsPanel(Pane):
-    """Reads the events of kinds `snapshot`, `checkpoint`, `eval` and the metrics `online/*`."""
+    """Events `snapshot`, `checkpoint`, `eval` and the metrics `online/*`."""
 
     def __init__(self) -> None:
         super().__init__("versions")
@@ -26,13 +26,11 @@ class SnapshotsPanel(Pane):
         self.events: Sequence[Event] = ()
 
     def put(self, kind: Kind, latest: Mapping[str, float], events: Sequence[Event]) -> None:
-        """The last values, and the events, newest last."""
         self.kind, self.latest, self.events = kind, latest, events
         self.title = TITLES[kind]
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """What is published and served now, then what happened last, newest first."""
         p = self.palette
         lines = self._now(width)
         told = set()

@@ -14,7 +14,7 @@ PHASES = (*metric.PHASES, "record")
 
 
 class SpeedPanel(Pane):
-    """Reads `time/*`, `tokens/*` and `memory/*` of the last step."""
+    """Metrics `time/*`, `tokens/*` and `memory/*` of the last step."""
 
     title = "Speed of the last step"
 
@@ -24,7 +24,6 @@ class SpeedPanel(Pane):
         self.flying: InFlight | None = None
 
     def put(self, latest: Mapping[str, float], flying: InFlight | None = None) -> None:
-        """The last values, and the rollouts in flight where the run tells them."""
         self.latest, self.flying = latest, flying
         self.title = "Speed of the last step"
         if flying is not None and flying.count:
@@ -32,7 +31,6 @@ class SpeedPanel(Pane):
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Seconds a step, tokens a second, memory; then one bar a phase."""
         p = self.palette
         get = self.latest.get
         step = get(metric.STEP_SECONDS)
@@ -69,7 +67,6 @@ class SpeedPanel(Pane):
         return lines or [Line(p).add(self.coming("measured with the first step"), p.faint, cells=width, align="^")]
 
     def _in_flight(self, width: int, room: int) -> list[Line]:
-        """How many are in flight and how long the others took; then, where there is room, the longest one by one."""
         p, flying = self.palette, self.flying
         if flying is None:
             return []

@@ -21,7 +21,7 @@ _KEPT_PAGES = 12
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `cell` gives text and style of a row; columns are dropped from the highest `drop` on when narrow."""
+    """One column. `cell` returns text and style of a row. On narrow screens the highest `drop` goes first."""
 
     name: str
     title: str
@@ -33,12 +33,12 @@ class Column:
 
 
 class Table(Pane):
-    """Rows with a cursor. `fetch(offset, limit)` is asked for pages; it answers later through `deliver`."""
+    """Rows with a cursor. `fetch(offset, limit)` requests a page, and `deliver` brings it later."""
 
     pad = 0
 
     class Selected(Message):
-        """Enter or a second click on a row."""
+        """Enter, or a second click on a row."""
 
         def __init__(self, table: Table, row: Any) -> None:
             self.table = table
@@ -46,7 +46,7 @@ class Table(Pane):
             super().__init__()
 
     class Moved(Message):
-        """The cursor is on another row."""
+        """The cursor moved to another row."""
 
         def __init__(self, table: Table) -> None:
             self.table = table
@@ -72,7 +72,6 @@ class Table(Pane):
         self.marked: Callable[[Any], str] = lambda row: " "
 
     def reset(self, total: int, cursor: int = 0) -> None:
-        """Another set of rows."""
         self.total = total
         self._pages.clear()
         self._asked.clear()
@@ -82,7 +81,6 @@ class Table(Pane):
         self.repaint()
 
     def grow_to(self, total: int) -> None:
-        """More rows were recorded at the end."""
         if total != self.total:
             last = self.total // PAGE
             self.total = total
@@ -91,7 +89,6 @@ class Table(Pane):
             self.repaint()
 
     def deliver(self, offset: int, rows: Sequence[Any]) -> None:
-        """Rows that were asked for."""
         page = offset // PAGE
         self._asked.discard(page)
         self._pages[page] = list(rows)
@@ -103,32 +100,27 @@ class Table(Pane):
             self.post_message(self.Moved(self))
 
     def repaint(self) -> None:
-        """Paint all rows again."""
         self._strips.clear()
         self._columns = (-1, [])
         self.refresh()
 
     def changed(self, keep_scroll: bool = True) -> None:
-        """Rows keep; paint them again."""
         self.repaint()
 
     @property
     def lines(self) -> list[Line]:
-        """A table has no fixed lines."""
         return []
 
     @property
     def overflow(self) -> int:
-        """Rows that do not fit."""
         return max(0, self.total - self.body_height)
 
     @property
     def body_height(self) -> int:
-        """Rows on screen, without the heading."""
         return max(1, self.size.height - 1)
 
     def row(self, index: int) -> Any | None:
-        """A row if it is here; otherwise it is asked for."""
+        """Return a row if it is loaded, else request it."""
         if not 0 <= index < self.total:
             return None
         page, at = divmod(index, PAGE)
@@ -143,20 +135,16 @@ class Table(Pane):
         return rows[at] if at < len(rows) else None
 
     def near(self) -> list[Any]:
-        """The rows that are here, on screen and around it."""
         return [row for page in self._pages.values() for row in page]
 
     @property
     def current(self) -> Any | None:
-        """The row under the cursor."""
         return self.row(self.cursor)
 
     def move(self, by: int) -> None:
-        """Move the cursor."""
         self.move_to(self.cursor + by)
 
     def move_to(self, index: int) -> None:
-        """Put the cursor on a row; the ends hold."""
         index = max(0, min(index, self.total - 1))
         if index == self.cursor:
             return
@@ -176,7 +164,6 @@ class Table(Pane):
         self.post_message(self.Moved(self))
 
     def refresh_line(self, y: int) -> None:
-        """Paint one line again."""
         self.refresh(Region(0, y, self.size.width, 1))
 
     def _reveal(self) -> None:
@@ -186,7 +173,6 @@ class Table(Pane):
             self.top = self.cursor - self.body_height + 1
 
     def scroll_line_to(self, top: int) -> None:
-        """Scroll without moving the cursor out of view."""
         top = max(0, min(top, self.overflow))
         if top != self.top:
             self.top = top
@@ -196,13 +182,11 @@ class Table(Pane):
             self.post_message(self.Moved(self))
 
     def on_placed(self) -> None:
-        """Keep the cursor in view."""
         self._reveal()
         self.top = max(0, min(self.top, self.overflow))
         self.repaint()
 
     def layout_columns(self, width: int) -> list[tuple[Column, int]]:
-        """The columns that fit and their widths."""
         if self._columns[0] == width:
             return self._columns[1]
         columns = list(self._columns_of(self))
@@ -253,7 +237,6 @@ class Table(Pane):
         return line.cells(width, p.cursor if here else None)
 
     def clicked(self, x: int, y: int) -> bool:
-        """Select the clicked row; a click on the selected row opens it; a click on a heading sorts."""
         if not self.total:
             return False
         if y == 0:

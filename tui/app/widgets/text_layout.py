@@ -27,11 +27,11 @@ _SPARE = 2
 
 @dataclass
 class TextLayout:
-    """Lays out texts `width` cells wide. `folds`: to how many lines a role folds; `is_open`: texts that do not;
-    `is_chosen`: the text that `enter` opens.
+    """Lays out texts `width` cells wide.
 
-    parts: what was laid out. folding: for each text that folds, the part with its note. places: for each text its
-    parts, and the characters at which they begin.
+    `folds`: fold height by role. `is_open`: texts that are unfolded. `is_chosen`: the text for `enter`. parts: laid out
+    parts. folding: the part with the note of each folded text. places: for each text its parts and their first
+    characters.
     """
 
     renderer: Renderer
@@ -48,22 +48,19 @@ class TextLayout:
 
     @property
     def palette(self) -> Palette:
-        """The styles of the current theme."""
         return self.renderer.palette
 
     def put(self, at: int, fields: Sequence[Field]) -> None:
-        """The texts of a step under each other."""
         for index, given in enumerate(fields):
             if self.spaced and index and given.role in ("call", "words"):
                 self.line(Line(self.palette), at=at)
             self._put((at, index), given)
 
     def line(self, *lines: Line, at: int = PROMPT) -> None:
-        """Lines that are made already."""
         self.parts.append(Part(lines, key=(at, -1)))
 
     def later(self, at: int, rows: int, lay: Callable[[], None]) -> None:
-        """What `lay` puts, once a step is looked at; `rows`: about how many lines."""
+        """Add a step that `lay` lays out on first view. `rows` estimates its height."""
 
         def put() -> Sequence[Part]:
             before, self.parts = self.parts, []
@@ -100,13 +97,11 @@ class TextLayout:
             self.folding[key] = made[-1]
 
     def _beside(self, given: Field, text: str) -> bool:
-        """Whether a text begins in the line of its name."""
         return given.role == "call" or (
             "\n" not in text and given.indent + cells_of(given.name) + 1 + cells_of(text) <= self.width
         )
 
     def _left(self, given: Field, text: str) -> int:
-        """Free cells before the lines of a text."""
         if not given.name:
             return given.indent
         named = cells_of(given.name) + 1
@@ -133,7 +128,6 @@ class TextLayout:
         return [line, *lines]
 
     def _piece(self, key: Key, given: Field, text: str, kind: str, first: bool, last: bool) -> list[Line]:
-        """A piece of a text that does not fold: the name over the first, a note under the last."""
         lines = self._body(given, text, kind, given.text)
         if last:
             lines.append(self._note(key, given, "", "enter folds"))
@@ -152,7 +146,6 @@ class TextLayout:
         return [Line(self.palette).gap(left).extend(line) for line in lines]
 
     def _headed(self, given: Field, text: str, lines: list[Line]) -> list[Line]:
-        """The lines of a text with its name."""
         p = self.palette
         if not given.name:
             return lines
@@ -187,7 +180,7 @@ class TextLayout:
         return line
 
     def _found(self, lines: list[Line], room: int) -> list[Line]:
-        """The lines with what was searched for marked, also where a match goes on in the next line."""
+        """Mark search matches, also across line ends."""
         if not self.find:
             return lines
         longest = 2 * max(map(len, self.find)) + 64
@@ -215,7 +208,7 @@ class TextLayout:
 
 
 def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:
-    """As much of the beginning (or of the end) of a text as `fold` lines of it need."""
+    """Return the beginning (or end) of a text that `fold` lines need."""
     room = (fold + 2) * max(20, width) * (2 if kind == "markdown" else 1)
     part = text[-room:] if tail else text[:room]
     lines = part.split("\n")
@@ -226,7 +219,6 @@ def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:
 
 
 def _from(line: Line, cells: int) -> Line:
-    """The line without the blanks that it begins with."""
     if line.segments and line.segments[0].text == " " * cells:
         line.segments, line.width = line.segments[1:], line.width - cells
     return line
@@ -241,7 +233,7 @@ def _kind(given: Field, text: str) -> str:
 
 
 def _rows(text: str, room: int) -> int:
-    """About how many lines a text takes; JSON in one line is indented."""
+    """Estimate the lines of a text. JSON in one line is indented."""
     if text[:1] in ("{", "[") and "\n" not in text:
         return max(len(text) // room, text.count(",") + text.count("{") * 2)
     if len(text) <= CHUNK:

@@ -39,7 +39,7 @@ _NAMED = 9
 
 
 class TokenView(Pane):
-    """One colouring at a time; the text itself is the model's, shown literally."""
+    """One colouring at a time of the model's literal text."""
 
     title = "tokens"
 
@@ -74,8 +74,8 @@ class TokenView(Pane):
         step: int,
         problem: str = "",
     ) -> None:
-        """Arrays of length T with the symbols of the first `LIMIT` tokens, and the step to scroll to; `problem` says
-        why there are none."""
+        """Set arrays of length T, the symbols of the first `LIMIT` tokens, and the step. `problem` explains why there
+        are none."""
         self.problem, self._place = problem, -1
         if tokens is None:
             self._texts, self._total, self._overlays = (), 0, {}
@@ -105,18 +105,16 @@ class TokenView(Pane):
         self.refresh()
 
     def show_raw(self, raw: bool) -> None:
-        """The symbols of the tokenizer, or the text that they stand for."""
         self.raw, self.title = raw, self._heading()
         self.changed()
 
     def scroll_line_to(self, top: int) -> None:
-        """Put line `top` first; the ends hold."""
         if isinstance(self.lines, Flow):
             self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
         super().scroll_line_to(top)
 
     def next_mode(self) -> bool:
-        """The next colouring; False after the last one."""
+        """Switch to the next colouring. Returns False after the last."""
         self.mode = next((m for m in range(self.mode + 1, len(MODES)) if self._has(m)), len(MODES))
         more = self.mode < len(MODES)
         if not more:
@@ -156,11 +154,9 @@ class TokenView(Pane):
         return f"mismatch {self._place + 1} of {len(self._worst):,}: {fixed(nats, 3, signed=True)} nats"
 
     def _has(self, mode: int) -> bool:
-        """Whether there is something to show in a mode."""
         return mode < 2 or (self._advantages is not None if mode == 2 else MODES[mode] in self._overlays)
 
     def _compared(self, given: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
-        """The colourings by name that the recorded overlays allow."""
         found: dict[str, Sequence[float]] = {}
         trainer, reference = given.get("trainer"), given.get("reference")
         if trainer is not None:
@@ -177,7 +173,6 @@ class TokenView(Pane):
         return f"tokens by {MODES[self.mode]}{' · raw' if self.raw else ''}"
 
     def build(self, width: int, height: int) -> Sequence[Line]:
-        """Legend, then the tokens, a new line for each turn and for each line of its text."""
         p = self.palette
         if not self._texts:
             said = self.problem or "No tokens were recorded for this trajectory."
@@ -204,7 +199,6 @@ class TokenView(Pane):
         return Flow(parts)
 
     def _lines(self, start: int, end: int, named: bool, width: int) -> list[Line]:
-        """Some tokens of a turn, broken between words where it can be."""
         p, shown = self.palette, self._symbols if self.raw else self._texts
         turn, agent = self._turns[start], self._mask[start]
         who = "prompt" if turn < 0 else f"{turn + 1} agent" if agent else f"{turn + 1} env"
@@ -257,7 +251,7 @@ class TokenView(Pane):
         return p.accent + Style(bold=True)
 
     def _sums(self, width: int) -> Line:
-        """Over the agent's tokens: the mean of what is shown and, of a difference, its largest and the mean ratio."""
+        """Return means over the agent's tokens; for a difference also its maximum and the mean ratio."""
         p, name = self.palette, MODES[self.mode]
         known = [v for v, m in zip(self._overlays[name], self._mask, strict=False) if m and math.isfinite(v)]
         line = Line(p)
@@ -302,7 +296,7 @@ def _is_marked(segment: Segment) -> bool:
 
 
 def _broken(text: str, room: int) -> list[tuple[str, int]]:
-    """A line of text in parts of at most `room` cells, each with the character at which it begins."""
+    """Break a line into parts of at most `room` cells, each with its first character."""
     at, parts = 0, []
     for part in wrap(text, room, len(text)):
         at = max(at, text.find(part, at))
@@ -312,7 +306,6 @@ def _broken(text: str, room: int) -> list[tuple[str, int]]:
 
 
 def _styled(line: Line, pieces: Sequence[tuple[str, Style]], start: int, end: int) -> Line:
-    """The line with the characters from `start` to `end` of all pieces."""
     at = 0
     for text, style in pieces:
         if at < end and at + len(text) > start:
@@ -334,7 +327,7 @@ def _rank(name: str, value: float) -> int:
 
 
 def _scale(p: Palette, name: str) -> list[tuple[str, Style]]:
-    """Words and styles of a colouring, from what is as it should be to what is far off."""
+    """Return words and styles of a colouring, from good to far off."""
     styles = [style for _, style in _levels(p)]
     match name:
         case "trainer's log-prob":

@@ -10,7 +10,7 @@ from .pane import Pane
 
 
 def template(tool: ToolSpec) -> str:
-    """A call of a tool to be completed: `LOOK(x=, y=)`."""
+    """Return a call to complete: `LOOK(x=, y=)`."""
     return f"{tool.name}({', '.join(f'{a.name}=' for a in tool.arguments if a.required)})"
 
 
@@ -25,13 +25,11 @@ class ToolsPanel(Pane):
         """None: not known yet."""
 
     def put(self, tools: Sequence[ToolSpec]) -> None:
-        """Show other tools."""
         if tools != self.tools:
             self.tools = tools
             self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The tools under each other."""
         p = self.palette
         if self.tools is None:
             return []

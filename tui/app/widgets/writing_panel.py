@@ -19,8 +19,8 @@ _LEAST_LINES = 3
 
 
 class WritingPanel(Pane):
-    """Shows what the process of the run writes now (`engine.runs.control.live`). Texts under way come first, until a
-    person steps to one; the whole panel shows that one with its prompt."""
+    """Texts that the run's process is writing (`engine.runs.control.live`). Texts in progress come first until the user
+    steps to one. The whole panel shows that one with its prompt."""
 
     title = "Writing"
 
@@ -35,7 +35,6 @@ class WritingPanel(Pane):
         self._rates: dict[str, float] = {}
 
     def put(self, info: RunInfo, live: LiveState | None) -> None:
-        """How far the run is, and what it writes now."""
         if live is not None and live.servers:
             self._measure(live)
         self.info, self.live = info, live
@@ -45,7 +44,6 @@ class WritingPanel(Pane):
         self.changed()
 
     def step(self, by: int) -> None:
-        """Go to the next text of the batch, or the previous one."""
         keys = [(b.began, t.row) for b, t in self._all()]
         if not keys:
             return
@@ -58,14 +56,12 @@ class WritingPanel(Pane):
         self.changed(keep_scroll=False)
 
     def scroll_lines(self, by: int) -> None:
-        """Step through the batch; scroll where one text fills the panel."""
         if self.whole and self.overflow:
             super().scroll_lines(by)
         else:
             self.step(by)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Counts and phases, the servers, and as many texts as there is room for."""
         p = self.palette
         lines = [*self._phases(width), *self._counts(width), *self._servers(width)][: max(1, height - 2)]
         room = height - len(lines)
@@ -88,7 +84,7 @@ class WritingPanel(Pane):
         return [(batch, text) for batch in current_batches(self.live) for text in batch.texts]
 
     def _shown(self, most: int) -> Sequence[tuple[Batch, LiveText]]:
-        """From the chosen one on; else those under way, and then the last ones that were finished."""
+        """Return texts from the chosen one on, else those in progress and the last finished ones."""
         every = self._all()
         at = next((i for i, (b, t) in enumerate(every) if (b.began, t.row) == self.chosen), None)
         if at is not None:
@@ -119,7 +115,6 @@ class WritingPanel(Pane):
         return [line]
 
     def _phases(self, width: int) -> list[Line]:
-        """What is written; then the phases of a step: those that are over, the present one, those to come."""
         p = self.palette
         now = self.info.progress if self.info is not None and self.info.status == "running" else None
         purpose = next((b.purpose for b in current_batches(self.live)[-1:]), Purpose())
@@ -150,7 +145,7 @@ class WritingPanel(Pane):
         return line
 
     def _measure(self, live: LiveState) -> None:
-        """Tokens a second of each server between two readings."""
+        """Compute tokens a second of each server between two readings."""
         before, tokens = self._servers_before
         if live.time - before < 1.0:
             return
@@ -195,7 +190,6 @@ class WritingPanel(Pane):
         return [line]
 
     def _body(self, text: LiveText, width: int, most: int | None) -> list[Line]:
-        """The newest lines of a text; all of it, after its prompt, where `most` is None."""
         p, inside = self.palette, max(8, width - 2)
         body = [("…" if text.cut else "") + text.text + ("" if text.finished else "▌")]
         lines = [Line(p).gap(2).add(part, p.text) for part in wrap("".join(body), inside, 8000)]
