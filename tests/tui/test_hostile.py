@@ -46,7 +46,11 @@ def nasty_record() -> TrajectoryRecord:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = make_run(tmp_path_factory.mktemp("hostile") / "runs", "[red]bad\x1b[2J", steps=2)
+    return make_hostile(tmp_path_factory.mktemp("hostile") / "runs")
+
+
+def make_hostile(folder: Path) -> Path:
+    run = make_run(folder, "[red]bad\x1b[2J", steps=2)
     (run / "run.json").write_text(
         '{"id": "[red]bad\\u001b[2J", "mode": "\\u001b]0;x\\u0007", "environment": "[/]", "name": "[b]n"}'
     )

@@ -1,4 +1,4 @@
-"""Sessions of random keys at odd sizes: the app never ends by a mistake of its own, and every screen stays whole."""
+"""Random keys, clicks, pastes and sizes: the app never fails, screens stay whole, no text steers the terminal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from textual import events
 
 from grpo_tui.tui.app.bindings import TABLE
 from grpo_tui.tui.app.destinations import Diff, Groups, Live, Runs, Stepper, Trajectories
 
 from .drive import Driver, running, settle
+from .test_hostile import NASTY, make_hostile
+from .test_hostile import check as check_literal
 
 SIZES = [(20, 5), (80, 24), (120, 40), (400, 120)]
 LEAVES = {"q", "ctrl+z", "o", "O"}
@@ -20,18 +23,30 @@ KEYS = sorted({key for row in TABLE for key in row.keys.split(",")} - LEAVES | {
 TYPED = ["1", "7", "slash", "colon", "a", "e", "space", "less_than_sign", "quotation_mark", "backspace", "é", "日"]
 
 
-async def session(runs: Path, seed: int, presses: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random keys, and now and then another size, from a screen chosen by the seed."""
+PASTED = ["12", "reward<0.2", "word\nnext", NASTY]
+
+
+async def session(run: Path, seed: int, presses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act at random, beginning at a screen that the seed chooses."""
     rng = random.Random(seed)
-    run = runs / "ab12"
+    runs = run.parent
     start = rng.choice([Runs(), Live(run), Trajectories(run), Groups(run), Stepper(run, "5"), Diff(run, 5)])
     monkeypatch.setenv("PAGER", "no-such-program")
     said: list[str] = []
     async with running(runs, start, size=SIZES[seed % len(SIZES)]) as app:
         for at in range(presses):
-            keys = [rng.choice(KEYS if rng.random() < 0.85 else TYPED) for _ in range(1 + 2 * rng.randrange(2))]
-            said.extend(keys)
-            await app.burst(*keys)
+            act = rng.random()
+            if act < 0.08:
+                width, height = app.app.size
+                await app.pilot.click(offset=(rng.randrange(width), rng.randrange(height)))
+                said.append("click")
+            elif act < 0.12:
+                (app.app.focused or app.screen).post_message(events.Paste(rng.choice(PASTED)))
+                said.append("paste")
+            else:
+                keys = [rng.choice(KEYS if rng.random() < 0.85 else TYPED) for _ in range(1 + 2 * rng.randrange(2))]
+                said.extend(keys)
+                await app.burst(*keys)
             if at % 70 == 69:
                 await app.pilot.resize_terminal(*rng.choice(SIZES))
             if at % 25 == 24:
@@ -45,6 +60,7 @@ async def session(runs: Path, seed: int, presses: int, monkeypatch: pytest.Monke
 
 def check(app: Driver, said: list[str]) -> None:
     """As many lines as the terminal has, and a way out in the last one."""
+    check_literal(app.text)
     lines = app.text.split("\n")
     assert len(lines) == app.app.size.height, said
     if hasattr(app.screen, "frame") and hasattr(app.screen, "view") and not app.screen.query("#prompt-bar"):
@@ -58,12 +74,30 @@ def own(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copytree(runs, tmp_path / "runs"))
 
 
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return make_hostile(tmp_path / "runs")
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_random_keys_do_no_harm(own: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    await session(own, seed, 50, monkeypatch)
+    await session(own / "ab12", seed, 50, monkeypatch)
+
+
+async def test_random_keys_over_hostile_text_do_no_harm(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await session(hostile, 2, 50, monkeypatch)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", range(12))
 async def test_many_random_keys_do_no_harm(own: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    await session(own, seed, 350, monkeypatch)
+    await session(own / "ab12", seed, 350, monkeypatch)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(12))
+async def test_many_random_keys_over_hostile_text_do_no_harm(
+    hostile: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session(hostile, seed, 350, monkeypatch)

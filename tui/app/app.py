@@ -1,4 +1,4 @@
-"""The app: which screen is on top, the theme, and what is remembered. Screens are in `screens/`, keys in `bindings.py`.
+"""The app: its stack of screens, the theme and the memory. Screens are in `screens/`, keys in `bindings.py`.
 
 Only the first screen's modules are imported at the start, so the first paint comes early at any size of the run.
 """

@@ -1,4 +1,4 @@
-"""The numbers of a chart's axes: where ticks stand, and labels that say exactly that. Any finite range works."""
+"""The numbers of a chart's axes: the positions of ticks, and exact labels for them. Any finite range works."""
 
 from __future__ import annotations
 

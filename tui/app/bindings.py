@@ -1,4 +1,4 @@
-"""The one table of keys: what is pressed, what happens, and how it is told.
+"""The one table of keys: key, action, label and help.
 
 Textual's bindings, the hints in the frame, the help screen and the command palette are all made from `TABLE`. Keys
 follow the trajectory viewers and pagers that people know: `h/l` step, `H/L` trajectory, `j/k`, `g/G`, `/`, `f`, `s`.
@@ -54,7 +54,7 @@ TABLE: tuple[Key, ...] = (
     Key((RUNS,), "r", "r", "reload", "reload", "Look at the folder again"),
     # live
     Key((LIVE,), "enter", "enter", "open", "trajectories", "Open the trajectories; on an alert, its evidence", 1),
-    Key((LIVE,), "space", "space", "pause", "pause", "Pause after this step, or go on; again takes it back", 2),
+    Key((LIVE,), "space", "space", "pause", "pause", "Pause after this step, or resume; again takes it back", 2),
     Key((LIVE,), "x", "x", "stop", "stop", "Save a checkpoint and stop the run", 3),
     Key((LIVE,), "c", "c", "checkpoint", "checkpoint", "Save a checkpoint now", 4),
     Key((LIVE,), "m", "m", "next_chart", "metric", "Show the next chart", 6),
@@ -63,7 +63,7 @@ TABLE: tuple[Key, ...] = (
     Key((LIVE,), "t", "t", "next_axis", "along", "Steps, time or tokens along the chart"),
     Key((LIVE,), "n", "n", "next_text(1)", "next text", "The next of the texts that are written now", 5),
     Key((LIVE,), "N", "N", "next_text(-1)", "", "The previous of the texts that are written now"),
-    Key((LIVE,), "z", "z", "whole", "whole panel", "The panel in use alone, or all panels", 7),
+    Key((LIVE,), "z", "z", "whole", "whole panel", "Show only the focused panel, or all panels", 7),
     Key((LIVE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none"),
     Key((LIVE,), "plus,equals_sign", "+", "zoom_in", "zoom in", "Show half as many steps"),
     Key((LIVE,), "minus", "−", "zoom_out", "zoom out", "Show twice as many steps"),
@@ -78,7 +78,7 @@ TABLE: tuple[Key, ...] = (
     Key((LIST,), "b", "b", "histogram", "histogram", "Show or hide the histogram of reward"),
     Key((LIST,), "r", "r", "reverse", "reverse", "Turn the order around"),
     Key((LIST,), "c", "c", "clear", "clear", "Clear filter and search", 7),
-    Key((LIST,), "F", "F", "follow", "follow", "Stay at the newest while the run goes on"),
+    Key((LIST,), "F", "F", "follow", "follow", "Follow the newest while the run is active"),
     Key((LIST, GROUPS), "n", "n", "scroll(1)", "", "The next match of the search"),
     Key((LIST, GROUPS), "N", "N", "scroll(-1)", "", "The previous match"),
     Key((LIST,), "v", "v", "live", "live", "Go to the dashboard of the run"),
@@ -93,7 +93,7 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "h,l", "h/l", "step(1)", "step", "", 1),
     Key((STEP,), "H,p", "H p", "rollout(-1)", "", "Previous trajectory of the list"),
     Key((STEP,), "L", "L", "rollout(1)", "", "Next trajectory of the list"),
-    Key((STEP,), "n", "n", "match(1)", "", "Next match of what was searched, also further on; else next trajectory"),
+    Key((STEP,), "n", "n", "match(1)", "", "Next match of the search, also in later trajectories; without a search, the next trajectory"),
     Key((STEP,), "N", "N", "match(-1)", "", "Previous match"),
     Key((STEP,), "H,L", "H/L", "rollout(1)", "trajectory", "", 2),
     Key((STEP,), "left_square_bracket", "[", "sibling(-1)", "", "Previous rollout of the group"),
@@ -118,7 +118,7 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "asterisk", "*", "same_tool(1)", "", "Go to the next step that calls the same tool"),
     Key((STEP,), "number_sign", "#", "same_tool(-1)", "", "Go to the step before that calls the same tool"),
     Key((STEP,), "T", "T", "thought", "", "Go to the next step with a thought of more than 500 tokens"),
-    Key((STEP,), "f", "f", "filter", "filter", "List and visit only the steps that an expression holds for", 8),
+    Key((STEP,), "f", "f", "filter", "filter", "List and visit only the steps that match an expression", 8),
     Key((STEP,), "less_than_sign", "<", "border(-4)", "", "More columns for the text"),
     Key((STEP,), "greater_than_sign", ">", "border(4)", "", "Fewer columns for the text"),
     Key((STEP,), "E", "E", "export_markdown", "", "Write the trajectory to a Markdown file"),
@@ -147,13 +147,13 @@ TABLE: tuple[Key, ...] = (
     Key(EVERYWHERE, "k,up", "k ↑", "scroll(-1)", "", "Up"),
     Key(PAGES, "pagedown,ctrl+d,ctrl+f", "pgdn", "page(1)", "", "One page down"),
     Key(PAGES, "pageup,ctrl+u,ctrl+b", "pgup", "page(-1)", "", "One page up"),
-    Key(PAGES, "g,home", "g", "first", "", "To the first"),
-    Key(PAGES, "G,end", "G", "last", "", "To the last"),
+    Key(PAGES, "g,home", "g", "first", "", "To the first; from the first step, to the top of the text"),
+    Key(PAGES, "G,end", "G", "last", "", "To the last; from the last step, to the end of the text"),
     Key((LIVE, STEP, PLAY), "tab", "tab", "next_pane(1)", "pane", "The next pane takes the scroll keys", 8),
     Key((LIVE, STEP, PLAY), "shift+tab", "shift+tab", "next_pane(-1)", "", "The previous pane takes the scroll keys"),
     Key((LIST, LIVE, GROUPS), "slash", "/", "search", "search", "Search the text of all trajectories", 5),
     Key((STEP,), "slash", "/", "search", "search", "Find in this trajectory", 6),
-    Key((RUNS, LIST, GROUPS), "f", "f", "filter", "filter", "Show only what an expression holds for", 3),
+    Key((RUNS, LIST, GROUPS), "f", "f", "filter", "filter", "Show only rows that match an expression", 3),
     Key((RUNS, LIST, GROUPS), "s", "s", "sort", "sort", "Sort by the next column", 4),
     Key((DIFF,), "h,left", "h ←", "step(-1)", "", "Previous step that differs"),
     Key((DIFF,), "l,right", "l →", "step(1)", "", "Next step that differs"),
@@ -166,9 +166,9 @@ TABLE: tuple[Key, ...] = (
     Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 2),
     Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 3),
     # what is shown, elsewhere
-    Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write what is shown to a file", 10),
-    Key((STEP, DIFF, LIST), "o", "o", "pager", "open", "Open what is shown in $PAGER", 11),
-    Key((STEP, DIFF, LIST), "O", "O", "editor", "", "Open what is shown in $EDITOR"),
+    Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write this view to a file", 10),
+    Key((STEP, DIFF, LIST), "o", "o", "pager", "open", "Open this view in $PAGER", 11),
+    Key((STEP, DIFF, LIST), "O", "O", "editor", "", "Open this view in $EDITOR"),
     Key((RUNS, LIST, STEP, DIFF), "y", "y", "copy", "copy", "Copy: the step, or the id of the row", 12),
     # everywhere
     Key((LIST, LIVE, GROUPS, STEP), "colon", ":", "go_to", "go to", "Go to a number, id, step or screen", 13),
@@ -178,7 +178,7 @@ TABLE: tuple[Key, ...] = (
     Key(EVERYWHERE, "escape,backspace", "esc", "back", "back", "Back to the screen before", 2),
     Key(EVERYWHERE, "ctrl+t", "ctrl+t", "app.next_theme", "theme", "The next of four themes, two colour-blind-safe"),
     Key(EVERYWHERE, "ctrl+l", "ctrl+l", "app.repaint", "repaint", "Paint the whole screen again"),
-    Key(EVERYWHERE, "q", "q", "app.quit", "quit", "Leave; a run goes on", 3),
+    Key(EVERYWHERE, "q", "q", "app.quit", "quit", "Quit; runs continue", 3),
 )  # fmt: skip
 
 

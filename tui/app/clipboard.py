@@ -1,9 +1,8 @@
-"""Copying text to where the person can paste it from, and saying truly where it went.
+"""Copy text to the user's clipboard and report the actual destination.
 
-A terminal takes a copy as an escape sequence (OSC 52) and never says whether it did. Where a program can be asked
-instead (tmux, the desktop's clipboard), it is, and its answer is told. tmux ignores the sequence from programs inside
-it unless it is configured to take it, so there the text goes to `tmux load-buffer -w`, which also hands it on to the
-terminal.
+A terminal receives a copy as an escape sequence (OSC 52) and never confirms it. A program that confirms is preferred:
+tmux or the desktop's clipboard. tmux ignores the sequence by default, so inside it the text goes to
+`tmux load-buffer -w`, which passes it to the terminal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two rollouts aligned, as data: which steps stand beside each other, where the two part, which words differ."""
+"""Two rollouts aligned, as data: pairs of steps, the first difference, and the words that differ."""
 
 from __future__ import annotations
 

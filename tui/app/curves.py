@@ -1,4 +1,4 @@
-"""Curves as data: what a chart draws, how it is smoothed, and which curves share a scale. Nothing here draws."""
+"""The curves of a chart as data: smoothing, and scales that curves share. Nothing here draws."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the app can go, as data. A screen asks for a place with `app.open(…)`; no screen knows another.
+"""Destinations in the app, as data. A screen goes to one with `app.open(…)` and knows no other screen.
 
-Which screen shows a destination is said in `routes.py`; what screens may ask of the app, in `shell.py`.
+`routes.py` maps a destination to its screen.
 """
 
 from __future__ import annotations

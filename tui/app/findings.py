@@ -1,4 +1,4 @@
-"""What was found about a run, fit to be read: repeats are one finding, the gravest first; good news is no alert."""
+"""The findings about a run for display: repeats are merged, the gravest come first, good news is not an alert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person types after `:` as a destination: a number, an id, a step, or a screen."""
+"""Destinations that a user types after `:`: a number, an id, a step, or a screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...engine.runs.search.query import EVERYTHING, Query
 from .data import Reads
 from .destinations import Destination, Groups, Live, Runs, Stepper, Trajectories
 
-HINT = "812 or an id: that trajectory, in the stepper that step · 812/3: its third step · step 40 · live, list, runs"
+HINT = "812 or an id: that trajectory (in the stepper: that step) · 812/3: its third step · step 40 · live, list, runs"
 _NUMBER = re.compile(r"(\d{1,18})\s*(?:/\s*(\d{1,9}))?")
 _STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
 

@@ -1,7 +1,6 @@
-"""All that the app takes from inside Textual; nothing else in the product uses a private name of it.
+"""All private names of Textual that the product uses.
 
-Each name is looked for when the app starts. Where one is missing or has another signature, the app runs on what Textual
-does itself:
+The app checks each name at the start. If one is missing or has another signature, Textual's own behaviour remains:
 
 | taken | for | without it |
 |---|---|---|
@@ -101,7 +100,7 @@ class OwnOutputApp(App[None]):
             self._driver.flush()
 
     def fatal(self, error: BaseException) -> None:
-        raise RuntimeError(f"{type(self).__name__} does not say how it ends")
+        raise RuntimeError(f"{type(self).__name__} must implement fatal")
 
     def _fatal_error(self) -> None:
         error = getattr(self, "_exception", None) or RuntimeError("unknown")

@@ -1,7 +1,7 @@
-"""The kind of a text, by what is in it and where it comes from: it decides how the text is rendered.
+"""The kind of a text by its content and source. The kind selects the renderer.
 
 A kind is `raw`, `plain`, `markdown`, `ansi` (a log with SGR colours), `json`, or the name of a Pygments lexer
-(`python`, `diff`, `pytb`, `bash`). Only the beginning and the end of a text are looked at.
+(`python`, `diff`, `pytb`, `bash`). Only the beginning and the end of a text are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the dashboard shows, read from the record in one go, and the curves that its charts draw. Nothing here draws."""
+"""The data of the dashboard, read from the record at once, and the curves of its charts. Nothing here draws."""
 
 from __future__ import annotations
 

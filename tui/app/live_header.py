@@ -1,4 +1,4 @@
-"""The first line of the dashboard: what runs, and how far it is, also inside a step; what does not fit goes whole."""
+"""The first line of the dashboard: run and progress. Parts that do not fit are left out whole."""
 
 from __future__ import annotations
 

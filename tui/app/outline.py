@@ -1,4 +1,4 @@
-"""The steps of a rollout, one line each: what is listed beside the text, gone to, and filtered."""
+"""The steps of a rollout, one line each: for the list next to the text, its cursor and its filter."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sends the terminal only the cells that differ from what it shows.
+"""Send the terminal only the cells that changed.
 
 Textual sends every line that changed whole, with a full colour sequence before and a reset after each piece of it. Over
-ssh, in tmux and in slow terminals those bytes are what a person waits for, so the app keeps a model of the terminal's
-cells, compares, and sends the runs of cells that differ with as few colour changes as they need.
+ssh, in tmux and in slow terminals those bytes dominate the delay of a key, so the app keeps a model of the terminal's
+cells and sends only runs of changed cells with as few colour changes as possible.
 """
 
 from __future__ import annotations

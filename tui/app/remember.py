@@ -1,4 +1,4 @@
-"""What the app remembers between starts: theme, last view of each run, and whether the first-run hint was seen.
+"""Values that survive between starts: theme, last view of each run, and whether the first-run hint was seen.
 
 One small JSON file under `$XDG_STATE_HOME/grpo-tui` (or `~/.local/state/grpo-tui`). Losing it costs nothing, so every
 trouble with it is ignored.

@@ -1,4 +1,4 @@
-"""Where a rollout holds what was searched for: from match to match, in the order in which its texts are shown."""
+"""The search matches of a rollout in the order of its texts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a person may ask of a run at this moment: pausing as a state machine, told by the run and its answers alone.
+"""The requests that a run accepts now. Pausing is a state machine; only the run and its answers change its state.
 
     running ──space──▸ pausing ──(the run answers)──▸ paused ──space──▸ resuming ──(it answers)──▸ running
        ▴                  │ space takes it back          ▴                  │ space takes it back
        └──────────────────┘                              └──────────────────┘
 
-A training pauses after its step. An online run goes on answering; what pauses is its learning.
+A training pauses after its step. An online run keeps answering and pauses its learning.
 """
 
 from __future__ import annotations
@@ -103,4 +103,4 @@ class Requests:
             case "cannot":
                 return Answer("This run serves and does not learn: there is nothing to pause.")
             case _:
-                return Answer(f"The run is {self.reading.info.status}; nobody would hear “pause”.")
+                return Answer(f"The run is {self.reading.info.status} and cannot take “pause”.")

@@ -1,4 +1,4 @@
-"""What a screen may ask of the app around it. `GrpoApp` is the shell; screens know no more of it than this."""
+"""The interface of the app for its screens. `GrpoApp` implements it."""
 
 from __future__ import annotations
 

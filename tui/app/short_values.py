@@ -1,4 +1,4 @@
-"""Values of any size in a few characters: what a model passes may hold megabytes, and no more is made than is shown."""
+"""Values of any size in a few characters: arguments may hold megabytes, so only the visible part is formatted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is searched for, in a text: without regard to case, accents and line breaks, as the full-text index finds it."""
+"""Search in a text without regard to case, accents and line breaks, as the full-text index does it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Colours by meaning: dark, light, and a colour-blind-safe form of each.
 
-Widgets ask for a role (`palette.good`), never for a colour. Nothing is said by colour alone: every role that carries a
-meaning has a sign (✓ ✗ ⚠ ▲ ▼), a word or a pattern beside it, so the screens also read under `NO_COLOR`. The
+Widgets ask for a role (`palette.good`), never for a colour. Colour never carries a meaning on its own: each
+such role also has a sign (✓ ✗ ⚠ ▲ ▼), a word or a pattern, so the screens also work under `NO_COLOR`. The
 colour-blind-safe series are those of Okabe and Ito (2008).
 """
 

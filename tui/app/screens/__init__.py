@@ -1,1 +1,1 @@
-"""One file a screen: what it shows, where its data come from, and what its keys do."""
+"""The screens, one file each, and the parts that they share."""

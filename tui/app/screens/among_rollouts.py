@@ -34,10 +34,10 @@ class AmongRollouts(PagedScreen):
         self._direction = 1
 
     def show_rollout(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} does not say what it shows")
+        raise RuntimeError(f"{type(self).__name__} must implement show_rollout")
 
     def show_reading(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} does not say that it reads")
+        raise RuntimeError(f"{type(self).__name__} must implement show_reading")
 
     def open_rollout(self, ref: str | int, step: int = 0, find: int = 0) -> None:
         """Open a rollout at a step, at its first match (`find` +1) or its last one (−1)."""

@@ -132,7 +132,7 @@ class ChatScreen(AppScreen):
         def show(answers: list[dict[str, Any]]) -> None:
             found = next((a for a in answers if a["id"] not in self._seen), None)
             if found is None:
-                self.say("No further answer waits for feedback.")
+                self.say("No other answer waits for feedback.")
                 return
             self._seen.add(found["id"])
             message = {"role": "user", "content": str(found["prompt"])}

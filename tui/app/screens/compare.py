@@ -1,4 +1,4 @@
-"""Two or more runs: one metric of each over each other, and their configurations beside each other."""
+"""Two or more runs: one metric in one chart, and their configurations in columns."""
 
 from __future__ import annotations
 

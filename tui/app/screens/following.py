@@ -1,6 +1,6 @@
-"""A screen that follows a run: what it shows is read in a thread, again every second while the run goes on.
+"""A screen that follows a run: a thread reads its data, and again every second while the run is active.
 
-A run that has ended is only looked at, which costs a few small files: someone may resume it.
+For an ended run only a few small files are checked, because someone may resume it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FollowsRun(AppScreen):
         return lambda reader, reading: None
 
     def show(self, extra: Any) -> None:
-        raise RuntimeError(f"{type(self).__name__} does not say what it shows")
+        raise RuntimeError(f"{type(self).__name__} must implement show")
 
     def show_problem(self, problem: str) -> None:
         self.say(problem, "error")

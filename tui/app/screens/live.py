@@ -1,7 +1,7 @@
-"""The dashboard of a run: is it learning, from which reward, is it cheating, what holds it.
+"""The dashboard of a run: learning, rewards, reward hacking, speed.
 
-Each kind of run has panels of its own (`live_layout.PANES`). What it is made of: `following` reads, `chart_keys` and
-`request_keys` act, `live_layout` places, `live_header` says where the run is.
+Each kind of run has panels of its own (`live_layout.PANES`). `following` reads, `chart_keys` and `request_keys` act,
+`live_layout` places the panels, and `live_header` shows the progress.
 """
 
 from __future__ import annotations

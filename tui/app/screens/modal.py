@@ -1,4 +1,4 @@
-"""What lies over a screen until it is answered, as a box around one pane: a question, the metric picker."""
+"""A dialog over a screen, as a box around one pane: a question, the metric picker."""
 
 from __future__ import annotations
 

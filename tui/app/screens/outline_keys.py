@@ -35,10 +35,16 @@ class OutlineKeys(AmongRollouts):
             self.go_to_step(later[0] if by > 0 else later[-1])
 
     def action_first(self) -> None:
-        self.go_to_step(0)
+        if self.step > 0:
+            self.go_to_step(0)
+        else:
+            super().action_first()
 
     def action_last(self) -> None:
-        self.go_to_step(len(self.cursor.steps) - 1)
+        if self.step < len(self.cursor.steps) - 1:
+            self.go_to_step(len(self.cursor.steps) - 1)
+        else:
+            super().action_last()
 
     def go_to_step(self, step: int) -> None:
         if self.cursor.go_to(step):

@@ -1,4 +1,4 @@
-"""What a screen shows, in the pager or in the editor."""
+"""The content of a screen in the pager or the editor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A screen whose middle is the texts of a rollout, with other panes beside them or, on a small terminal, in turns."""
+"""A screen whose middle is the texts of a rollout, with other panes next to them or, on a small terminal, in turns."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class RequestKeys(FollowsRun):
 
     def ask_run(self, command: Command, said: str) -> None:
         if self.shown is not None and not self.shown.info.active:
-            self.say(f"The run is {self.shown.info.status}; nobody would hear “{command}”.", "warning")
+            self.say(f"The run is {self.shown.info.status} and cannot take “{command}”.", "warning")
             return
         try:
             request(self.reads.path, command)

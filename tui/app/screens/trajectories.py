@@ -1,4 +1,4 @@
-"""All trajectories of a run: a table that reads only what is on screen, with filter, sort, search and a histogram."""
+"""All trajectories of a run: a table that reads only visible rows, with filter, sort, search and a histogram."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found, the gravest first; the finding under the cursor is told in full, and opens its evidence."""
+"""Findings, the gravest first. The finding under the cursor is expanded and opens its evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Line charts in braille: axes with round numbers, a band for ± std, marks that tell lines apart without colour."""
+"""Line charts in braille: axes with round numbers, a band for ± std, marks that distinguish lines without colour."""
 
 from __future__ import annotations
 

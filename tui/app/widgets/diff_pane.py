@@ -1,4 +1,4 @@
-"""Two rollouts, step beside step: aligned by what they did, with where they part said first."""
+"""Two rollouts in two columns, aligned by their calls, with the first difference on top."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Lines that are laid out when they come into view: of a rollout of megabytes only what is on screen is rendered.
+"""Lines that are laid out when they come into view: a rollout may hold megabytes, and only visible lines are rendered.
 
-A flow is a sequence of parts. Of a part that was not looked at only about how many lines it has is known, so the flow's
-length is an estimate until all of it was seen, and laying out a part moves what comes after it.
+A flow is a sequence of parts. An unseen part has an estimated number of lines, so its layout moves later parts.
 """
 
 from __future__ import annotations

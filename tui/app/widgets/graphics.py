@@ -1,7 +1,7 @@
 """Real pixels in terminals that can show them: kitty's protocol or sixel, through textual-image.
 
-Which one a terminal speaks is told by its environment, not asked: the answer to a question would arrive among the
-keys. `GRPO_TUI_IMAGES` (`kitty`, `sixel` or `blocks`) overrides it, for terminals that do not say who they are.
+The environment decides which protocol to use. A query is not sent, because its answer would arrive among the keys.
+`GRPO_TUI_IMAGES` (`kitty`, `sixel` or `blocks`) overrides the choice for unknown terminals.
 """
 
 from __future__ import annotations

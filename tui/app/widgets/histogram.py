@@ -1,4 +1,4 @@
-"""The distribution of reward over what is listed; a click on a bar filters by it."""
+"""The distribution of reward over the listed rows. A click on a bar filters by it."""
 
 from __future__ import annotations
 

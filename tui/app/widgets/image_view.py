@@ -193,7 +193,7 @@ class ImagePane(Pane):
         self.note = ""
         self.title = f"image {overlay.label}".strip() if overlay and overlay.label else "image"
         if looked_at is not None:
-            beside = "beside it what the policy saw" if self.seen else "the policy saw"
+            beside = "next to it the view of the policy" if self.seen else "the policy saw"
             self.note = f"{beside}: {looked_at.width} x {looked_at.height} pixels, {looked_at.tokens} tokens"
         self._ask()
 

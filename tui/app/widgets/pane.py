@@ -1,7 +1,7 @@
 """A pane: lines of styled text in one box of a frame, painted directly, scrolled by whole lines.
 
-A pane is no widget of Textual's. One widget, the frame, paints a whole screen: composing eight overlapping widgets
-costs three times what a key press may take. Lines are built once per content and size and then served from a cache.
+A pane is not a Textual widget. One widget, the frame, paints a whole screen, because composing eight overlapping
+widgets takes three times the budget of a key press. Lines are built once per content and size and then served from a cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Canvas(Protocol):
     def post_message(self, message: Message) -> bool: ...
 
     def run_worker(self, work: Any, *, group: str, exclusive: bool, thread: bool) -> object:
-        """Run something beside the screen."""
+        """Run a coroutine in the background."""
 
 
 class Pane:
@@ -107,7 +107,7 @@ class Pane:
 
     def build(self, width: int, height: int) -> Sequence[Line]:
         """Return all lines at this width. More than `height` lines scroll."""
-        raise RuntimeError(f"{type(self).__name__} does not say what it shows")
+        raise RuntimeError(f"{type(self).__name__} must implement build")
 
     def changed(self, keep_scroll: bool = True) -> None:
         if not keep_scroll:

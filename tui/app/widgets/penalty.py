@@ -1,4 +1,4 @@
-"""A penalty, explained: the rule, what it cost, the values it saw, the limit, why, and what would have been right."""
+"""A penalty, explained: the rule, its cost, the values it saw, the limit, the reason, and the right move."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Texts as lines, rendered by their kind with rich and Pygments: Markdown, source code, diffs, JSON, logs with colours.
 
-What a model wrote stays data: it is made literal before a renderer sees it, links and HTML of Markdown stay text, of a
-log's codes only colours count, and styles hold colours and attributes alone.
+Model text stays data. It is literal before a renderer sees it; links and HTML of Markdown stay text. Only the colour
+codes of a log apply, and styles hold nothing but colours and attributes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run under the cursor of the list: what it is, how it ended, and what to do with it."""
+"""The run under the cursor of the list: its facts, its end, and the next command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an online run answers: how many requests, how well, how fast, and with which version of the policy."""
+"""The serving side of an online run: requests, ratings, speed, and the policy version."""
 
 from __future__ import annotations
 
