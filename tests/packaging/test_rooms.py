@@ -282,7 +282,6 @@ SHARED = (
     "metric_picker",
     "pager",
     "stepper_plan",
-    "table_screen",
 )
 """What screens are made with, beside them: none of these is a screen that a destination opens."""
 

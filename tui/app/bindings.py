@@ -93,7 +93,7 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "h,l", "h/l", "step(1)", "step", "", 1),
     Key((STEP,), "H,p", "H p", "rollout(-1)", "", "Previous trajectory of the list"),
     Key((STEP,), "L", "L", "rollout(1)", "", "Next trajectory of the list"),
-    Key((STEP,), "n", "n", "match(1)", "", "Next match of the search, also in later trajectories; without a search, the next trajectory"),
+    Key((STEP,), "n", "n", "match(1)", "", "Next match of the search, or next trajectory"),
     Key((STEP,), "N", "N", "match(-1)", "", "Previous match"),
     Key((STEP,), "H,L", "H/L", "rollout(1)", "trajectory", "", 2),
     Key((STEP,), "left_square_bracket", "[", "sibling(-1)", "", "Previous rollout of the group"),

@@ -1,4 +1,4 @@
-"""Which rollout is open, and at which of its steps: moving about without knowing how anything is painted."""
+"""The open rollout, its step and search match, without any painting."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from dataclasses import dataclass
 
 from ...engine.runs.errors import RecordError
 from ...engine.runs.read.reader import RunReader
-from ...engine.runs.types import Event, Step, TrajectoryRecord, TrajectoryRow, Use
-from .rollout_search import Match, beside
+from ...engine.runs.types import Event, Step, Trajectory, TrajectoryRecord, TrajectoryRow, Use
+from .rollout_fields import fields_at
+from .text_search import span_after, span_before
 
 _KEPT = 12
 """Opened rollouts that are kept, so that going back and forth reads nothing."""
 _KEPT_SIZE = 20_000_000
 """Characters in them, beyond which only the last two are kept."""
+
+
+@dataclass(frozen=True, order=True)
+class Match:
+    """Characters `start` to `end` of a text, by step position and field position in `fields_at`."""
+
+    step: int
+    field: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,25 @@ class RolloutCursor:
         if found is not None:
             self.step, self.match = found.step, found
         return found is not None
+
+
+def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
+    """Return the next (`by` +1) or previous (−1) match around another one, or around `step` itself."""
+    last = max(0, len(trajectory.steps) - 1)
+    for here in range(step, last + 1) if by > 0 else range(step, -1, -1):
+        at = match if match is not None and match.step == here else None
+        fields = list(enumerate(fields_at(trajectory, here)))
+        for index, field in fields if by > 0 else reversed(fields):
+            if at is not None and (index < at.field if by > 0 else index > at.field):
+                continue
+            inside = at is not None and index == at.field
+            if by > 0:
+                span = span_after(field.text, wanted, at.end if at is not None and inside else 0)
+            else:
+                span = span_before(field.text, wanted, at.start if at is not None and inside else len(field.text))
+            if span is not None:
+                return Match(here, index, *span)
+    return None
 
 
 def read_opened(reader: RunReader, ref: str | int) -> Opened:

@@ -19,6 +19,7 @@ from ..theme import Palette
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from ..widgets.table import Table
 
 ALWAYS = ("?", "esc", "q")
 """Keys that are shown at every width: alone where there is no room for what they do."""
@@ -201,3 +202,21 @@ class AppScreen(Screen[Any]):
         for pane in self.frame.panes.values():
             pane.changed()
         self.frame.refresh()
+
+
+class TableScreen(AppScreen):
+    """A screen whose scroll keys move the cursor of `table`, which a subclass creates."""
+
+    table: Table
+
+    def action_scroll(self, by: int) -> None:
+        self.table.move(by)
+
+    def action_page(self, by: int) -> None:
+        self.table.move(by * max(1, self.table.body_height - 1))
+
+    def action_first(self) -> None:
+        self.table.move_to(0)
+
+    def action_last(self) -> None:
+        self.table.move_to(self.table.total - 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual.message import Message
 
+from ....engine.runs.types import ToolSpec
 from ..bindings import PLAY, bindings
 from ..destinations import Trajectories
 from ..widgets.frame import Box, Part, split
@@ -19,7 +20,6 @@ from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
-from ..widgets.tools_panel import ToolsPanel, template
 from .reading_screen import ReadingScreen
 from .stepper_plan import is_wide
 
@@ -46,6 +46,39 @@ class ModelPanel(Pane):
 
     def build(self, width: int, height: int) -> list[Line]:
         return wrapped(self.palette, self.text or "(nothing)", width, self.palette.text, len(self.text) or 1)
+
+
+class ToolsPanel(Pane):
+    """Number, name, description and arguments of each tool."""
+
+    title = "tools"
+
+    def __init__(self) -> None:
+        super().__init__("tools")
+        self.tools: Sequence[ToolSpec] | None = None
+        """None: not known yet."""
+
+    def put(self, tools: Sequence[ToolSpec]) -> None:
+        if tools != self.tools:
+            self.tools = tools
+            self.changed(keep_scroll=False)
+
+    def build(self, width: int, height: int) -> list[Line]:
+        p = self.palette
+        if self.tools is None:
+            return []
+        lines = [] if self.tools else wrapped(p, "No tools: the turn is the answer, in plain words.", width, p.faint)
+        for number, tool in enumerate(self.tools, 1):
+            of_tool = [Line(p).add(f"{number} " if number < 10 else "  ", p.key).add(tool.name, p.strong)]
+            of_tool += [Line(p).gap(2).extend(line) for line in wrapped(p, tool.description, width - 2, p.muted)]
+            for argument in tool.arguments:
+                kind = " | ".join(argument.choices) if argument.choices else argument.type
+                told = f"{argument.name}{'' if argument.required else '?'}: {kind}  {argument.description}".rstrip()
+                of_tool += [Line(p).gap(2).extend(line) for line in wrapped(p, told, width - 2, p.text)]
+            for line in of_tool:
+                line.hits = [(0, width, ("tool", number))]
+            lines += of_tool
+        return lines
 
 
 class PlayScreen(ReadingScreen):
@@ -225,3 +258,8 @@ class PlayScreen(ReadingScreen):
 
 def _at(part: tuple[int, int], width: int) -> tuple[int, int, int]:
     return part[0], width, part[1]
+
+
+def template(tool: ToolSpec) -> str:
+    """Return a call to complete: `LOOK(x=, y=)`."""
+    return f"{tool.name}({', '.join(f'{a.name}=' for a in tool.arguments if a.required)})"

@@ -11,7 +11,7 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ..data import Reads
 from ..widgets.line import Line
 from ..widgets.table import Table
-from .table_screen import TableScreen
+from .base import TableScreen
 
 FILTER_HINT = "reward<0.2 and penalty:missing_prerequisite and action:TRACK_OBJECT and step>100 · tab completes"
 SEARCH_HINT = "words of prompts, thoughts, actions, observations, answers and penalties · “two words” as a phrase"

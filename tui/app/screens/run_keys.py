@@ -10,8 +10,8 @@ from ....engine.launch import LaunchError, delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ..run_list import RunRow
 from ..widgets.prompt_bar import ask
+from .base import TableScreen
 from .dialogs import confirm
-from .table_screen import TableScreen
 
 
 class RunKeys(TableScreen):

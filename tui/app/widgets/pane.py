@@ -1,7 +1,7 @@
 """A pane: lines of styled text in one box of a frame, painted directly, scrolled by whole lines.
 
 A pane is not a Textual widget. One widget, the frame, paints a whole screen, because composing eight overlapping
-widgets takes three times the budget of a key press. Lines are built once per content and size and then served from a cache.
+widgets takes three times the budget of a key press. Lines are built once per content and size and cached.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from ....engine.runs.types import Step, TrajectoryRecord
 from ...format import duration
 from ...text import literal
 from ..calls import root_of, summary
+from ..rollout_cursor import Match
 from ..rollout_fields import Field, end_fields, prompt_fields, raw_fields, step_fields
-from ..rollout_search import Match
 from ..text_search import spans
 from .flow import Flow
 from .line import Line, wrapped
