@@ -86,12 +86,8 @@ def _rft(wanted: Wanted, width: int, height: int) -> list[Box]:
     tops = split(height, rows)
     (cx, cw), (tx, tw) = _columns(width)
     (y, h) = tops[0]
-    boxes = [Box("chart", cx, y, cw, h)]
     need = wanted.components + 5
-    if h >= need + 7 and "kl" not in wanted.empty:
-        boxes += [Box("components", tx, y, tw, need), Box("kl", tx, y + need - 1, tw, h - need + 1)]
-    else:
-        boxes.append(Box("components", tx, y, tw, h))
+    boxes = _first_row(width, y, h, "components", need, "kl" if h >= need + 7 and "kl" not in wanted.empty else "")
     first = "writing" if wanted.writing else "speed" if "actions" in wanted.empty else "actions"
     (y, h) = tops[1]
     if width >= 100:
@@ -121,11 +117,7 @@ def _online(wanted: Wanted, width: int, height: int) -> list[Box]:
     tops = split(height, rows)
     (cx, cw), (tx, tw) = _columns(width)
     (y, h) = tops[0]
-    boxes = [Box("chart", cx, y, cw, h)]
-    if h >= 18:
-        boxes += [Box("serving", tx, y, tw, 9), Box("kl", tx, y + 8, tw, h - 8)]
-    else:
-        boxes.append(Box("serving", tx, y, tw, h))
+    boxes = _first_row(width, y, h, "serving", 9, "kl" if h >= 18 else "")
     (y, h) = tops[1]
     if width >= 100:
         boxes += _row(
@@ -143,13 +135,16 @@ def _sft(wanted: Wanted, width: int, height: int) -> list[Box]:
     tops = split(height, [Part(9, 1.4), Part(7, 0.6, 12)])
     (cx, cw), (tx, tw) = _columns(width)
     (y, h) = tops[0]
-    boxes = [Box("chart", cx, y, cw, h)]
-    if h >= 18:
-        boxes += [Box("learning", tx, y, tw, 10), Box("log", tx, y + 9, tw, h - 9)]
-    else:
-        boxes.append(Box("learning", tx, y, tw, h))
+    boxes = _first_row(width, y, h, "learning", 10, "log" if h >= 18 else "")
     (y, h) = tops[1]
     return [*boxes, Box("speed", cx, y, cw, h), Box("versions", tx, y, tw, h)]
+
+
+def _first_row(width: int, y: int, height: int, upper: str, rows: int, lower: str) -> list[Box]:
+    """Place the chart, and right of it `upper`, with `rows` lines if `lower` is below it."""
+    (cx, cw), (tx, tw) = _columns(width)
+    boxes = [Box("chart", cx, y, cw, height), Box(upper, tx, y, tw, rows if lower else height)]
+    return [*boxes, Box(lower, tx, y + rows - 1, tw, height - rows + 1)] if lower else boxes
 
 
 def _row(names: tuple[str, ...], parts: list[Part], width: int, y: int, height: int) -> list[Box]:
