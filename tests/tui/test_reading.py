@@ -149,6 +149,8 @@ def test_a_fence_that_is_cut_goes_on_in_the_next_piece() -> None:
          "edit a.py +1 −1"),
         (Call("GET_PROPERTIES", {"mask": 7}), "GET_PROPERTIES(mask=7)"),
         (Call("odd", "no object"), "odd no object"),
+        (Call("python", {"code": "import json\nprint(1)"}), "python import json …"),
+        (Call("odd", "two\nlines"), "odd two …"),
     ],
 )  # fmt: skip
 def test_a_call_in_one_line(call: Call, line: str) -> None:

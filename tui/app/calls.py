@@ -73,7 +73,8 @@ class Shown:
 
     @property
     def line(self) -> str:
-        first, more, _ = self.text.lstrip().partition("\n")
+        body = "" if self.note else next((a.text for a in self.arguments if not a.name), "")
+        first, more, _ = (self.text or body).lstrip().partition("\n")
         return " ".join(part for part in (self.head, first + " …" * bool(more), self.note) if part)
 
 
