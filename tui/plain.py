@@ -38,7 +38,7 @@ class Whole:
 
 
 def read_whole(reader: RunReader, ref: str | int) -> Whole:
-    """By id or number. Raises LookupError or RecordDamaged."""
+    """Read by id or number. Raises LookupError or RecordDamaged."""
     n = reader.bodies.number(ref)
     record = reader.bodies.trajectory(n)
     group: Sequence[TrajectoryRow] = ()

@@ -66,7 +66,7 @@ class GrpoApp(OwnOutputApp):
         self._reads: dict[str, Reads] = {}
         self.failure = ""
         self.clock: Callable[[], float] = time.time
-        """What ages are counted from."""
+        """The clock for ages."""
         for made in textual_themes():
             self.register_theme(made)
         wanted = theme or self.memory.get("theme", DEFAULT_THEME)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 OSC52_BYTES = 74_994
-"""What terminals take at least: 100,000 bytes with the sequence around it, in base64."""
+"""The least limit of terminals: 100,000 bytes in base64, with the sequence around it."""
 _TIMEOUT_S = 3.0
 
 

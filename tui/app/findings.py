@@ -13,7 +13,7 @@ from .live_data import Reading
 
 Grade = Literal["failure", "warning", "asked", "hint", "good"]
 GRADES: tuple[Grade, ...] = ("failure", "warning", "asked", "hint", "good")
-"""From what needs a person at once to good news; `asked`: what a person asked the run for, and its answer."""
+"""From urgent to good news. `asked`: a user's request to the run, and its answer."""
 
 
 @dataclass(frozen=True)

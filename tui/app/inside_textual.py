@@ -38,7 +38,7 @@ _CHOPS: Any = getattr(_compositor, "ChopsUpdate", ())
 """An update of spans of some lines."""
 
 _SYNCHRONISED = "\x1b[?2026h{}\x1b[?2026l"
-"""A terminal that knows this mode shows what is between in one go."""
+"""Terminals that support this mode show the text between at once."""
 _OF_THE_APP = ("_batch_count", "_closed", "_driver", "_sync_available")
 HUNG_UP = 129
 """The exit code of a shell for a program that ended with its terminal (128 + SIGHUP)."""
@@ -50,7 +50,7 @@ class OwnOutputApp(App[None]):
     def __init__(self) -> None:
         super().__init__()
         self.painter = Painter(_colors(self)) if _updates_are_known() and _display_is_known(self) else None
-        """What the terminal shows; None where Textual sends the screen itself."""
+        """A model of the terminal; None if Textual sends the screen itself."""
 
     def get_driver_class(self) -> type[Driver]:
         driver = super().get_driver_class()

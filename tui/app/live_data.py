@@ -17,13 +17,13 @@ from ...engine.runs.write.summary import RATE_WINDOW
 
 Points = list[tuple[int, float]]
 Kind = Literal["rft", "sft", "online"]
-"""What sort of run it is, and so which panels say something about it."""
+"""The kind of a run, which selects its panels."""
 
 ACTIONS = metric.ACTION_SHARE.prefix
 POINTS = 400
 """Points of a curve that are read: about two a cell of a wide terminal."""
 FOLLOW_SECONDS = 1.0
-"""How often a run that goes on is read, and so the least time between two redraws of what it adds."""
+"""The interval at which an active run is read, and so the least time between two redraws."""
 TREND = 40
 PACE_STEPS = 20
 """Steps over which the time of a step is averaged: one of them may have waited for anything."""
@@ -31,7 +31,7 @@ RATES = (
     metric.ONLINE_SUCCESS, metric.ONLINE_SUCCESS_INITIAL, metric.GATE_RATE, metric.FLIP_RATE, metric.REJECTED,
     metric.CONFIDENCE, metric.LATENCY,
 )  # fmt: skip
-"""What is recorded of single requests or updates: shown as rates and means over the last `RATE_WINDOW` of them."""
+"""Metrics of single requests or updates, shown as rates and means over the last `RATE_WINDOW`."""
 _TRENDS = (
     metric.COMPONENT_SUM.prefix, metric.COMPONENT_RAW.prefix, ACTIONS, metric.KL_MEAN, metric.BETA, metric.REWARD_MEAN,
     metric.TURNS, "train/", "grpo/", "online/", "success/",
@@ -47,7 +47,7 @@ class Reading:
     info: RunInfo
     names: Sequence[str] = ()
     latest: Mapping[str, float] = field(default_factory=dict)
-    """The values of now; `RATES` over their window."""
+    """The newest values; `RATES` over their window."""
     trends: Mapping[str, Points] = field(default_factory=dict)
     findings: Sequence[Event] = ()
     betas: Sequence[Event] = ()
@@ -58,7 +58,7 @@ class Reading:
     """Mean of the last `PACE_STEPS` steps, with their share of the time that evaluations took."""
     log: Sequence[str] = ()
     live: LiveState | None = None
-    """What is written at this moment."""
+    """The texts in progress."""
     problem: str = ""
 
     @property

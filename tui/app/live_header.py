@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 _NAME = 6
-"""Cells that the name of the run keeps; the rest of it gives way to where the run is."""
+"""Cells that the name of the run keeps; the rest gives way to the progress."""
 _BORDER = 8
 """Cells of the frame around both sides of the header."""
 _QUIET = 60.0

@@ -19,7 +19,7 @@ class Shell(Protocol):
     palette: Palette
     memory: Memory
     clock: Callable[[], float]
-    """What ages are counted from: seconds since the epoch."""
+    """The clock for ages, in seconds since the epoch."""
 
     def open(self, destination: Destination, *, replace: bool = False) -> None:
         """Go there; with `replace`, in place of the present screen, else on top of it."""

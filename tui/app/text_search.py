@@ -17,7 +17,7 @@ _MARKS = "[\u0300-\u036f]"
 _LETTERS = (
     (0x41, 0x250), (0x370, 0x530), (0x1E00, 0x2000), (0x212A, 0x212C), (0xFB00, 0xFB07), (0x10400, 0x10450),
 )  # fmt: skip
-"""Where characters lie that are a letter of another case, or a letter with an accent."""
+"""Ranges of letters with case or accents."""
 _WINDOW = 1 << 16
 _LONGEST = 1 << 12
 """Characters that one match takes at most where the last one before a place is looked for."""

@@ -13,7 +13,7 @@ from ..rollout_cursor import Opened, RolloutCursor, read_opened
 from .pager import PagedScreen
 
 PATIENCE_S = 0.1
-"""After this long it is said that a rollout is being read."""
+"""Seconds until a read in progress is shown."""
 
 
 class AmongRollouts(PagedScreen):
@@ -25,12 +25,12 @@ class AmongRollouts(PagedScreen):
         self.reads = reads
         self.list_query = query
         self.find = find
-        """What was searched for: words and phrases, of which each place is a match."""
+        """The searched words and phrases."""
         self.cursor = RolloutCursor()
         self.wanted = 0
-        """The rollout that was asked for last: another than the open one while it is being read."""
+        """The last requested rollout. It differs from the open one during a read."""
         self._beside: dict[tuple[int, int], TrajectoryRow] = {}
-        """Rows that were looked up ahead, by number and direction."""
+        """Prefetched rows, by number and direction."""
         self._direction = 1
 
     def show_rollout(self) -> None:

@@ -22,9 +22,9 @@ from ..widgets.pane import Pane
 from ..widgets.table import Table
 
 ALWAYS = ("?", "esc", "q")
-"""Keys that are shown at every width: alone where there is no room for what they do."""
+"""Keys that are shown at every width, without labels on narrow screens."""
 MESSAGES = 2
-"""Messages that stand on a screen together at most."""
+"""The most messages on a screen at once."""
 
 
 class AppScreen(Screen[Any]):
@@ -37,7 +37,7 @@ class AppScreen(Screen[Any]):
         super().__init__()
         self.frame: Frame
         self.destination: Destination | None = None
-        """Where the app was asked to go when it made this screen."""
+        """The destination for which the app made this screen."""
         self._active = ""
         self._said = 0
 

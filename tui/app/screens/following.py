@@ -29,7 +29,7 @@ class FollowsRun(AppScreen):
         self.shown: Reading | None = None
         self._busy = False
         self._outdated = False
-        """Whether what is being read was changed since: it is read once more before it is shown."""
+        """Whether a read in progress is outdated, so that another follows before anything is shown."""
 
     def also(self) -> Callable[[RunReader, Reading], Any]:
         """Return a reader for extra data. It is made on the screen's thread and called on the reading one."""

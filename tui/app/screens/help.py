@@ -21,7 +21,7 @@ FILTER_HELP = (
 )
 
 _NARROW = 36
-"""Cells under which a key stands above what it does."""
+"""Cells below which the meaning is under its key."""
 
 
 class HelpPane(Pane):

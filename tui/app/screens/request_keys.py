@@ -19,7 +19,7 @@ class RequestKeys(FollowsRun):
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
         self._told: set[str] | None = None
-        """Ids of requests whose answer was told, or was there when the screen was opened."""
+        """Ids of requests whose answer was shown, or existed when the screen opened."""
 
     @property
     def requests(self) -> Requests | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..widgets.frame import Box
 
 _WIDE = (100, 14)
-"""Columns and rows from which group, steps and reward stand beside the text; else one pane has the screen."""
+"""Columns and rows for group, steps and reward next to the text; below them one pane fills the screen."""
 _THREE = 144
 """Columns from which rewards of steps have a column of their own."""
 _TEXT = 72

@@ -55,7 +55,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         self.problem = ""
         self.warning = ""
         self.pending = ""
-        """What of the record cannot be read yet, in a few words."""
+        """The unreadable part of the record, in a few words."""
         self.following = False
         self.extras: tuple[str, ...] = ()
         self._asking = 0

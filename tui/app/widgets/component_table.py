@@ -35,7 +35,7 @@ class ComponentTable(Pane):
         self.latest: Mapping[str, float] = {}
         self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
         self.of_rollouts = False
-        """Whether components are of whole rollouts, as in what others wrote or recorded (docs/recording.md)."""
+        """Whether components are of whole rollouts, as in dumps and recorded runs (docs/recording.md)."""
 
     def put(self, latest: Mapping[str, float], trends: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         self.latest, self.trends = latest, trends

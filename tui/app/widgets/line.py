@@ -12,7 +12,7 @@ from ... import text as literally
 from ..theme import Palette
 
 Hit = tuple[int, int, Any]
-"""`[start, end)` in cells and what a click there means."""
+"""`[start, end)` in cells and the target of a click there."""
 
 
 class Line:

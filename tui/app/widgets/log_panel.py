@@ -13,7 +13,7 @@ _LOGGED = re.compile(
 )
 
 _WARNED = re.compile(r"(?P<file>\S+\.py):(?P<line>\d+): (?P<what>\w*Warning: .*)", re.DOTALL)
-"""What Python's `warnings` prints, before a line of source that is indented by two."""
+"""A line of Python's `warnings`, which precedes an indented source line."""
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\d]*)[/\\]")
 _BAR = re.compile(r"(?P<share>\d+)%\|.*\|")
 

@@ -47,9 +47,9 @@ class Pane:
     pad: ClassVar[int] = 1
     """Blank cells between the text and the borders left and right."""
     long = False
-    """Whether there are always more lines than fit, so that they are built once, beside a scrollbar."""
+    """Whether there are always more lines than fit, so that they are built once, next to a scrollbar."""
     title = ""
-    """What stands in the frame's line above the pane."""
+    """The title in the border above the pane."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Pane:
         self.top = 0
         self.active = False
         self.is_dump = False
-        """Whether it shows what another framework wrote: nothing more will come."""
+        """Whether another framework wrote the run, so that no more data will come."""
         self._built: Sequence[Line] | None = None
         self._built_for = (-1, -1)
         self._strips: dict[int, list[Segment]] = {}

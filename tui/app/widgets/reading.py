@@ -50,7 +50,7 @@ class ReadingPanel(Pane):
         self.raw = False
         self.whole_prompt = False
         self.image_note = self.note = self.problem = ""
-        """A remark on the image, that of a person, and the reason why nothing can be read."""
+        """A remark on the image, the user's note, and the reason why nothing can be read."""
         self.under_way = False
         """Whether the rollout has no end yet."""
         self.on_step: Callable[[int], None] = lambda step: None

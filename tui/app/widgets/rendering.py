@@ -25,7 +25,7 @@ from .line import Line
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSI_ROLES = ("faint", "bad", "good", "warn", "accent", "accent", "accent", "text")
-"""Roles of the eight colours of a terminal: their own shades are the terminal's, and may be unreadable here."""
+"""Roles of the eight colours of a terminal: the terminal's shades may be unreadable on this background."""
 _KEPT = ("bold", "italic", "underline", "strike", "reverse")
 
 

@@ -18,7 +18,7 @@ from .penalty import penalty_lines
 _PLACES = 4
 """Decimals of a sum at most."""
 _INEXACT = 1e-5
-"""How far recorded terms may miss their total by rounding alone."""
+"""The largest rounding error of recorded terms against their total."""
 _NUMBERS = 4  # columns: raw, normalised, weight, contribution
 
 

@@ -19,7 +19,7 @@ from .line import Line
 from .rendering import Renderer, marked
 
 Key = tuple[int, int]
-"""A text of a rollout: the step (`PROMPT`, `END`: what stands before and after them), and its place among its texts."""
+"""A text of a rollout: the step (`PROMPT`, `END`: the texts before and after them), and its place among its texts."""
 PROMPT, END = -1, -2
 _SPARE = 2
 """A text that is this much longer than it folds to is shown whole."""

@@ -26,7 +26,7 @@ MODES = ("who wrote it", "log-prob", "advantage", "trainer's log-prob", "mismatc
 """Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats; reference: of the trainer (else the
 sampler) minus that of the reference. Those that nothing was recorded for are passed over."""
 _APART = (0.01, 0.1, 0.5)
-"""Nats from which a token's probability is told to differ a little, clearly, and by much."""
+"""Nats from which a probability differs slightly, clearly, and strongly."""
 _ENTROPIES = (0.1, 0.7, 1.5)
 """Nats: sure, a choice of about two, open."""
 _MARK = Style(reverse=True)
@@ -35,7 +35,7 @@ LIMIT = 200_000
 _TOGETHER = 300
 """Tokens of a turn that are laid out together."""
 _NAMED = 9
-"""Cells of the name of who speaks."""
+"""Cells of the speaker's name."""
 
 
 class TokenView(Pane):
