@@ -1,4 +1,4 @@
-"""Calls the server of an online run, with the standard library alone: texts, feedback, and answers without feedback."""
+"""Client of an online run, on the standard library only: texts, feedback, and answers without feedback."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
 
 
 def _step(whole: Whole, position: int) -> Iterator[tuple[str, str]]:
-    """One step: its call, what came of it, its reward and its advantage."""
+    """Yield a step: its call, result, reward and advantage."""
     record = whole.record
     step = record.trajectory.steps[position]
     rewards = {s.step: s for s in record.breakdown.steps} if record.breakdown is not None else {}
@@ -149,7 +149,7 @@ def _step(whole: Whole, position: int) -> Iterator[tuple[str, str]]:
 
 
 def _end(whole: Whole) -> Iterator[tuple[str, str]]:
-    """The answer, the reward, the advantage and what learning did with them."""
+    """Yield the answer, the reward, the advantage and their use in learning."""
     record = whole.record
     t = record.trajectory
     yield "", ""

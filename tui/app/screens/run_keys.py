@@ -19,7 +19,7 @@ class RunKeys(TableScreen):
 
     @property
     def current(self) -> RunRow | None:
-        raise RuntimeError(f"{type(self).__name__} has no cursor")
+        return self.table.current
 
     def look_again(self) -> None:
         raise RuntimeError(f"{type(self).__name__} has no list")

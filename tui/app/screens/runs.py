@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ....configs import metric_names as metric
 from ....engine.runs.health.headline import Headline
 from ..bindings import RUNS, bindings
 from ..curves import Series
-from ..destinations import Compare, Live, Trajectories
+from ..destinations import Compare, Destination, Live, Trajectories
 from ..live_charts import MEASURED_AT_TIMES, is_share
 from ..run_list import LARGEST_FIRST, SORTS, RunRow, arranged, load, looked_into
 from ..widgets.chart import Chart
@@ -171,10 +171,6 @@ class RunsScreen(RunKeys):
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
-    @property
-    def current(self) -> RunRow | None:
-        return self.table.current
-
     def on_table_moved(self, message: Table.Moved) -> None:
         self._show_card()
 
@@ -202,31 +198,22 @@ class RunsScreen(RunKeys):
     def action_open(self) -> None:
         """Open the dashboard of an active run; otherwise the last view, or the trajectories."""
         row = self.current
-        if row is None:
-            return
-        last = self.shell.memory.run(row.info.id).get("view")
-        going = row.info.active
-        if going or last == "live":
-            self.action_live()
-        else:
-            self.action_trajectories()
+        if row is not None:
+            live = row.info.active or self.shell.memory.run(row.info.id).get("view") == "live"
+            self._go("live", Live) if live else self._go("trajectories", Trajectories)
 
-    def _opening(self, view: str) -> RunRow | None:
+    def action_live(self) -> None:
+        self._go("live", Live)
+
+    def action_trajectories(self) -> None:
+        self._go("trajectories", Trajectories)
+
+    def _go(self, view: str, place: Callable[[Path], Destination]) -> None:
         row = self.current
         if row is not None:
             self.shell.memory.put("seen_hint", True)
             self.shell.memory.run(row.info.id)["view"] = view
-        return row
-
-    def action_live(self) -> None:
-        row = self._opening("live")
-        if row is not None:
-            self.shell.open(Live(Path(row.info.path)))
-
-    def action_trajectories(self) -> None:
-        row = self._opening("trajectories")
-        if row is not None:
-            self.shell.open(Trajectories(Path(row.info.path)))
+            self.shell.open(place(Path(row.info.path)))
 
     def action_mark(self) -> None:
         row = self.current
