@@ -10,7 +10,7 @@ from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
-from ...format import bar, count, fitted, percent, whole
+from ...format import bar, fitted, percent, whole
 from ..bindings import GROUPS, bindings
 from ..data import Reads
 from ..destinations import Stepper
@@ -35,8 +35,6 @@ class GroupsScreen(QueryList):
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING, n: int | None = None) -> None:
         super().__init__(reads, query)
-        self.problem = ""
-        self.total: Count | None = None
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
         self.table = Table("table", self._columns, self._fetch, self._empty)
@@ -48,11 +46,7 @@ class GroupsScreen(QueryList):
         return [Box("table", 0, 0, width, height)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        p = self.palette
-        right = Line(p)
-        if self.total is not None:
-            right.add(count(self.table.cursor + 1 if self.total else 0), p.strong).add(f" of {self.total}", p.muted)
-        return self.heading("groups", width), right
+        return self.heading("groups", width), self.position()
 
     def on_mount(self) -> None:
         self._active = "table"
@@ -129,14 +123,6 @@ class GroupsScreen(QueryList):
             "",
             "f changes the filter · / the search · c clears both · z opens the groups again",
         ]
-
-    def on_table_moved(self, message: Table.Moved) -> None:
-        self.frame.refresh_header()
-
-    def on_pane_hit(self, message: Pane.Hit) -> None:
-        match message.what:
-            case ("sort", str(name)):
-                self.sort_by(name)
 
     def action_open(self) -> None:
         row = self.table.current

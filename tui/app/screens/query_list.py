@@ -8,8 +8,11 @@ from typing import Any
 
 from ....engine.runs.errors import FilterError
 from ....engine.runs.search.query import EVERYTHING, Query
+from ....engine.runs.search.views import Count
+from ...format import count
 from ..data import Reads
 from ..widgets.line import Line
+from ..widgets.pane import Pane
 from ..widgets.table import Table
 from .base import TableScreen
 
@@ -29,6 +32,8 @@ class QueryList(TableScreen):
         super().__init__()
         self.reads = reads
         self.list_query = query
+        self.problem = ""
+        self.total: Count | None = None
 
     def restart(self, keep: bool) -> None:
         """Read another query. With `keep`, the cursor stays on its row if that still matches."""
@@ -40,6 +45,13 @@ class QueryList(TableScreen):
         if query:
             left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 30)))
         return left
+
+    def position(self) -> Line:
+        """Return the row of the cursor and the number of rows; nothing while they are counted."""
+        p, line = self.palette, Line(self.palette)
+        if self.total is None:
+            return line
+        return line.add(count(self.table.cursor + 1 if self.total else 0), p.strong).add(f" of {self.total}", p.muted)
 
     def set_query(self, keep: bool = False, **changes: Any) -> None:
         self.list_query = replace(self.list_query, **changes)
@@ -88,6 +100,14 @@ class QueryList(TableScreen):
         kept = self.shell.memory.run(self.reads.path.name).setdefault(what, [])
         del kept[:-_REMEMBERED]
         return kept
+
+    def on_table_moved(self, message: Table.Moved) -> None:
+        self.frame.refresh_header()
+
+    def on_pane_hit(self, message: Pane.Hit) -> None:
+        match message.what:
+            case ("sort", str(name)):
+                self.sort_by(name)
 
     def on_table_selected(self, message: Table.Selected) -> None:
         self.run_worker(self.run_action("open"), group="open")

@@ -11,7 +11,6 @@ from ....engine.runs.search.full_text import needles
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ....engine.runs.types import TrajectoryRow
-from ...format import count
 from ...text import wrap
 from ..bindings import LIST, bindings
 from ..data import Reads
@@ -50,9 +49,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__(reads, query)
-        self.total: Count | None = None
         self.recorded = 0
-        self.problem = ""
         self.warning = ""
         self.pending = ""
         """The unreadable part of the record, in a few words."""
@@ -91,8 +88,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         if self.problem:
             right.add(f"✗ {self.problem}", p.bad, cells=min(len(self.problem) + 2, width // 2))
         elif self.total is not None:
-            here = self.table.cursor + 1 if self.total else 0
-            right.add(count(here), p.strong).add(f" of {self.total}", p.muted)
+            right.extend(self.position())
             if self.following:
                 right.add("  following", p.accent)
         else:
@@ -242,12 +238,9 @@ class TrajectoriesScreen(QueryList, PagedScreen):
 
     def on_table_moved(self, message: Table.Moved) -> None:
         self.preview.put(self.table.current)
-        self.frame.refresh_header()
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         match message.what:
-            case ("sort", str(name)):
-                self.sort_by(name)
             case ("bin", int(index)):
                 low, high, _ = self.histogram.bins[index]
                 last = index == len(self.histogram.bins) - 1
