@@ -277,6 +277,18 @@ def long_rollouts(state: str, count: int) -> dict[str, str]:
     return row
 
 
+def bare(state: str, count: int) -> str:
+    """Measure an app that shows one line, to compare on a machine that is slower or busy."""
+    command = [sys.executable, "-c", BARE]
+    paint = first_paint(command, "READY", state, 3)
+    session = Session(command, state)
+    session.until("READY")
+    session.quiet(0.4)
+    median, p95, cpu = session.keys("L", count)
+    session.close()
+    return f"a bare Textual app: first paint {paint:.2f} s, a key {median:.1f} / {p95:.1f} ms ({cpu:.1f} ms CPU)\n"
+
+
 def table(rows: dict[str, dict[str, str]]) -> str:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     lines = ["| | " + " | ".join(rows) + " |", "|---" * (len(rows) + 1) + "|"]
@@ -303,18 +315,13 @@ def main() -> None:
     if given.long_rollouts:
         with tempfile.TemporaryDirectory() as state:
             os.environ["XDG_CACHE_HOME"] = state
+            print(bare(state, given.count))
             print(table({"24 rollouts of 300 steps": long_rollouts(state, given.count)}))
         return
     if given.runs is None:
         parser.error("--runs is needed: a folder for the synthetic runs")
     with tempfile.TemporaryDirectory() as state:
-        bare = first_paint([sys.executable, "-c", BARE], "READY", state, 3)
-        session = Session([sys.executable, "-c", BARE], state)
-        session.until("READY")
-        session.quiet(0.4)
-        median, p95, cpu = session.keys("L", given.count)
-        session.close()
-        print(f"a bare Textual app: first paint {bare:.2f} s, a key {median:.1f} / {p95:.1f} ms ({cpu:.1f} ms CPU)\n")
+        print(bare(state, given.count))
         for size in given.sizes:
             run = given.runs / f"synthetic-{size}"
             if not run.exists():
