@@ -30,7 +30,7 @@ from grpo_tui.tui.app.comparison import align, rows
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
 from grpo_tui.tui.app.printed import html, markdown, text_lines
-from grpo_tui.tui.app.rollout_fields import end_fields, step_fields
+from grpo_tui.tui.app.rollout_fields import call_fields, end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
 from grpo_tui.tui.app.thoughts import said
 from grpo_tui.tui.app.widgets.flow import Flow, Part
@@ -169,6 +169,13 @@ def test_a_call_in_one_line(call: Call, line: str) -> None:
 )  # fmt: skip
 def test_whether_a_call_worked_is_read_from_its_result(result: str | None, worked: bool | None) -> None:
     assert ended(Call("bash", {}, result=result))[0] is worked
+
+
+@pytest.mark.parametrize(("error", "why", "stands"), [("exit code 2", "exit 2", False), ("boom", "error", True)])
+def test_an_exit_code_is_shown_once(error: str, why: str, stands: bool) -> None:
+    call = Call("bash", {"command": "make"}, result="no such target", error=error)
+    assert ended(call) == (False, why)
+    assert any(given.text == error for given in call_fields(call)) == stands
 
 
 @pytest.mark.parametrize(

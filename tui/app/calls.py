@@ -225,7 +225,7 @@ def ended(call: Call) -> tuple[bool | None, str]:
     if result is None:
         return (False, "error") if call.error else (None, "")
     ends = result if len(result) <= 2 * _LOOK else f"{result[:_LOOK]}\n{result[-_LOOK:]}"
-    codes = _EXIT.findall(ends)
+    codes = _EXIT.findall(ends) or _EXIT.findall(call.error or "")
     if codes and int(codes[-1]):
         return False, f"exit {codes[-1]}"
     if call.error:

@@ -90,7 +90,7 @@ def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool 
         if call.result.strip():
             kind = made.result_kind if worked else ""
             fields.append(Field("", call.result, kind=kind, role="result", tail=worked is False, indent=2))
-        if call.error and call.error not in call.result:
+        if call.error and call.error not in call.result and call.error.replace(" code", "") != why:
             fields.append(Field("✗ error", call.error, "bad", "plain", indent=2))
     elif several:
         fields.append(Field("", "no result was recorded", "faint", "plain", indent=2))
