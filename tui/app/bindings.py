@@ -54,7 +54,7 @@ TABLE: tuple[Key, ...] = (
     Key((RUNS,), "r", "r", "reload", "reload", "Look at the folder again"),
     # live
     Key((LIVE,), "enter", "enter", "open", "trajectories", "Open the trajectories; on an alert, its evidence", 1),
-    Key((LIVE,), "space", "space", "pause", "pause", "Pause after this step, or resume; again takes it back", 2),
+    Key((LIVE,), "space", "space", "pause", "pause", "Pause after this step, or go on; again takes it back", 2),
     Key((LIVE,), "x", "x", "stop", "stop", "Save a checkpoint and stop the run", 3),
     Key((LIVE,), "c", "c", "checkpoint", "checkpoint", "Save a checkpoint now", 4),
     Key((LIVE,), "m", "m", "next_chart", "metric", "Show the next chart", 6),
@@ -63,7 +63,7 @@ TABLE: tuple[Key, ...] = (
     Key((LIVE,), "t", "t", "next_axis", "along", "Steps, time or tokens along the chart"),
     Key((LIVE,), "n", "n", "next_text(1)", "next text", "The next of the texts that are written now", 5),
     Key((LIVE,), "N", "N", "next_text(-1)", "", "The previous of the texts that are written now"),
-    Key((LIVE,), "z", "z", "whole", "whole panel", "Show only the focused panel, or all panels", 7),
+    Key((LIVE,), "z", "z", "whole", "whole panel", "The panel in use alone, or all panels", 7),
     Key((LIVE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none"),
     Key((LIVE,), "plus,equals_sign", "+", "zoom_in", "zoom in", "Show half as many steps"),
     Key((LIVE,), "minus", "−", "zoom_out", "zoom out", "Show twice as many steps"),
@@ -166,7 +166,7 @@ TABLE: tuple[Key, ...] = (
     Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 2),
     Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 3),
     # what is shown, elsewhere
-    Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write this view to a file", 10),
+    Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write what is shown to a file", 10),
     Key((STEP, DIFF, LIST), "o", "o", "pager", "open", "Open this view in $PAGER", 11),
     Key((STEP, DIFF, LIST), "O", "O", "editor", "", "Open this view in $EDITOR"),
     Key((RUNS, LIST, STEP, DIFF), "y", "y", "copy", "copy", "Copy: the step, or the id of the row", 12),
@@ -178,7 +178,7 @@ TABLE: tuple[Key, ...] = (
     Key(EVERYWHERE, "escape,backspace", "esc", "back", "back", "Back to the screen before", 2),
     Key(EVERYWHERE, "ctrl+t", "ctrl+t", "app.next_theme", "theme", "The next of four themes, two colour-blind-safe"),
     Key(EVERYWHERE, "ctrl+l", "ctrl+l", "app.repaint", "repaint", "Paint the whole screen again"),
-    Key(EVERYWHERE, "q", "q", "app.quit", "quit", "Quit; runs continue", 3),
+    Key(EVERYWHERE, "q", "q", "app.quit", "quit", "Leave; a run goes on", 3),
 )  # fmt: skip
 
 
