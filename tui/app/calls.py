@@ -73,8 +73,11 @@ class Shown:
 
     @property
     def line(self) -> str:
-        body = "" if self.note else next((a.text for a in self.arguments if not a.name), "")
-        first, more, _ = (self.text or body).lstrip().partition("\n")
+        text = self.text
+        if not text and not self.note:  # code: its first line, unless that is long
+            block = next((a.text for a in self.arguments if not a.name), "").lstrip()
+            text = block if "\n" in block[:_SHORT] or len(block) <= _SHORT else ""
+        first, more, _ = text.lstrip().partition("\n")
         return " ".join(part for part in (self.head, first + " …" * bool(more), self.note) if part)
 
 
