@@ -89,7 +89,6 @@ def force_wrong(outcome: Vote, samples: Sequence[Any], seed: str, share: float) 
         labels=(wrong,) * len(keys),
         correct=tuple(k == wrong for k in keys),
         flipped=keys[0] != wrong,
-        unanimous=False,
     )
 
 
@@ -268,7 +267,6 @@ def latency(stretches: int, requests: int, settings: dict[str, Any]) -> dict[str
             "online": {
                 "batch_requests": 1,
                 "max_requests": total,
-                "queue_limit": 2000,
                 "staleness_limit": 10**6,
                 "min_confidence": 0.0,
                 "validation": {"enabled": False},
@@ -354,8 +352,6 @@ def feedback(arm: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
             "learn_from": "all" if arm == "majority" else "feedback",
             "max_turn_tokens": 24,
             "max_trajectory_tokens": 128,
-            "remembered_answers": 4096,
-            "engine_threads": 1,
         }
         options = [part for k, v in settings.items() for part in ("--set", f"online.{k}={v}")]
         command = [sys.executable, "-m", "grpo_tui.tui.cli", "online", "--runs-dir", home, "--run-id", "feedback"]

@@ -29,6 +29,7 @@ import torch
 from benchmarks.online import force_wrong, offline
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.online.learn.influence import Influence
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
 from grpo_tui.engine.online.learn.validation import Validation, Validator
@@ -45,7 +46,7 @@ from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.engine.training.checkpoints import load_rewards, save_rewards
 from grpo_tui.rewards import RewardOrchestrator
 
-GUARDS_OFF: dict[str, Any] = {"validation": {"enabled": False}, "repeat_window": 1, "source_share": 1.0}
+GUARDS_OFF: dict[str, Any] = {"validation": {"enabled": False}, "source_share": 1.0}
 REQUIRED = 0.05
 OTHER_TASKS = 128
 EVERY_UPDATES = 48
@@ -136,9 +137,10 @@ def run(
     paths = OnlineFolder(folder)
     validation = Validation(validator, paths)
     told: list[str] = []
-    worker = UpdateWorker(
-        PolicyUpdater(learning_model, config.online), paths, config.online, base_model="tiny", tell=told.append
-    )
+    updater = PolicyUpdater(learning_model, config.online)
+    if not guards:
+        updater.influence = Influence(1.0, window=1)
+    worker = UpdateWorker(updater, paths, config.online, base_model="tiny", tell=told.append)
     follower = WeightFollower(served_model, SnapshotReader(paths.snapshots), poll_s=1.0)
 
     def success(tasks: Sequence[Row]) -> float:

@@ -146,7 +146,6 @@ def online_rates(setting: Setting) -> Iterator[Choice]:
         ("lr_correction", 5),
         ("lr_adaptive_max", 5),
         ("lr_adaptive_min", 3),
-        ("max_learning_rate", 10),
     ):
         yield Choice(f"online.{key}", float(f"{rate.value * factor:.1g}"), rate.why)
 

@@ -14,34 +14,14 @@ class KLConfig(Section):
     """The KL penalty, and how its weight follows the measured KL."""
 
     beta_update_mode: Literal["fixed", "auto"] = "auto"
-    initial_beta: float = Field(default=0.02, ge=0)
+    initial_beta: float = Field(default=0.02, ge=0, le=10)
     target_kl: float = Field(default=0.05, gt=0)
     """Nats per token."""
     kl_tolerance: float = Field(default=0.01, ge=0)
     """Nats per token to either side of the target within which beta stays."""
-    factor: float = Field(default=1.2, gt=1)
-    min_beta: float = Field(default=1e-4, gt=0)
-    max_beta: float = Field(default=10.0, gt=0)
-    window: int = Field(default=20, ge=1)
-    """Updates over which `mean_kl_divergence` runs."""
     limit: float = Field(default=0.5, gt=0)
     """An update after which the policy is farther than this (nats per token, on the tokens of its own experience) from
     the policy that answered is taken back."""
-    top_k: int = Field(default=64, ge=1)
-    """How many tokens of the original distribution are kept, with one bucket for the rest, when the vocabulary is too
-    large to keep it whole."""
-    full_vocabulary: int = Field(default=8192, ge=1)
-    """Up to this vocabulary the original logits are kept whole and the KL is exact."""
-
-    @model_validator(mode="after")
-    def _clamps_in_order(self) -> Self:
-        if self.min_beta > self.max_beta:
-            raise ValueError(f"min_beta {self.min_beta} is above max_beta {self.max_beta}")
-        if self.beta_update_mode == "auto" and not self.min_beta <= self.initial_beta <= self.max_beta:
-            raise ValueError(
-                f"initial_beta {self.initial_beta} is outside [min_beta, max_beta] = [{self.min_beta}, {self.max_beta}]"
-            )
-        return self
 
 
 class ValidationConfig(Section):
@@ -50,9 +30,6 @@ class ValidationConfig(Section):
     enabled: bool = True
     every_updates: int = Field(default=16, ge=1)
     """Least number of updates between two validations."""
-    updates_ahead: int = Field(default=0, ge=0)
-    """How many updates a version that answers may be ahead of the last validated one. 0: no version answers before it
-    was validated."""
     tasks: int = Field(default=64, ge=1)
     """Held-out tasks that success is measured on, greedily."""
     canary_tasks: int = Field(default=16, ge=0)
@@ -65,19 +42,11 @@ class ValidationConfig(Section):
     not served. A model that does not know such texts is not measured by them."""
     max_text_kl: float = Field(default=0.2, gt=0)
     """Nor one that is farther than this from the start on these texts, in nats per token."""
-    nice: int = Field(default=10, ge=0, le=19)
-    """What it gives way to others by, from 0 to 19. No version answers before it was validated: at 19, beside a worker
-    and other programs that are always busy, what was learnt waits long."""
 
 
 class OnlineConfig(Section):
     """The inference engine and the update worker."""
 
-    adapters: str | None = None
-    """The policy that serving starts from; null: `model.sft_adapters`."""
-    reward_state: str | None = None
-    """Where the statistics and the dynamics model of the offline rewards were saved; null: beside `adapters`, if
-    they are there."""
     updates: bool = True
     """False: serve only, learn nothing."""
 
@@ -96,11 +65,6 @@ class OnlineConfig(Section):
     """Callers that may wait; further ones are told to come back (429)."""
     request_timeout_s: float = Field(default=120.0, gt=0)
     """A caller that has waited this long is told so, and its request is dropped."""
-    batch_tokens: int = Field(default=32768, ge=1)
-    """Most tokens of callers' requests that are answered together (all samples): a long request holds up the others by
-    one such batch at most."""
-    remembered_answers: int = Field(default=256, ge=0)
-    """Answers on which a person's word (`/v1/feedback`) is still taken."""
 
     answer: str = Field(default="environment", min_length=1, max_length=500)
     """The part of a text that votes and feedback compare: `environment` (the environment's own answer), `boxed`,
@@ -119,13 +83,8 @@ class OnlineConfig(Section):
     max_trajectory_tokens: int = Field(default=512, ge=1)
     neighbours: int = Field(default=2, ge=0)
     """Earlier experiences, nearest by embedding, that vote too."""
-    neighbour_similarity: float = Field(default=0.995, ge=-1, le=1)
-    """Least cosine similarity of a neighbour."""
     min_confidence: float = Field(default=0.5, ge=0, le=1)
     """The confidence gate: the ensemble answer's share of the vote below which nothing is learnt."""
-    learn_from_unanimous: bool = True
-    """Also learn from requests on which all candidates agree: against the running baseline they hold what is right
-    already in its place while other kinds of request change the policy."""
     learn_from: Literal["all", "initial", "feedback"] = "all"
     """`all`: from all trajectories that were sampled for a request, `initial`: from the first alone, `feedback`: only
     from feedback; votes and reward functions then teach nothing."""
@@ -136,8 +95,6 @@ class OnlineConfig(Section):
     """Learning rate otherwise, at the least confidence that passes the gate …"""
     lr_adaptive_min: float = Field(default=2e-4, gt=0)
     """… falling to this at full confidence."""
-    max_learning_rate: float = Field(default=5e-3, gt=0)
-    """A task that asks for more is refused."""
 
     queue: str = "sqlite"
     """Where tasks wait for the update worker: `sqlite`, a file of the run, or a Redis server that engines on several
@@ -151,16 +108,10 @@ class OnlineConfig(Section):
     fsspec knows (`s3://BUCKET/FOLDER`)."""
     lease_s: float = Field(default=15.0, gt=0)
     """On a shared queue one worker learns and the others stand by; one takes over when it was silent for so long."""
-    queue_limit: int = Field(default=256, ge=1)
-    """Tasks that may wait; beyond it the oldest goes."""
     staleness_limit: int = Field(default=16, ge=0)
     """Tasks answered by a policy more versions ago than this are dropped."""
-    max_attempts: int = Field(default=5, ge=1)
-    """A task during which the worker died this often is set aside."""
 
     kl: KLConfig = KLConfig()
-    repeat_window: int = Field(default=1000, ge=1)
-    """Updates over which repetitions are counted: the n-th about the same request counts 1 / n²."""
     source_share: float = Field(default=0.25, gt=0, le=1)
     """What one source (a token or an address, and each `user` that it names) teaches counts at most as this share of
     these updates; of questions alone, an equal part where fewer sources ask."""
@@ -179,9 +130,8 @@ class OnlineConfig(Section):
     """Updates between two commits of the worker's state; what was not committed is done again after a crash."""
     poll_interval_s: float = Field(default=0.2, gt=0)
     """How often the engine looks for a new snapshot, and the worker for a task."""
-    engine_threads: int | None = Field(default=None, ge=1)
-    """CPU threads of the engine; null: all cores but those of the worker, at least one."""
     worker_nice: int = Field(default=10, ge=0, le=19)
+    """The niceness of the update worker and of background validation."""
     validation: ValidationConfig = ValidationConfig()
 
     @field_validator("queue")
@@ -195,15 +145,17 @@ class OnlineConfig(Section):
         return value
 
     @property
+    def max_learning_rate(self) -> float:
+        """A task with a higher learning rate is refused."""
+        return 5 * max(self.lr_correction, self.lr_adaptive_max)
+
+    @property
     def is_shared(self) -> bool:
-        """Whether the queue is one that several machines may share."""
+        """Whether several machines may share the queue."""
         return self.queue_env is not None or self.queue != "sqlite"
 
     @model_validator(mode="after")
     def _rates_in_order(self) -> Self:
         if self.lr_adaptive_min > self.lr_adaptive_max:
             raise ValueError(f"lr_adaptive_min {self.lr_adaptive_min} is above lr_adaptive_max {self.lr_adaptive_max}")
-        for name in ("lr_correction", "lr_adaptive_max"):
-            if getattr(self, name) > self.max_learning_rate:
-                raise ValueError(f"{name} {getattr(self, name)} is above max_learning_rate {self.max_learning_rate}")
         return self

@@ -1,4 +1,4 @@
-"""Policies that act in an environment: a transformers model with a kept KV cache, and a scripted one."""
+"""Policies that act in an environment: a transformers model with a KV cache, and a scripted agent."""
 
 from __future__ import annotations
 

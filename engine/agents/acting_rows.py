@@ -1,8 +1,8 @@
-"""What keeps the rows of a session from one forward pass to the next, and which form of it is right for a model.
+"""Selects the form in which a session keeps its rows between forward passes.
 
-How a family of models goes on from token to token is known to its code alone (positions, masks, recurrent states), and
-most of what can be wrong there is wrong without a word. So each form plays a short conversation of rows that differ in
-length, and the first whose log-probs are those of one plain pass over each row is taken.
+Positions, masks and recurrent states depend on the model's code, and most errors there are silent. So each form plays a
+short conversation with rows of different lengths. The first form whose log-probs equal those of one plain pass over
+each row is used.
 """
 
 from __future__ import annotations
@@ -28,56 +28,55 @@ from .seen_rows import SeenRows
 logger = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5}
-"""How far what comes next may lie from what a plain pass says: KL divergence, in nats."""
+"""The largest allowed KL divergence from a plain pass, in nats."""
 COARSE = 0.1
-"""In half precision, where the log-prob of a rare token is off by more than that, and its KL by next to nothing."""
+"""The same in half precision, where log-probs of rare tokens differ more, and their KL hardly matters."""
 PROMPTS = (5, 9)
 ANSWERS = 3
 OBSERVATIONS = (2, 6)
-"""Lengths in tokens of what is played."""
+"""Lengths in tokens of the test conversation."""
 
 
 class ActingRows(Protocol):
-    """The rows of a `TokenHistory` under a model. A row is a conversation; those that act together have places."""
+    """The rows of a `TokenHistory` under a model. A row is a conversation; rows that act together have places."""
 
     def sampling(self) -> AbstractContextManager[None]:
-        """What the model must be in for the calls below."""
+        """Return the context for the calls below."""
         ...
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Get ready for the next turn of `rows` (int64 `[n]`), which will have at most `capacity` tokens each.
+        """Prepare the next turn of `rows` (int64 `[n]`), with at most `capacity` tokens each.
 
-        Returns the rows in the order of their places, and the logits after each one's last token, `[n, V]`.
+        Returns the rows in the order of their places, and the logits `[n, V]` after each one's last token.
         """
         ...
 
     def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """One more token in every place: tokens and positions int64 `[n, 1]`; the logits after it, `[n, V]`.
+        """Feed one more token in every place: tokens and positions int64 `[n, 1]`. Returns the logits `[n, V]`.
 
         length: at least one more than the largest position.
         """
         ...
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """The turn of these rows has ended: so many tokens of each have been fed."""
+        """Note the end of a turn. tokens: how many tokens of each row have been fed."""
         ...
 
     def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
-        """Keep the places that are alive (bool `[n]`) alone; the old place of each, int64 `[living]`."""
+        """Keep only the places that are alive (bool `[n]`). Returns the old place of each, int64 `[living]`."""
         ...
 
-    def clear(self) -> None:
-        """Free what is kept."""
-        ...
+    def clear(self) -> None: ...
 
 
 RowsOf = Callable[[Decoder, TokenHistory, int, int, SeenRows | None], ActingRows]
-"""A form of `ActingRows`: of a model and a history, with so many rollouts of each prompt (rows one after another, which
-begin alike), for rows of at most so many tokens; with the rows' images, for a model that sees."""
+"""Constructor of `ActingRows`: model, history, rollouts per prompt (consecutive rows that begin equally), maximum
+tokens of a row, and the rows' images for a model that sees.
+"""
 
 
 def fitting_rows(decoder: Decoder) -> RowsOf:
-    """The fastest form with which this model acts as its own forward pass says. Raises UnsupportedModelError."""
+    """Return the fastest form in which the model acts correctly. Raises UnsupportedModelError."""
     allowed = TOLERANCE.get(computed_in(decoder.base), COARSE)
     reasons = []
     for form in (CachedRows, PaddedRows):
@@ -93,7 +92,7 @@ def fitting_rows(decoder: Decoder) -> RowsOf:
             if form is not CachedRows:
                 logger.warning(
                     "%s cannot act on a cache of rows of different lengths (%s): each turn encodes its conversations "
-                    "anew, which is right and slower",
+                    "again, which is correct and slower",
                     type(decoder.base).__name__,
                     reasons[0],
                 )
@@ -107,10 +106,10 @@ def fitting_rows(decoder: Decoder) -> RowsOf:
 
 
 def difference(decoder: Decoder, form: RowsOf) -> float:
-    """How far acting in `form` is from one plain pass over each row: the largest KL divergence of a token, in nats.
+    """Return the largest KL divergence of a token between acting in `form` and one plain pass, in nats.
 
-    The model's windows are shorter than the rows meanwhile. Raises UnsupportedModelError for a cache of rows where that
-    changes nothing: the model then has masks of its own, and the cache may lack them.
+    The model's attention windows are shorter than the rows meanwhile. Raises UnsupportedModelError for a cache of rows
+    where that changes nothing: the model then has masks of its own, which the cache may lack.
     """
     with short_windows(decoder.base, min(PROMPTS)) as shorter:
         acted = _conversation(Decoder(decoder.model), form)
@@ -123,7 +122,7 @@ def difference(decoder: Decoder, form: RowsOf) -> float:
 
 
 def _conversation(decoder: Decoder, form: RowsOf) -> list[tuple[np.ndarray, torch.Tensor]]:
-    """Play two turns with random tokens; see `_turn`."""
+    """Play two turns with random tokens (`_turn`)."""
     random = np.random.default_rng(0)
     vocabulary = int(decoder.config.vocab_size)
     prompts = [random.integers(0, vocabulary, n).tolist() for n in PROMPTS]
@@ -139,7 +138,7 @@ def _conversation(decoder: Decoder, form: RowsOf) -> list[tuple[np.ndarray, torc
 
 
 def _divergence(true: torch.Tensor, found: torch.Tensor) -> float:
-    """The largest KL(true ‖ found) of log-probs [n, V]; NaN where there is one."""
+    """Return the largest KL(true ‖ found) of log-probs [n, V]; NaN if there is one."""
     return float((true.exp() * (true - found)).sum(-1).max())
 
 
@@ -151,7 +150,7 @@ def _turn(
     random: np.random.Generator,
     vocabulary: int,
 ) -> list[tuple[np.ndarray, torch.Tensor]]:
-    """Write random tokens as a turn. Of each row its tokens, and the log-probs [ANSWERS, V] at those of the turn."""
+    """Write random tokens as a turn. Returns the tokens of each row and its log-probs [ANSWERS, V] in the turn."""
     order, logits = rows.prepare(acting, int(history.length[acting].max()) + ANSWERS)
     said = random.integers(0, vocabulary, (len(order), ANSWERS))
     found = [logits]
@@ -166,7 +165,7 @@ def _turn(
 
 
 def _plain(decoder: Decoder, token_ids: np.ndarray) -> torch.Tensor:
-    """Log-probs of every token of the vocabulary at each of the last ANSWERS tokens, [ANSWERS, V]."""
+    """Return the log-probs of the vocabulary at each of the last ANSWERS tokens, [ANSWERS, V]."""
     ids = torch.as_tensor(token_ids.astype(np.int64), device=decoder.device)[None]
     with inference(decoder.model):
         logits = decoder.base(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits

@@ -1,4 +1,4 @@
-"""Attention of a few new tokens over a KV cache, as the CPU does it best; registered with transformers."""
+"""Attention of a few new tokens over a KV cache, fast on the CPU; registered with transformers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def cached_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Query [n, h, q, d] over key and value [n, k, L, d] → [n, q, h, d], without copies for heads that share keys.
+    """Attend from query [n, h, q, d] to key and value [n, k, L, d] → [n, q, h, d], without copies for shared keys.
 
-    attention_mask: what is added to the scores, [n, 1, q, L]. No dropout: this is for acting.
+    attention_mask: added to the scores, [n, 1, q, L]. There is no dropout.
     """
     if kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

@@ -1,4 +1,4 @@
-"""Which row of a batch of conversations lies where in the KV cache, and how many of its tokens the cache holds."""
+"""The places of a batch's rows in the KV cache, and the number of their tokens that it holds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from .row_cache import RowCache
 from .seen_rows import SeenPass, SeenRows
 
 GROWTH = 1.5
-"""A cache that is too short becomes so many times as long, so that a long conversation is copied a few times only."""
+"""Growth factor of a cache that is too short, so that long conversations are rarely copied."""
 
 
 class CachedRows:
-    """The rows of `history` over a `RowCache`: those that act lie in front, so that a decoding step works on views.
+    """The rows of `history` over a `RowCache`. Acting rows have the first places, so that decoding works on views.
 
-    A row is a conversation, a place is where it lies in the cache. num_rollouts: rows of each prompt, one after
-    another; they begin alike. longest: tokens that a row can have at most. seen: the rows' images, for a model that
-    sees.
+    num_rollouts: consecutive rows with the same prompt. longest: maximum tokens of a row. seen: the rows' images, for a
+    model that sees.
     """
 
     def __init__(
@@ -46,14 +45,10 @@ class CachedRows:
         """Tokens of each row that the cache holds; 0 for a row without a place."""
 
     def sampling(self) -> AbstractContextManager[None]:
-        """The model with an attention that takes masks."""
         return self._decoder.sampling(cached=True)
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Bring `rows` (int64 `[n]`) to the front, with room for `capacity` tokens a row, and feed what is missing.
-
-        Returns the rows in the order of their places, and the logits after each one's last token, `[n, V]`.
-        """
+        """Move `rows` to the front, with room for `capacity` tokens each, and feed their missing tokens."""
         if self._cache is None:
             return self._begin(rows, capacity)
         placed = np.isin(rows, self._row_at)
@@ -68,10 +63,6 @@ class CachedRows:
         return order, self._feed_missing(self._cache, order)
 
     def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """One forward pass over the rows in front: tokens and positions int64 `[n, q]`; the last logits, `[n, V]`.
-
-        length: at least one more than the largest position.
-        """
         assert self._cache is not None, "`prepare` comes first"
         seen = None
         if self._seen is not None and self._seen.model.has_own_positions:
@@ -80,11 +71,9 @@ class CachedRows:
         return self._decoder.forward(tokens, positions, self._cache, min(length, self._cache.capacity), seen)
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """The cache holds so many tokens of each of these rows now."""
         self._held[rows] = tokens
 
     def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
-        """Bring the places that are alive (bool `[n]`) to the front; the old place of each, int64 `[living]`."""
         assert self._cache is not None, "`prepare` comes first"
         wanted = np.zeros(len(self._row_at), dtype=bool)
         wanted[: alive.numel()] = alive.cpu().numpy()
@@ -94,11 +83,10 @@ class CachedRows:
         return kept.to(alive.device)
 
     def clear(self) -> None:
-        """Free the keys and values."""
         self._cache = None
 
     def _begin(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
-        """All rollouts of a prompt begin alike: encode it once, and give each its copy."""
+        """Encode each prompt once, and copy it to its rollouts."""
         firsts, source = np.unique(rows // self._num_rollouts * self._num_rollouts, return_inverse=True)
         cache = RowCache(self._decoder.num_layers, len(firsts), int(self._history.length[firsts].max()))
         logits = self._feed_missing(cache, firsts)
@@ -109,14 +97,14 @@ class CachedRows:
         return rows, logits[shared]
 
     def _rebuild(self, cache: RowCache, rows: np.ndarray, placed: np.ndarray, capacity: int) -> None:
-        """A cache of these rows only. Rows that had no place get one, and nothing of them is held yet."""
+        """Keep only these rows. Rows that had no place get one, with no tokens held."""
         place = {int(row): i for i, row in enumerate(self._row_at)}
         cache.keep(torch.tensor([place.get(int(row), 0) for row in rows]), capacity)
         self._held[np.setdiff1d(np.arange(len(self._held)), rows[placed])] = 0
         self._row_at = rows.copy()
 
     def _to_front(self, cache: RowCache, wanted: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Exchange the unwanted places among the first `n` with the wanted ones behind them, and return both."""
+        """Exchange the unwanted places among the first `n` with the wanted ones behind them; return both."""
         holes, movers = np.nonzero(~wanted[:n])[0], np.nonzero(wanted[n:])[0] + n
         self._row_at[holes], self._row_at[movers] = self._row_at[movers], self._row_at[holes]
         first, second = torch.as_tensor(holes), torch.as_tensor(movers)
@@ -125,7 +113,7 @@ class CachedRows:
         return first, second
 
     def _feed_missing(self, cache: RowCache, order: np.ndarray) -> torch.Tensor:
-        """Feed each row's tokens that the cache lacks, padded on the left; logits after the last, `[n, V]`."""
+        """Feed the tokens that the cache lacks, padded on the left; return the logits `[n, V]` after the last."""
         lengths, device = self._history.length[order], self._decoder.device
         held = np.minimum(self._held[order], lengths - 1)
         width = int((lengths - held).max())

@@ -1,11 +1,7 @@
-"""What stands between an agent's turn and its next one, taken from the tokenizer's own chat template.
+"""The text between two turns of an agent, from the tokenizer's own chat template.
 
-The template is rendered once with sentinels for the agent's text and the observation, and cut at them:
-
-    ...assistant\\n A <|im_end|>\\n<|im_start|>user\\n O <|im_end|>\\n<|im_start|>assistant\\n
-                   |------- close and open --------|   |---------- answer_open ----------|
-
-So any chat model works, and what the agent wrote is never tokenised again: the bridge is appended to it as tokens.
+The template is rendered once with sentinels for the agent's text and the observation, and cut at them. So any chat
+model works, and the agent's text is never tokenised again: the bridge is appended to it as tokens.
 """
 
 from __future__ import annotations
@@ -24,19 +20,18 @@ from ..policy.sight.processor import Encoded, Sight, SightError
 
 AGENT, OBSERVATION = "SENTINELAGENTTURN", "SENTINELOBSERVATION"
 NO_PICTURE = Picture("none", lambda: np.zeros((1, 1, 3), np.uint8))
-"""Stands where only the text around a picture is wanted."""
+"""A placeholder where only the text around a picture is needed."""
 
 
 class ChatTemplateError(GrpoTuiError, ValueError):
-    """The tokenizer's chat template cannot carry a conversation of several turns."""
+    """The tokenizer's chat template does not support conversations of several turns."""
 
 
 class ChatBridge:
     """Prompts and bridges of one tokenizer, as token ids.
 
-    `stop_ids`: the ids that end an agent's turn. `end_of_turn`: the one that the template itself writes there, or None
-    when its closing text does not begin with an end-of-turn token. sight: of a model that takes images; the template is
-    then its processor's.
+    stop_ids: the ids that end an agent's turn. end_of_turn: the id that the template itself writes there, None when its
+    closing text does not begin with one. sight: of a model that takes images; then the template is its processor's.
     """
 
     def __init__(
@@ -53,7 +48,7 @@ class ChatBridge:
         if not getattr(template, "chat_template", None):
             raise ChatTemplateError(
                 f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so conversations "
-                "cannot be written in it; use a chat (instruct) model, or give it one: model.chat_template: chatml"
+                "cannot be written in it. Use a chat (instruct) model, or give it one: model.chat_template: chatml"
             )
         self.tokenizer = tokenizer
         self.sight = sight
@@ -71,13 +66,14 @@ class ChatBridge:
         if self.end_of_turn is not None:
             ends.add(self.end_of_turn)
         if not ends:
-            raise ChatTemplateError("neither the tokenizer nor the model says which token ends a turn (`eos_token`)")
+            raise ChatTemplateError("neither the tokenizer nor the model names a token that ends a turn (`eos_token`)")
         self.stop_ids: tuple[int, ...] = tuple(sorted(ends))
         self.bridge = lru_cache(maxsize=4096)(self._bridge)
 
     def answering_tools(self) -> ChatBridge:
-        """The same with observations as answers of tools, where the template shows those, and their images to a policy
-        that sees; else this one."""
+        """Return a bridge with observations as answers of tools, or this one if the template does not support them (or
+        their images).
+        """
         try:
             bridge = ChatBridge(
                 self.tokenizer,
@@ -91,11 +87,11 @@ class ChatBridge:
             return self
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Token ids of the opening messages, up to where the agent begins to write."""
+        """Return the token ids of the opening messages, up to the start of the agent's turn."""
         return self.seen(messages, tools).ids
 
     def seen(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
-        """The same with the images that the messages show. Raises SightError when one cannot be shown."""
+        """Return the prompt with its images. Raises SightError when one cannot be shown."""
         text = self.prompt_text(messages, tools)
         if self.sight is None:
             return Encoded(self.encode(text), ())
@@ -104,7 +100,7 @@ class ChatBridge:
     def begun(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Encoded | SightError:
-        """The same, or why a conversation cannot begin with them."""
+        """Return the prompt with its images, or the reason why the conversation cannot begin."""
         try:
             encoded = self.seen(messages, tools)
         except SightError as problem:
@@ -115,7 +111,7 @@ class ChatBridge:
         return encoded
 
     def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
-        """Token ids and images between a turn and the next, when the answer shows `pictures`. Raises SightError."""
+        """Return the token ids and images between two turns, for an observation with `pictures`. Raises SightError."""
         if self.sight is None:
             return Encoded(list(self.bridge(last_token, observation)), ())
         if not pictures:
@@ -127,8 +123,11 @@ class ChatBridge:
     def prompt_text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, opened: bool = True
     ) -> str:
-        """The same as text. A template that knows no system message gets it at the head of the first user's. opened:
-        with the opening of the agent's next turn."""
+        """Return the prompt as text. If the template has no system role, the system message joins the first user
+        message.
+
+        opened: with the opening of the agent's next turn.
+        """
         options: dict[str, Any] = {"add_generation_prompt": opened, "tools": list(tools) if tools else None}
         try:
             return self._render(list(messages), **options)
@@ -141,9 +140,9 @@ class ChatBridge:
             return self._render([joined, *rest], **options)
 
     def _bridge(self, last_token: int | None, observation: str) -> tuple[int, ...]:
-        """Token ids between a turn that ended with `last_token` and the agent's next turn.
+        """Return the token ids between a turn that ended with `last_token` and the agent's next turn.
 
-        A turn that was cut by a limit is closed here; one that the agent ended itself is not closed twice.
+        They close a turn that a limit cut, and do not close twice a turn that the agent ended.
         """
         close, opening = self._around(0)
         return tuple(self._after_own_end(self.encode(close + observation + opening), last_token))
@@ -154,13 +153,15 @@ class ChatBridge:
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The agent's text without the token that ended the turn."""
+        """Return the agent's text without the token that ended the turn."""
         kept = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
         text = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
     def _cut(self, role: str, images: int) -> tuple[str, str]:
-        """What stands between the agent's text and an observation, with signs for so many images, and after it."""
+        """Return the text between the agent's text and an observation (with signs for the images), and the text after
+        it.
+        """
         opening: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": AGENT}]
         shown: list[Block] = [ImageBlock(type="image", image=NO_PICTURE)] * images
         content: Content = [*shown, TextBlock(type="text", text=OBSERVATION)] if images else OBSERVATION
@@ -188,5 +189,5 @@ class ChatBridge:
         return str(text)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a piece of text, with nothing put around it."""
+        """Tokenise a piece of text without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""One forward pass of any causal language model of `transformers` over a `RowCache`."""
+"""One forward pass of a causal language model of `transformers` over a `RowCache`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnsupportedModelError(GrpoTuiError, ValueError):
 
 
 class Decoder:
-    """The model behind an agent, called with positions and masks of rows that differ in length."""
+    """The model behind an agent, called with positions and masks for rows of different lengths."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
@@ -33,9 +33,9 @@ class Decoder:
         config = self.base.config.get_text_config(decoder=True)
         layers = cache_layers(config)
         self.windows: dict[str, int | None] = {}
-        """How far each kind of attention looks back; None: to the beginning."""
+        """The window of each kind of attention; None: unlimited."""
         self.others: list[str] = []
-        """Kinds of layers that keep something else than keys and values from token to token."""
+        """Kinds of layers with a state other than keys and values."""
         for kind, detail in layers:
             if kind in ("full_attention", "sliding_attention"):
                 self.windows[kind] = detail.get("sliding_window")
@@ -48,12 +48,11 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where tokens go in."""
+        """The device of the input tokens."""
         return device_of(self.base)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The ids at which the model's own generation configuration stops."""
         return stop_ids_of(self.base)
 
     def forward(
@@ -66,8 +65,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Feed tokens int64 `[n, q]` at positions `[n, q]` (negative: padding, on the left).
 
-        kv_length: at least one more than the largest position. seen: what images among the tokens bring with them.
-        Returns the logits after the last token, `[n, V]`.
+        kv_length: at least one more than the largest position. seen: the inputs for images among the tokens. Returns
+        the logits `[n, V]` after the last token.
         """
         mask = cache.at(positions, kv_length)
         keep: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
@@ -87,10 +86,9 @@ class Decoder:
         return output.logits[:, -1]
 
     def sampling(self, *, cached: bool) -> AbstractContextManager[None]:
-        """Eval mode, no gradients, everything as before afterwards. cached: with an attention that takes masks.
+        """Return a context with eval mode and no gradients. cached: with an attention that takes masks.
 
-        Kernels that take no mask of their own shape (flash-attention and the like) are then replaced by torch's
-        `scaled_dot_product_attention`, which picks a fused kernel itself.
+        Kernels without custom masks (such as flash-attention) are replaced by torch's `scaled_dot_product_attention`.
         """
         if not cached or self.config._attn_implementation == "eager":
             return decoding(self.model, None)
@@ -113,7 +111,7 @@ class Decoder:
 
 
 def stop_ids_of(model: torch.nn.Module) -> tuple[int, ...]:
-    """The ids at which the model's own generation configuration stops."""
+    """Return the stop ids of the model's generation configuration."""
     generation = getattr(base_of(model), "generation_config", None)
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:

@@ -1,4 +1,4 @@
-"""The tokens of a batch of conversations, on the host: what was said, by whom, in which turn, how probable it was."""
+"""The tokens of a batch of conversations on the host, with author, turn and log-prob."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...envs.trajectory import TokenArrays
 
 
 class TokenHistory:
-    """Growing rows of tokens, all arrays `[rows, width]`, of which the first `length[row]` are valid."""
+    """Growing rows of tokens. All arrays are `[rows, width]`, valid up to `length[row]`."""
 
     def __init__(self, rows: Sequence[Sequence[int]]):
         self.length = np.array([len(r) for r in rows], dtype=np.int64)
@@ -20,9 +20,9 @@ class TokenHistory:
         self.logprobs = np.zeros((len(rows), width), dtype=np.float32)
         self.turn = np.full((len(rows), width), -1, dtype=np.int16)
         self.turns = np.zeros(len(rows), dtype=np.int16)
-        """Turns that each row has written."""
+        """Number of turns that the agent wrote in each row."""
         self.written = np.zeros(len(rows), dtype=np.int64)
-        """Tokens that the agent wrote in each row."""
+        """Number of tokens that the agent wrote in each row."""
         for row, tokens in enumerate(rows):
             self.ids[row, : len(tokens)] = tokens
 
@@ -40,7 +40,7 @@ class TokenHistory:
         self.turns[rows] += 1
 
     def append_observation(self, row: int, tokens: Sequence[int]) -> None:
-        """Append tokens of the environment; they belong to the turn that they answer."""
+        """Append tokens of the environment, which belong to the turn that they answer."""
         start, end = int(self.length[row]), int(self.length[row]) + len(tokens)
         self._widen(end)
         self.ids[row, start:end] = tokens
@@ -48,7 +48,7 @@ class TokenHistory:
         self.length[row] = end
 
     def arrays(self, row: int) -> TokenArrays:
-        """A copy of everything of one row."""
+        """Return a copy of one row."""
         end = int(self.length[row])
         return TokenArrays(
             token_ids=self.ids[row, :end].copy(),

@@ -1,7 +1,7 @@
 """Continuous batching: rows join and leave a running batch between two tokens.
 
-Foreground rows occupy the first places of the cache, background rows the places behind them. A step runs on the first
-places alone, so background rows wait while any foreground row writes, and no row is copied for that.
+Foreground rows have the first places of the cache, background rows those behind them. A step runs on the first places
+only, so background rows wait while a foreground row writes, without a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .sampling import SamplingSettings, sample
 
 @dataclass(eq=False)
 class LiveRow:
-    """One text under way. limit: most tokens that it may write. on_token: called after each token of the row."""
+    """One text in progress. limit: maximum tokens to write. on_token: called after each token."""
 
     prompt: Sequence[int]
     limit: int
@@ -38,14 +38,14 @@ class LiveRow:
 
     @property
     def done(self) -> bool:
-        """Whether the row writes no further token."""
+        """Whether the row writes no more tokens."""
         return self.ended or self.cancelled or len(self.tokens) >= self.limit
 
 
 class LiveBatch:
-    """The running rows of one policy. The weights must not change while rows are in the batch.
+    """The running rows of one policy. The weights must not change while it has rows.
 
-    All calls belong into the context in which the model samples (`prepared.acting`). never: tokens that are not drawn.
+    All calls need the sampling context of the model (`prepared.acting`). never: tokens that are not drawn.
     """
 
     def __init__(self, decoder: Decoder, stop_ids: Sequence[int], never: torch.Tensor | None = None) -> None:
@@ -61,12 +61,12 @@ class LiveBatch:
 
     @property
     def foreground(self) -> int:
-        """Rows that callers wait for."""
+        """Number of rows that callers wait for."""
         return sum(not row.background for row in self._rows)
 
     @torch.inference_mode()
     def join(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
-        """Encode the prompts, each different one once, and draw the first tokens. Returns the rows that are done."""
+        """Encode each different prompt once, and draw the first tokens. Returns the rows that are done."""
         if not rows:
             return []
         with self._decoder.sampling(cached=True):
@@ -81,8 +81,9 @@ class LiveBatch:
 
     @torch.inference_mode()
     def step(self) -> list[LiveRow]:
-        """One token for every foreground row, or for the background rows where there are none. Returns the rows that
-        are done; they have left the batch."""
+        """Write one token for every foreground row, or for the background rows if there are none. Returns the rows that
+        are done, which have left the batch.
+        """
         gone = [row for row in self._rows if row.cancelled]
         self._leave(gone)
         running = self._rows[: self.foreground] or self._rows
@@ -106,7 +107,7 @@ class LiveBatch:
         return gone + done
 
     def _encode(self, prompts: Sequence[Sequence[int]]) -> tuple[RowCache, torch.Tensor]:
-        """A cache with the prompts, padded on the left in the pass, and the logits after each, `[n, V]`."""
+        """Return a cache with the prompts, and the logits `[n, V]` after each."""
         width = max(map(len, prompts))
         tokens = np.zeros((len(prompts), width), np.int64)
         positions = np.full((len(prompts), width), -1, np.int64)
@@ -119,7 +120,7 @@ class LiveBatch:
         return cache, self._decoder.forward(fed, at, cache, width)
 
     def _draw(self, rows: Sequence[LiveRow], logits: torch.Tensor) -> None:
-        """The next token of each row; logits `[n, V]`. Rows of equal sampling are drawn together."""
+        """Draw the next token of each row from logits `[n, V]`. Rows with equal sampling are drawn together."""
         for sampling in dict.fromkeys(row.sampling for row in rows):
             chosen = [i for i, row in enumerate(rows) if row.sampling == sampling]
             noise = None
@@ -154,8 +155,7 @@ class LiveBatch:
         self._cache.copy_row(source, place, at)
 
     def _leave(self, rows: Sequence[LiveRow]) -> None:
-        """Close the places of rows that are done: the last of the front moves into the hole, the last of all into the
-        hole that it left."""
+        """Fill the places of finished rows: with the last foreground row, whose place goes to the last row."""
         for row in rows:
             at, front, last = self._rows.index(row), self.foreground - 1, len(self._rows) - 1
             holes = [at, last] if row.background else [at, front, last]

@@ -1,7 +1,7 @@
-"""Rows of a model that keeps more than keys and values from token to token (recurrent layers, positions of its own).
+"""Rows of a model with other states than keys and values (recurrent layers, its own positions).
 
-Its state cannot be cut back to where a row's tokens end, so nothing is kept over turns: each turn encodes its
-conversations anew, padded on the left, and the model's own cache goes on from there.
+Such a state cannot be cut back to the end of a row's tokens, so no state is kept over turns. Each turn encodes its
+conversations again, padded on the left, and continues on the model's own cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .seen_rows import SeenRows
 
 
 class PaddedRows:
-    """See `ActingRows`. Rows of a prompt that begin alike are encoded once."""
+    """`ActingRows` without a cache over turns. Equal prompts are encoded once."""
 
     def __init__(
         self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int, seen: SeenRows | None = None
@@ -34,14 +34,12 @@ class PaddedRows:
         self._cache: Any = None
         self._cache_name = ""
         self._there: torch.Tensor | None = None
-        """Which of the tokens fed so far are no padding, int64 `[n, fed]`."""
+        """Mask of the fed tokens that are not padding, int64 `[n, fed]`."""
 
     def sampling(self) -> AbstractContextManager[None]:
-        """The model with its own attention."""
         return self._decoder.sampling(cached=False)
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Encode `rows` (int64 `[n]`); the rows, and the logits after each one's last token, `[n, V]`."""
         self.clear()
         alike = self._history.turns[rows].max() == 0
         begun = rows // self._num_rollouts * self._num_rollouts if alike else rows
@@ -55,21 +53,17 @@ class PaddedRows:
         return rows, logits[self._keep(torch.as_tensor(source, device=device))]
 
     def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """One token of every row: tokens and positions int64 `[n, 1]`; the logits after it, `[n, V]`."""
         assert self._there is not None, "`prepare` comes first"
         self._there = torch.cat([self._there, torch.ones_like(tokens)], 1)
         return self._pass(tokens, positions)
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Nothing is kept of a turn that has ended."""
         self.clear()
 
     def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
-        """Leave out the places that are not alive (bool `[n]`); the old place of each, int64 `[living]`."""
         return self._keep(alive.nonzero()[:, 0])
 
     def clear(self) -> None:
-        """Free the model's cache."""
         self._cache = self._there = None
 
     def _keep(self, places: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,8 @@
-"""A KV cache whose rows have lengths of their own: the slot of a key is its position in its conversation.
+"""A KV cache with rows of different lengths. The slot of a key is its position in its conversation.
 
-Rows of a batch of conversations grow apart after the first turn. Here a token at position p of a row lies in slot p of
-that row, so no row has gaps, and "may attend" is one comparison: slot <= position. What lies beyond a row's length is
-never attended and is overwritten when the row grows; padding goes to a spare slot that nobody reads.
-
-The rows that act now stand in front (`swap`), so that a decoding step works on views, not on copies.
+A token at position p of a row has slot p of that row, so rows have no gaps, and the mask is one comparison: slot <=
+position. Slots beyond a row's length are never attended, and are overwritten when the row grows. Padding goes to a
+spare slot that is never read. Acting rows have the first places (`swap`), so that decoding works on views.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ GROWTH = 64
 class RowCache(Cache):
     """Keys and values of all layers for `rows` conversations of up to `capacity` tokens.
 
-    Before each forward pass say where it writes with `at`. Only models whose layers all keep keys and values
-    (no recurrent state) fit.
+    `at` sets where a forward pass writes. Only models whose layers all keep keys and values are supported.
     """
 
     def __init__(self, num_layers: int, rows: int, capacity: int):
@@ -29,7 +26,7 @@ class RowCache(Cache):
         self.active = rows
         """Rows of the current forward pass: the first `active`."""
         self.kv_length = 0
-        """Slots that the current forward pass may see."""
+        """Slots that the current forward pass may attend to."""
         self._slots: torch.Tensor | None = None
         """Slot of every token of the current pass, `[active, q]`."""
         self._index: dict[int, torch.Tensor] = {}
@@ -38,15 +35,15 @@ class RowCache(Cache):
 
     @property
     def stride(self) -> int:
-        """Slots a row, the spare one included."""
+        """Slots per row, including the spare one."""
         return self.capacity + 1
 
     def at(self, positions: torch.Tensor, kv_length: int) -> torch.Tensor:
         """Set where the next forward pass writes, and return its mask.
 
-        positions: int64 `[n, q]`, position of each token of the first n rows; negative means padding.
-        kv_length: at least one more than the largest position, at most the capacity.
-        Returns: bool `[n, 1, q, kv_length]`, True where a query may attend.
+        positions: int64 `[n, q]`, of each token of the first n rows; negative for padding. kv_length: at least one more
+        than the largest position, at most the capacity. Returns bool `[n, 1, q, kv_length]`, True where a query may
+        attend.
         """
         self._slots = torch.where(positions < 0, self.capacity, positions)
         self._index.clear()
@@ -56,7 +53,7 @@ class RowCache(Cache):
         return (keys <= positions.clamp_min(0)[..., None])[:, None]
 
     def index(self, heads: int) -> torch.Tensor:
-        """Where the current pass writes in a storage of so many heads, flattened: int64 `[active * heads * q]`.
+        """Return where the current pass writes in a flattened storage of `heads` heads, int64 `[active * heads * q]`.
 
         Layers with equally many heads share it.
         """
@@ -68,7 +65,7 @@ class RowCache(Cache):
         return self._index[heads]
 
     def keep(self, rows: torch.Tensor, capacity: int) -> None:
-        """Keep only these rows (int64 `[k]`; one may come several times), in this order, with room for `capacity`."""
+        """Keep only these rows (int64 `[k]`, possibly repeated), in this order, with room for `capacity` tokens."""
         kept = min(self.capacity, _rounded(capacity))
         self.rows, self.capacity = int(rows.numel()), _rounded(capacity)
         for layer in self._row_layers:
@@ -76,8 +73,9 @@ class RowCache(Cache):
             layer.values = _resized(layer.values, rows, kept, self.stride)
 
     def reserve(self, rows: int, capacity: int, like: RowCache | None = None) -> None:
-        """Make room for `rows` rows of `capacity` tokens; what the present rows hold stays. like: a cache of the same
-        model with content, for the shapes of a cache that has none."""
+        """Make room for `rows` rows of `capacity` tokens and keep the content. like: a filled cache of the same model,
+        for the shapes of an empty one.
+        """
         stride = _rounded(capacity) + 1
         held, kept = self.rows, min(self.capacity, _rounded(capacity))
         for layer, other in zip(self._row_layers, like._row_layers if like else self._row_layers, strict=True):
@@ -92,7 +90,7 @@ class RowCache(Cache):
         self.rows, self.capacity = rows, stride - 1
 
     def copy_row(self, source: RowCache, place: int, to: int) -> None:
-        """Copy a row of `source` to place `to` of this cache, as far as both reach."""
+        """Copy a row of `source` to place `to` of this cache."""
         kept = min(source.capacity, self.capacity)
         for layer, other in zip(self._row_layers, source._row_layers, strict=True):
             assert layer.keys is not None and layer.values is not None
@@ -111,7 +109,7 @@ class RowCache(Cache):
 
 
 class RowLayer(CacheLayerMixin):
-    """One layer: `keys` and `values` are `[rows, heads, slots, head_dim]`; a head's slots lie together."""
+    """One layer: `keys` and `values` are `[rows, heads, slots, head_dim]`, contiguous per head."""
 
     is_sliding = False
 
@@ -120,7 +118,7 @@ class RowLayer(CacheLayerMixin):
         self.cache = cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate, once the shapes are known. Zeros: what is masked out must still be finite."""
+        """Allocate zeros once the shapes are known, since masked values must be finite."""
         rows, slots = self.cache.rows, self.cache.stride
         # Keys that were rotated in float32 are kept in the format of the values.
         self.keys = value_states.new_zeros(rows, key_states.shape[1], slots, key_states.shape[3])
@@ -130,7 +128,7 @@ class RowLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `[n, heads, q, head_dim]`; returns views `[n, heads, kv_length, head_dim]` of all that may be seen."""
+        """Write `[n, heads, q, head_dim]`; return views `[n, heads, kv_length, head_dim]` of all visible slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return self._write(self.keys, key_states), self._write(self.values, value_states)
@@ -144,15 +142,12 @@ class RowLayer(CacheLayerMixin):
         return storage[: cache.active, :, : cache.kv_length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of what a mask covers."""
         return self.cache.kv_length, 0
 
     def get_seq_length(self) -> int:
-        """Slots in sight; positions are always given, so no model counts by this."""
         return self.cache.kv_length
 
     def get_max_length(self) -> int:
-        """No maximum: the cache grows."""
         return -1
 
 

@@ -1,9 +1,9 @@
 """From logits to tokens and their exact log-probs.
 
-The log-prob of a token is that of `softmax(logits / temperature)` over the whole vocabulary, in float32. This is what
-TRL's `GRPOTrainer` computes in its loss (it divides logits by the temperature), so on-policy ratios are exactly one.
-Truncation (top-k, top-p) changes which tokens are drawn, not the log-prob that is written down: the policy that is
-trained is the untruncated one. Greedy decoding writes down the log-prob at temperature 1.
+The log-prob of a token is that of `softmax(logits / temperature)` over the whole vocabulary, in float32. TRL's
+`GRPOTrainer` computes the same in its loss, so on-policy ratios are exactly one. Truncation (top-k, top-p) changes
+which tokens are drawn, not the recorded log-prob: the trained policy is the untruncated one. Greedy decoding records
+the log-prob at temperature 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary."""
+    """Settings of drawing a token. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -23,11 +23,11 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+            raise ValueError(f"temperature is {self.temperature}, but must be 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+            raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1")
         if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
+            raise ValueError(f"top_k is {self.top_k}, but must be 0 (all tokens) or more")
 
 
 def sample(
@@ -36,11 +36,10 @@ def sample(
     uniform: torch.Tensor | None,
     never: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token a row by inverting the cumulative distribution.
+    """Draw one token per row by inverting the cumulative distribution.
 
-    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1); may be None when greedy. never: int64 `[k]`,
-    tokens that are not drawn; like truncation, this does not change the log-prob that is written down.
-    Returns: tokens int64 `[n]` and log-probs float32 `[n]` (see the module's docstring).
+    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1); None when greedy. never: int64 `[k]`, tokens
+    that are not drawn, without an effect on the log-probs. Returns tokens int64 `[n]` and log-probs float32 `[n]`.
     """
     logits = logits.float()
     greedy = settings.temperature == 0
@@ -62,7 +61,7 @@ def sample(
 
 
 def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Log-probs with everything outside top-k, then outside top-p of what is left, at -inf."""
+    """Set log-probs outside top-k, and then outside top-p of the rest, to -inf."""
     vocabulary = logprobs.shape[-1]
     if 0 < settings.top_k < vocabulary:
         least = logprobs.topk(settings.top_k, -1).values[:, -1:]

@@ -1,8 +1,7 @@
-"""The images of a batch of conversations, and what the forward passes over parts of them need because of these."""
+"""The images of a batch of conversations, and the inputs of forward passes that depend on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,34 +11,17 @@ from torch import Tensor
 
 from ..policy.sight.inputs import Positions, SeeingModel
 from ..policy.sight.processor import ModelImage
+from .chat_session import ShownImage
 from .history import TokenHistory
 
 
 @dataclass(frozen=True)
-class ShownImage:
-    """An image in a conversation. turn: the turn whose answer brought it, -1 for one of the prompt."""
-
-    image: ModelImage
-    turn: int
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height as the model was shown it, in pixels."""
-        return self.image.size
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens stand for it."""
-        return self.image.tokens
-
-
-@dataclass(frozen=True)
 class SeenPass:
-    """Of a forward pass over tokens [n, q] of a cache that then holds L tokens a row.
+    """Inputs of a forward pass over tokens [n, q] of a cache with L tokens per row.
 
-    arguments: what the model is called with besides (features of the images in these tokens). position_ids: int64
-    [3, n, q], None where positions are places. query_runs [n, q], key_runs [n, L]: which image a token is a piece of
-    (-1: none) where a model attends both ways over an image, else None.
+    arguments: further arguments of the model (features of images in these tokens). position_ids: int64 [3, n, q], None
+    where positions are places. query_runs [n, q], key_runs [n, L]: the image of each token (-1: none) where a model
+    attends both ways over an image, else None.
     """
 
     arguments: dict[str, Any]
@@ -48,7 +30,7 @@ class SeenPass:
     key_runs: Tensor | None = None
 
     def see(self, mask: Tensor) -> Tensor:
-        """The mask bool [n, 1, q, L], with an image's tokens open to each other."""
+        """Return the mask bool [n, 1, q, L] with attention among the tokens of an image."""
         if self.query_runs is None or self.key_runs is None:
             return mask
         same = (self.query_runs[:, :, None] == self.key_runs[:, None]) & (self.query_runs >= 0)[..., None]
@@ -56,44 +38,44 @@ class SeenPass:
 
 
 class SeenRows:
-    """images[row]: those of each row so far, in the order of their tokens."""
+    """The images of a session's rows for its forward passes. images: the session's own list, which it appends to."""
 
-    def __init__(self, model: SeeingModel, history: TokenHistory, images: Sequence[Sequence[ModelImage]]) -> None:
+    def __init__(self, model: SeeingModel, history: TokenHistory, images: list[tuple[ShownImage, ...]]) -> None:
         self.model = model
         self._history = history
-        self.images: list[tuple[ShownImage, ...]] = [tuple(ShownImage(i, -1) for i in row) for row in images]
-        self._positions: list[Positions | None] = [None] * len(self.images)
+        self.images = images
+        self._positions: list[Positions | None] = []
         prompts: dict[tuple[object, ...], Positions | None] = {}
         for row, shown in enumerate(images):
-            ids = history.ids[row, : history.length[row]]
-            key = (ids.tobytes(), *(i.key for i in shown))
+            key = (history.ids[row, : history.length[row]].tobytes(), *(one.image.key for one in shown))
             if key not in prompts:
-                prompts[key] = model.positions(ids, shown)
-            self._positions[row] = prompts[key]
+                prompts[key] = self._positions_of(row)
+            self._positions.append(prompts[key])
 
     @property
     def filler(self) -> int:
-        """A token that is no piece of an image."""
+        """A token that is not part of an image."""
         return 1 if self.model.image_id == 0 else 0
 
-    def append(self, row: int, images: Sequence[ModelImage]) -> None:
-        """The row's last observation, which the history has already, brought these images."""
-        turn = int(self._history.turns[row]) - 1
-        self.images[row] += tuple(ShownImage(image, turn) for image in images)
+    def images_came(self, row: int) -> None:
+        """Update the positions of a row after its last observation brought images."""
+        self._positions[row] = self._positions_of(row)
+
+    def _positions_of(self, row: int) -> Positions | None:
         ids = self._history.ids[row, : self._history.length[row]]
-        self._positions[row] = self.model.positions(ids, [shown.image for shown in self.images[row]])
+        return self.model.positions(ids, [shown.image for shown in self.images[row]])
 
     def offsets(self, rows: np.ndarray) -> np.ndarray:
-        """How much further than its place in the row a new token of text stands, int64 [n]."""
+        """Return the difference between position and place of a new text token, int64 [n]."""
         return np.array([0 if (p := self._positions[row]) is None else p.delta for row in rows], np.int64)
 
     def new_tokens(
         self, rows: np.ndarray, held: np.ndarray, tokens: Tensor, places: np.ndarray, kv_length: int
     ) -> SeenPass:
-        """Of a pass that feeds each of `rows` what lies after its first `held` tokens.
+        """Return the inputs of a pass that feeds each of `rows` the tokens after its first `held`.
 
-        rows, held: int64 [n]; tokens: int64 [n, q]; places: int64 [n, q], of each token in its row, -1 on the left for
-        padding. kv_length: L, how many tokens the cache may hold after it.
+        rows, held: int64 [n]. tokens: int64 [n, q]. places: int64 [n, q], of each token in its row, -1 for padding on
+        the left. kv_length: L, the number of tokens in the cache afterwards.
         """
         images = [image for row, n in zip(rows, held, strict=True) for image in self._after(int(row), int(n))]
         arguments = {"mm_encoder_outputs": self.model.tower.features(images)} if images else {}
@@ -109,7 +91,7 @@ class SeenRows:
         return SeenPass(arguments, position_ids, queries, runs)
 
     def _after(self, row: int, held: int) -> list[ModelImage]:
-        """Images whose tokens come after the first `held` of a row."""
+        """Return the images whose tokens come after the first `held` of a row."""
         shown = self.images[row]
         if not shown:
             return []
@@ -122,7 +104,7 @@ class SeenRows:
         return rest
 
     def _position_ids(self, rows: np.ndarray, places: np.ndarray, device: torch.device) -> Tensor:
-        """int64 [3, n, q]; 0 on padding."""
+        """Return int64 [3, n, q]; 0 on padding."""
         out = np.zeros((3, *places.shape), np.int64)
         for i, row in enumerate(rows):
             real = places[i] >= 0

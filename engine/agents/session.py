@@ -1,4 +1,4 @@
-"""A batch of conversations of one model under way: the `AgentSession` of `TransformersAgent`."""
+"""A batch of conversations of one model: the `AgentSession` of `TransformersAgent`."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ import torch
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from ...envs.agent import AgentTurn
-from ...envs.content import Picture
-from ...envs.seeds import seed_of
-from ...envs.trajectory import TokenArrays
 from ..policy.sight.processor import Encoded, SightError
 from .acting_rows import RowsOf
 from .cached_rows import CachedRows
 from .chat import ChatBridge
+from .chat_session import ChatSession, turn_seed
 from .decoder import Decoder
-from .history import TokenHistory
 from .sampling import sample
-from .seen_rows import SeenRows, ShownImage
+from .seen_rows import SeenRows
 from .settings import AgentSettings
 from .watching import WatchedBatch
 
 COMPACT_BELOW = 0.75
-"""Rows that have finished their turn leave the batch once at most this share still writes."""
+"""Finished rows leave the batch once at most this share is still writing."""
 
 SEEN_TOKENS = 160
-"""Newest tokens of a text under way that a watcher is shown."""
+"""Newest tokens of a text that a watcher receives."""
 
 CHECK_EVERY = 8
-"""Steps between looks at who has finished, on an accelerator, where a look waits for the device."""
+"""Steps between checks for finished rows on an accelerator, where a check synchronises the device."""
 
 
-class TransformersSession:
-    """See `AgentSession`. Rows are prompt-major.
+class TransformersSession(ChatSession):
+    """An `AgentSession` with prompt-major rows.
 
-    Rows that do not act with the others lose their place in the cache when it is rebuilt; should one act again, its
-    conversation is encoded anew.
+    Rows that do not act with the others lose their place in the cache when it is rebuilt, and are encoded again if they
+    act later.
     """
 
     def __init__(
@@ -51,21 +48,19 @@ class TransformersSession:
         rows_of: RowsOf = CachedRows,
         watched: WatchedBatch | None = None,
     ):
+        super().__init__(
+            chat,
+            [p for p in prompts for _ in range(num_rollouts)],
+            settings.max_trajectory_tokens,
+            settings.max_new_tokens,
+        )
         self.decoder = decoder
-        self.chat = chat
         self.settings = settings
         self.num_rollouts = num_rollouts
         self._watched = watched
-        rows = len(prompts) * num_rollouts
-        by_row = [p for p in prompts for _ in range(num_rollouts)]
-        self._refused = {row: str(p) for row, p in enumerate(by_row) if isinstance(p, SightError)}
-        begun = [Encoded([chat.stop_ids[0]], ()) if isinstance(p, SightError) else p for p in by_row]
-        self.history = TokenHistory([p.ids for p in begun])
-        self._seen = None
-        if chat.sight is not None and decoder.seeing is not None:
-            self._seen = SeenRows(decoder.seeing, self.history, [p.images for p in begun])
+        seeing = None if chat.sight is None else decoder.seeing
+        self._seen = None if seeing is None else SeenRows(seeing, self.history, self._shown)
         self._seeds = list(seeds)
-        self._exhausted = np.zeros(rows, dtype=bool)
         self._rows = rows_of(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
         self._never = None if chat.sight is None else torch.tensor(chat.sight.never, device=decoder.device)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
@@ -74,7 +69,7 @@ class TransformersSession:
         )
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        """Let these rows write their next turn, all together; one `AgentTurn` per row, in order.
+        """Let these rows write their next turn together. Returns one `AgentTurn` per row, in order.
 
         A row without room for another token writes nothing and stops with `token_limit`.
         """
@@ -101,7 +96,7 @@ class TransformersSession:
         turns = []
         for row, start in zip(asked.tolist(), starts.tolist(), strict=True):
             end = int(self.history.length[row])
-            full = end == start or self._is_full(row)
+            full = end == start or self._room(np.array([row]))[0] <= 0
             reason = "stop" if ended[row] else "token_limit" if full else "turn_limit"
             text = self.chat.decode(self.history.ids[row, start:end].tolist())
             turns.append(AgentTurn(text, (start, end), reason))
@@ -109,74 +104,21 @@ class TransformersSession:
                 self._watched.wrote(row, end - start, text)
         return turns
 
-    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
-        """Append what the environment answered, with what the chat template puts around it.
-
-        An observation that would leave no room for another token of the agent is left out, and the row is exhausted.
-        """
-        if self._seen is not None:
-            return self.observe_seen(rows, observations, [()] * len(rows))
-        for row, observation in zip(rows, observations, strict=True):
-            if self._exhausted[row]:
-                continue
-            end = int(self.history.length[row])
-            bridge = self.chat.bridge(int(self.history.ids[row, end - 1]), observation)
-            if end + len(bridge) >= self.settings.max_trajectory_tokens:
-                self._exhausted[row] = True
-            else:
-                self.history.append_observation(row, bridge)
-
-    def observe_seen(
-        self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
-    ) -> None:
-        """As `observe`; pictures[i] are shown with observation i. One that cannot be shown ends its row alone."""
-        assert self._seen is not None, "only a model that sees is shown pictures"
-        for row, observation, shown in zip(rows, observations, pictures, strict=True):
-            if self._exhausted[row] or row in self._refused:
-                continue
-            end = int(self.history.length[row])
-            try:
-                bridge, images = self.chat.answer_seen(int(self.history.ids[row, end - 1]), observation, shown)
-            except SightError as problem:
-                self._refused[row] = str(problem)
-                continue
-            most = self.chat.sight.max_images if self.chat.sight is not None else None
-            too_many = most is not None and len(self._seen.images[row]) + len(images) > most
-            if end + len(bridge) >= self.settings.max_trajectory_tokens or too_many:
-                self._exhausted[row] = True
-                continue
-            self.history.append_observation(row, bridge)
-            if images:
-                self._seen.append(row, images)
-
-    def shown(self, row: int) -> Sequence[ShownImage]:
-        """The images of this row so far, in the order of their tokens."""
-        return () if self._seen is None else self._seen.images[row]
-
-    def tokens(self, row: int) -> TokenArrays:
-        """Everything of this row so far."""
-        return self.history.arrays(row)
-
     def close(self) -> None:
-        """Free what the model keeps."""
+        """Free the cache."""
         self._rows.clear()
         if self._watched is not None:
             self._watched.close()
 
-    def _room(self, rows: np.ndarray) -> np.ndarray:
-        """How many more tokens each of these rows may write, int64 `[n]`."""
-        room = self.settings.max_trajectory_tokens - self.history.length[rows]
-        if self.settings.max_new_tokens is not None:
-            room = np.minimum(room, self.settings.max_new_tokens - self.history.written[rows])
-        return room
-
-    def _is_full(self, row: int) -> bool:
-        return bool(self._room(np.array([row]))[0] <= 0)
+    def _images_came(self, row: int) -> None:
+        assert self._seen is not None, "only a model that sees is shown pictures"
+        self._seen.images_came(row)
 
     def _write_turn(self, rows: np.ndarray) -> np.ndarray:
-        """Decode until all `rows` (int64 `[n]`) have ended their turn, append it, and say which ended it themselves.
+        """Decode until all `rows` (int64 `[n]`) have ended their turn, and append it. Returns which rows wrote a stop
+        token.
 
-        All per-token work is on tensors: place p of the batch writes column `column[p]` of the outputs; places move
+        All work per token is on tensors: place p of the batch writes column `column[p]` of the outputs. Places move
         when finished rows leave the batch, columns do not.
         """
         device = self.decoder.device
@@ -244,7 +186,10 @@ class TransformersSession:
         over: torch.Tensor,
         steps: int,
     ) -> None:
-        """Tell how far a turn is. tokens `[t, n]`, counts and over `[n]` by column; `order` has the row of each."""
+        """Report the progress of a turn.
+
+        tokens `[t, n]`, counts and over `[n]` are by column; `order` has the row of each column.
+        """
         with watched.look(len(tokens), steps):
             written, done = counts.tolist(), over.tolist()
             for column, row in enumerate(order.tolist()):
@@ -256,8 +201,10 @@ class TransformersSession:
                 watched.writes(row, count, text, cut=count > SEEN_TOKENS, over=done[column])
 
     def _uniform(self, order: np.ndarray, steps: int) -> torch.Tensor | None:
-        """Random numbers of one turn, float64 `[steps, n]`: a row's depend on the seed of its prompt, its place among
-        that prompt's rollouts and the turn alone, not on which other rows there are."""
+        """Return the random numbers of one turn, float64 `[steps, n]`.
+
+        They depend on the seed of the prompt, the row's index in its group and the turn, not on other rows.
+        """
         if self.settings.temperature == 0:
             return None
         drawn = torch.empty(len(order), self.settings.max_turn_tokens, dtype=torch.float64)
@@ -269,8 +216,3 @@ class TransformersSession:
     def _turn_seed(self, row: int) -> int:
         prompt, rollout = divmod(row, self.num_rollouts)
         return turn_seed(self._seeds[prompt], rollout, int(self.history.turns[row]))
-
-
-def turn_seed(prompt_seed: int, rollout: int, turn: int) -> int:
-    """The seed of one turn of one rollout of a prompt, in [0, 2**62)."""
-    return seed_of(prompt_seed, rollout, turn)

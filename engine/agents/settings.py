@@ -1,4 +1,4 @@
-"""How an agent writes: how tokens are drawn, and when a turn or a trajectory ends."""
+"""The settings of an agent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .sampling import SamplingSettings
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """How the agent writes. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary.
+    """How tokens are drawn, and when a turn or a trajectory ends.
 
-    A turn ends with the model's end-of-turn token, with one of `stop_strings`, after `max_turn_tokens` tokens, or when
-    the whole trajectory (prompt, turns and observations) has `max_trajectory_tokens` tokens, or when all turns together
-    have `max_new_tokens` tokens.
+    A turn ends with the model's end-of-turn token, one of `stop_strings`, or after `max_turn_tokens` tokens. A
+    trajectory (prompt, turns and observations) has at most `max_trajectory_tokens` tokens, and all its turns at most
+    `max_new_tokens`.
     """
 
     temperature: float = 1.0
@@ -32,5 +32,4 @@ class AgentSettings:
 
     @property
     def sampling(self) -> SamplingSettings:
-        """What concerns the choice of one token."""
         return SamplingSettings(self.temperature, self.top_p, self.top_k)

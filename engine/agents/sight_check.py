@@ -1,8 +1,7 @@
-"""Before a policy that sees is trained: whether it acts with the log-probs that its own forward pass gives.
+"""Checks, before a policy that sees is trained, that acting gives the log-probs of its own forward pass.
 
-What a family of models does with images is known to its code alone: positions, masks over images, states that a pass
-leaves in the module. Most of what can be wrong there is wrong without a word, by nats. So a short session with two
-pictures is played and compared with one plain pass over the whole of it.
+Positions, masks over images and states in the module depend on the model's code, and most errors there are silent. So a
+short session with two pictures is compared with one plain pass over it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from .session import TransformersSession
 from .transformers_agent import TransformersAgent
 
 SIDE = 64
-"""Pixels of the pictures."""
+"""Side length of the pictures in pixels."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 COARSE = 0.3
-"""Nats, in half precision."""
+"""Tolerance in nats, in half precision."""
 
 
 def check_sight(agent: TransformersAgent) -> None:
@@ -57,8 +56,9 @@ def check_sight(agent: TransformersAgent) -> None:
 
 
 def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list[ModelImage]) -> np.ndarray:
-    """Log-probs of every token after the first, float64 [T - 1], by the model's forward pass as its author wrote it:
-    from ids, pixels and the kinds of tokens, with positions of its own."""
+    """Return the log-probs of every token after the first, float64 [T - 1], by the model's own forward pass on ids,
+    pixels and token types.
+    """
     seeing = agent.decoder.seeing
     assert seeing is not None
     model, device = seeing.model, agent.decoder.device
@@ -74,7 +74,7 @@ def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list
 
 
 def _forget_positions(seeing: SeeingModel) -> None:
-    """Some models keep the offset of the last conversation in the module."""
+    """Reset the offset of the last conversation, which some models keep in the module."""
     if hasattr(seeing.tower.body, "rope_deltas"):
         seeing.tower.body.rope_deltas = None
 

@@ -1,9 +1,8 @@
-"""Calls of tools in the model's own syntax, where its chat template shows tools.
+"""Tool calls in the model's native syntax, if its chat template shows tools.
 
-transformers' response parsing (`parse_response`) reads a turn, with the response template that the tokenizer brings or
-that TRL knows for its chat template. Calls that it misses are read by the forms in use: JSON in tags (Hermes, Qwen),
-bare JSON (Llama), `[TOOL_CALLS]` (Mistral), `<function=…>` with JSON or XML parameters (Qwen Coder), Python calls
-(LFM2), `to=functions.…` (gpt-oss).
+transformers' `parse_response` reads a turn, with the tokenizer's response template or TRL's for its chat template.
+Further parsers read the forms that it misses: JSON in tags (Hermes, Qwen), bare JSON (Llama), `[TOOL_CALLS]` (Mistral),
+`<function=…>` with JSON or XML parameters (Qwen Coder), Python calls (LFM2), `to=functions.…` (gpt-oss).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _HARMONY = re.compile(r"to=functions\.([^\s<]+)[^{\[]*?<\|message\|>\s*")
 _PYTHON = re.compile(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|\Z)", re.DOTALL)
 _MARKS = (*MARKERS, "<|tool_list_start|>")
-"""Parts of a chat template, or of its prompts, that belong to a form which is read here."""
+"""Parts of a chat template, or of its prompts, that belong to a supported form."""
 _MARK = re.compile(r"(?:<\|(?:start|channel)\|>(?:assistant|analysis|commentary|final)?|<\|[a-z]+\|>)+")
 """Marks of harmony around thoughts."""
 _JSON_NAMES = {"true": True, "false": False, "null": None}
@@ -37,16 +36,16 @@ _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTA
 
 
 class NativeCalls:
-    """Reads the calls of one model; see `envs.agent.CallReader`."""
+    """Reads the calls of one model (`envs.agent.CallReader`)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, response_template: Any, prefix: str) -> None:
         self._tokenizer, self._template, self._prefix = tokenizer, response_template, prefix
         self.problem = ""
-        """Why the model's calls may be taken for answers, in a sentence; empty where a parser fits."""
+        """Why the model's calls may be taken for answers; empty where a parser fits."""
 
     @classmethod
     def of(cls, chat: ChatBridge) -> NativeCalls | None:
-        """That of a chat template which shows the tools it is given; None for any other."""
+        """Return the reader of a chat template that shows its tools; None for any other."""
         schema = {"type": "object", "properties": {"text": {"type": "string", "description": "?"}}}
         probe = {"type": "function", "function": {"name": PROBE, "description": "?", "parameters": schema}}
         asked: Message = {"role": "user", "content": "?"}
@@ -65,8 +64,10 @@ class NativeCalls:
         return made
 
     def _fits(self, chat: ChatBridge, shown: str, asked: Sequence[Message], probe: Mapping[str, Any]) -> bool:
-        """Whether a call that the template writes is read; of a template that writes none, whether its form is known.
-        shown: the prompt with the probe."""
+        """Return whether a call of the template is read, or for a template without calls whether its form is known.
+
+        shown: the prompt with the probe.
+        """
         called = ToolCall(PROBE, {"text": "a"})
         if PROBE in (written := _rendered(chat, shown, asked, "", [called], [probe])):
             call = self.read(written, [probe])
@@ -77,7 +78,7 @@ class NativeCalls:
     def write(
         self, chat: ChatBridge, thought: str, calls: Sequence[ToolCall], tools: Sequence[Mapping[str, Any]]
     ) -> str | None:
-        """A turn with these calls as the chat template writes it; None where that cannot be read back."""
+        """Return a turn with these calls in the form of the chat template; None if it cannot be read back."""
         asked: list[Message] = [{"role": "user", "content": "?"}]
         text = _rendered(chat, chat.prompt_text(asked, tools), asked, thought, calls, tools)
         if chat.end_of_turn is not None:
@@ -87,9 +88,9 @@ class NativeCalls:
         return text if read == [(call.name, dict(call.arguments)) for call in calls] else None
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
-        """The calls of a turn: the first, with the others as `further`; without a name where there is none.
+        """Return the first call of a turn, with the others as `further`. Without a call, the result has no name.
 
-        tools: their schemas, by which arguments get their types. Never raises.
+        tools: their schemas, which give arguments their types. Never raises.
         """
         text = clean_text(text)
         # TRL's template of LFM2 reads `False` as a text.
@@ -128,7 +129,7 @@ def _rendered(
     calls: Sequence[ToolCall],
     tools: Sequence[Mapping[str, Any]],
 ) -> str:
-    """The rest of a turn with these calls after `shown`, the prompt; empty where the template writes no calls."""
+    """Return the turn with these calls after `shown`, the prompt. It is empty where the template writes no calls."""
     made = [
         {"id": f"a1b2c3d4{i}", "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
         for i, call in enumerate(calls)
@@ -142,7 +143,7 @@ def _rendered(
 
 
 def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """How transformers reads this tokenizer's responses: its own, or TRL's for its chat template; None if neither."""
+    """Return the tokenizer's response template, or TRL's for its chat template; None without one."""
     own = getattr(tokenizer, "response_template", None)
     if own is not None:
         return own
@@ -155,7 +156,7 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _written(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
-    """Calls in forms that hold no JSON object with a name."""
+    """Yield calls in forms without a JSON object that has a name."""
     for match in (*_MISTRAL.finditer(text), *_HARMONY.finditer(text)):
         try:
             arguments, _ = json.JSONDecoder().raw_decode(text, match.end())
@@ -172,8 +173,9 @@ def _written(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall
 
 
 def _python_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-    """`<|tool_call_start|>[look_up(word='a', times=2)]<|tool_call_end|>`, as LFM2 writes calls; one without a name
-    where they cannot be read."""
+    """Read calls such as `<|tool_call_start|>[look_up(word='a', times=2)]<|tool_call_end|>` (LFM2). Unreadable calls
+    give one call without a name.
+    """
     calls: list[ToolCall] = []
     for match in _PYTHON.finditer(text):
         written, thought = match[1].strip(), text[: match.start()].strip()
@@ -193,20 +195,20 @@ def _python_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCal
 
 
 class _JSONNames(ast.NodeTransformer):
-    """`true`, `false` and `null` as Python has them."""
+    """Replaces `true`, `false` and `null` by their Python values."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
 def _declared(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The arguments that a tool declares, each with its schema."""
+    """Return the declared arguments of a tool with their schemas."""
     parameters = next((t["function"]["parameters"] for t in tools if t["function"]["name"] == name), {})
     return parameters.get("properties") or {}
 
 
 def _parameters(name: str, body: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """XML parameters with the types that the tool declares: `7` is a number where one is wanted, else text."""
+    """Return XML parameters with the declared types."""
     types = {key: schema.get("type") for key, schema in _declared(name, tools).items()}
     values = _PARAMETER.findall(body)
     return {key: value if types.get(key) == "string" else _json(value, value) for key, value in values}

@@ -1,8 +1,7 @@
-"""A transformers model as an agent: all live rollouts decode together, with one KV cache kept from turn to turn.
+"""A transformers model as an agent. All live rollouts decode together, with one KV cache over all turns.
 
-A conversation is encoded once. Prompts are prefilled once a group and then shared out to its rollouts; an
-observation is fed as tokens when its row acts again (so that a row which has ended costs nothing more); rows that have
-finished their turn early leave the batch when enough of them have.
+A conversation is encoded once. Each prompt is prefilled once per group and copied to its rollouts. An observation is
+fed when its row acts again. Rows that finish a turn early leave the batch.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ from .settings import AgentSettings
 
 
 class TransformersAgent(ChatAgent):
-    """An `Agent` (see `envs.agent`) that samples from a causal language model of `transformers`, with or without LoRA.
+    """An `Agent` (`envs.agent`) that samples from a causal language model of `transformers`, with or without LoRA.
 
-    The model may be under training: sessions run in eval mode without gradients and leave the mode as it was. The
-    weights must not change while a session is open, since its cache belongs to them.
-    `template_kwargs` go to the chat template (`enable_thinking=False` for Qwen3, for example). `sight`: the processor
-    of a model that takes images; without it such a model reads text only. `native_calls`: see `ChatAgent`.
-    Raises `ChatTemplateError` for a tokenizer that cannot act; `start` raises `UnsupportedModelError` for such a model.
+    The model may be in training: sessions run in eval mode without gradients and restore the mode. The weights must not
+    change while a session is open. template_kwargs: for the chat template (`enable_thinking=False` for Qwen3). sight:
+    the processor of a model that takes images; without it such a model reads text only. Raises `ChatTemplateError` for
+    an unsuitable tokenizer; `start` raises `UnsupportedModelError` for an unsuitable model.
     """
 
     def __init__(
@@ -72,12 +70,11 @@ class TransformersAgent(ChatAgent):
         )
 
     def knows(self, environment: str) -> bool:
-        """Whether the model was taught this environment."""
         return taught(self.model, environment)
 
     @contextmanager
     def settings(self, **changes: Any) -> Iterator[TransformersAgent]:
-        """Other settings for the sessions started inside: `with agent.settings(temperature=0): ...`."""
+        """Use other settings for sessions that start inside: `with agent.settings(temperature=0): ...`."""
         before = self.config
         self.config = dataclasses.replace(before, **changes)
         try:
@@ -93,9 +90,9 @@ class TransformersAgent(ChatAgent):
         tools: Sequence[Mapping[str, Any]] | None = None,
         seed: Seed = None,
     ) -> AgentSession:
-        """Open a session; see `Agent.start`. Without a seed, one is drawn from torch's global generator.
+        """Open a session (`Agent.start`). Without a seed, one is drawn from torch's global generator.
 
-        A policy that sees is shown the pictures of the messages; any other reads a sign in their place.
+        A policy without sight reads a sign in the place of a picture.
         """
         seeds, chat = seeds_of(seed, len(prompts)), self.chat_for(tools)
         begun = [self.begin(messages, tools) for messages in prompts]
@@ -103,7 +100,7 @@ class TransformersAgent(ChatAgent):
         return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds, self._rows_of, watched)
 
     def next_turn(self, conversation: Encoded) -> AgentTurn:
-        """Sample one turn after a conversation that another agent has written so far."""
+        """Sample one turn after a conversation that another agent has written."""
         begun, seeds = [conversation], seeds_of(None, 1)
         session = TransformersSession(self.decoder, self.chat, self.config, begun, 1, seeds, self._rows_of)
         try:
@@ -118,11 +115,11 @@ class TransformersAgent(ChatAgent):
 
     @cached_property
     def _rows_of(self) -> RowsOf:
-        """Found out when the first session starts. Of a model that sees, `sight_check` says whether it is right."""
+        """The form of rows, selected at the first session. For a model that sees, `sight_check` verifies it."""
         return fitting_rows(self.decoder) if self.chat.sight is None else CachedRows
 
     def begin(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Encoded | SightError:
-        """The prompt as tokens and images, or why its rollouts cannot begin."""
+        """Return the prompt as tokens and images, or the reason why its rollouts cannot begin."""
         return self.chat.begun(messages, tools)

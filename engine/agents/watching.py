@@ -1,4 +1,4 @@
-"""Who watches the texts of an agent while they are written: see `engine.runs.control.live`, which implements both."""
+"""Interfaces for following texts while they are written, implemented by `engine.runs.control.live`."""
 
 from __future__ import annotations
 
@@ -10,42 +10,38 @@ from typing import Protocol
 class WatchedBatch(Protocol):
     """The rollouts of one session. Rows are those of the session."""
 
-    def turn(self) -> None:
-        """A turn begins."""
-        ...
+    def turn(self) -> None: ...
 
     def due(self) -> bool:
-        """Whether the watcher wants to look now. Asked after every token: it must cost next to nothing."""
+        """Return whether the watcher wants a report. It is asked after every token and must be cheap."""
         ...
 
     def look(self, step: int, steps: int) -> AbstractContextManager[None]:
-        """Report inside, after `step` of at most `steps` tokens of a turn; the time that it takes is measured."""
+        """Return a context for a report after `step` of at most `steps` tokens; its time is measured."""
         ...
 
     def wants(self, row: int) -> bool:
-        """Whether the text of a row is wanted, or only its number of tokens."""
+        """Return whether the text of a row is wanted, or only its number of tokens."""
         ...
 
     def writes(self, row: int, tokens: int, text: str | None = None, *, cut: bool = False, over: bool = False) -> None:
-        """A row has written so many tokens of its present turn, the newest of which are `text`."""
+        """Report the tokens of a row's present turn and the newest text."""
         ...
 
     def wrote(self, row: int, tokens: int, text: str) -> None:
-        """A row has ended its turn."""
+        """Report the end of a row's turn."""
         ...
 
     def goes_on(self, row: int) -> None:
-        """A row begins another turn."""
+        """Report that a row begins another turn."""
         ...
 
-    def close(self) -> None:
-        """Nothing more is written."""
-        ...
+    def close(self) -> None: ...
 
 
 class Watcher(Protocol):
-    """Watches the sessions of an agent."""
+    """Follows the sessions of an agent."""
 
     def begin(self, prompts: Sequence[str], num_rollouts: int, limit: int) -> WatchedBatch:
-        """A session of so many rollouts of each prompt; limit: tokens that all can have together."""
+        """Return the batch of a session. limit: the maximum number of tokens of all rollouts together."""
         ...

@@ -1,7 +1,7 @@
-"""What the processes of an online run have in common: how they start, whom they end with, and what they load.
+"""The parts that all processes of an online run share: starting, ending with their parent, and loading the policy.
 
-No process of a run outlives the one it works for. The worker ends when the engine is gone; background validation,
-the engine's child, ends with the engine: its standard input is a pipe whose other end only the engine holds.
+No process outlives the one that it works for. The worker ends after the engine is gone. Background validation is a
+child of the engine and ends with it: its standard input is a pipe whose other end only the engine holds.
 """
 
 from __future__ import annotations
@@ -43,15 +43,13 @@ def run_process(
     arguments: list[str] | None = None,
     niceness: Callable[[RunConfig], int] | None = None,
 ) -> int:
-    """The process `name` of a run, called with RUN_DIR [--resume] [--child]: 0 when finished or stopped, 1 when failed.
+    """Run the process `name` of a run with the arguments RUN_DIR [--resume] [--child]. Returns 0 when it finished or
+    was stopped, 1 when it failed.
 
-    A second one beside a living one is refused before it touches anything of the run; children are not counted.
-
-    `life(config, run_dir, writer, control, resume)` returns whether it finished by itself (else it was stopped). Given
-    as `module:function` it is imported only once the process has said that it starts: that takes seconds. `niceness`
-    is what the process gives way to others by, from before that import on: callers wait for the engine, not for it.
-
-    With `--child` the process ends as soon as its standard input does, also while it still imports or loads.
+    A second process of the same name is refused while the first one lives. `life` is `module:function`, imported only
+    after the niceness is set and the start is recorded, since imports take seconds. `life(config, run_dir, writer,
+    control, resume)` returns whether it finished by itself. With `--child` the process ends when its standard input
+    does, even while it imports or loads.
     """
     parser = argparse.ArgumentParser(prog=f"the process {name!r} of an online run")
     parser.add_argument("run_dir", type=Path)
@@ -89,9 +87,9 @@ def _imported(path: str) -> Life:
 
 
 def end_with_parent() -> None:
-    """End this process once its standard input ends, at whatever instant: to be called before anything slow.
+    """End this process when its standard input ends. Call it before anything slow.
 
-    The parent holds the other end of that pipe and nobody else does, so the kernel closes it however the parent dies.
+    The parent holds the only other end of that pipe, so the kernel closes it however the parent dies.
     """
 
     def watch() -> None:
@@ -104,7 +102,7 @@ def end_with_parent() -> None:
 
 
 class EngineWatch:
-    """Whether the engine that this process works for is gone. It looks every `every_s` seconds."""
+    """Detects that the engine is gone, by a look every `every_s` seconds."""
 
     def __init__(self, run_dir: Path, every_s: float = 1.0) -> None:
         self.run_dir = run_dir
@@ -113,7 +111,7 @@ class EngineWatch:
         self._missed = 0
 
     def gone(self) -> bool:
-        """True after two looks in a row that found it dead; never for a run that has had no engine."""
+        """Return True after two looks in a row found the engine dead, never for a run that has had no engine."""
         if time.monotonic() - self._looked < self.every_s:
             return self._missed > 1
         self._looked = time.monotonic()
@@ -124,15 +122,14 @@ class EngineWatch:
 
 
 def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model as it starts to serve, in eval mode with its adapters trainable, and its tokenizer.
+    """Load the model that serving starts from, in eval mode with trainable adapters, and its tokenizer.
 
-    The engine and the worker load it alike, so that a snapshot of the one fits the other.
+    Engine and worker load it in the same way, so that a snapshot of one fits the other.
     """
     from ..policy.forward import use_packed_forward
     from ..policy.models import load_policy
 
-    adapters = config.online.adapters or config.model.sft_adapters
-    model, tokenizer = load_policy(config.model, adapters=adapters, trainable=True)
+    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     model = model.eval()
     use_packed_forward(model)
     return model, tokenizer
@@ -141,7 +138,7 @@ def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel,
 def serving_agent(
     config: RunConfig, model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> TransformersAgent:
-    """The policy as it acts where it answers, and where it is validated: the numbers are of the same agent."""
+    """Return the agent that answers and that validation measures."""
     from ..agents.transformers_agent import TransformersAgent
     from ..policy.models import load_sight
 
@@ -159,7 +156,7 @@ def serving_agent(
 
 
 def serving_settings(config: RunConfig) -> AgentSettings:
-    """How answers are written, whoever writes them."""
+    """Return the settings with which answers are written."""
     from ..agents.settings import AgentSettings
 
     online = config.online

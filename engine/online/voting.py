@@ -1,7 +1,7 @@
-"""Pseudo-labels by voting, where a candidate has no vote in its own label, and the confidence gate.
+"""Pseudo-labels by voting, and the confidence gate.
 
-If a candidate voted on its own label, a group in which everyone disagrees would still reward everyone; without its
-vote the label is what the *others* think.
+A candidate does not vote on its own label. If it did, a group in which all candidates disagree would still reward each
+of them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..runs.learning import GateCode
 
 
 def canonical(answer: str | None) -> str | None:
-    """Answers that differ only in case and white space are one answer; an empty one is none."""
+    """Normalise case and white space; return None for an empty answer."""
     text = " ".join((answer or "").split()).casefold()
     return text or None
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An earlier experience that votes: its ensembled answer, and the weight of that vote."""
+    """An earlier experience that votes: its ensembled answer, and the weight of its vote."""
 
     answer: str
     weight: float
@@ -30,12 +30,12 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Vote:
-    """The outcome of a vote over k candidates.
+    """The result of a vote over k candidates.
 
-    `answer`: the ensemble's, None when nobody answered. `confidence`: its share of all candidates' and neighbours'
-    weight, those without an answer included. `labels`: for each candidate the answer of the others, None where they
-    tie or have none. `correct`: whether the candidate agrees with its label (None without one). `flipped`: the first
-    candidate answered otherwise than the ensemble. `shares`: weight of each canonical answer, most first.
+    answer: the ensemble's, None when no candidate answered. confidence: its share of the weight of all candidates and
+    neighbours, including those without an answer. labels: for each candidate the answer of the others, None where they
+    tie or have none. correct: whether the candidate agrees with its label (None without one). flipped: the first
+    candidate differs from the ensemble. shares: the weight of each canonical answer.
     """
 
     answer: str | None
@@ -43,15 +43,14 @@ class Vote:
     labels: tuple[str | None, ...]
     correct: tuple[bool | None, ...]
     flipped: bool
-    unanimous: bool
     shares: dict[str, float]
 
 
 def vote(answers: Sequence[str | None], neighbours: Sequence[Neighbour] = ()) -> Vote:
     """Vote over the candidates' answers, each of which counts 1.
 
-    An equal share goes to the answer that came first, for the ensemble's answer: somebody waits for one. A label is
-    given only where the others have a unique winner: it is learnt from.
+    The ensemble's answer is the first of equal ones, because a caller waits for it. A label needs a unique winner among
+    the others, because it is learnt from.
     """
     keys = [canonical(a) for a in answers]
     tally: dict[str, float] = defaultdict(float)
@@ -75,13 +74,12 @@ def vote(answers: Sequence[str | None], neighbours: Sequence[Neighbour] = ()) ->
         labels=tuple(None if label is None else spelling[label] for label in labels),
         correct=tuple(None if label is None else key == label for key, label in zip(keys, labels, strict=True)),
         flipped=bool(keys) and keys[0] != winner,
-        unanimous=winner is not None and all(k == winner for k in keys),
         shares=dict(sorted(((k, v / total) for k, v in tally.items() if total > 0), key=lambda kv: -kv[1])),
     )
 
 
 def _label(tally: dict[str, float], own: str | None) -> str | None:
-    """The winner without the vote of one candidate; None when nobody else answered or there is a tie."""
+    """Return the unique winner among the answers of the others."""
     best, label, tied = 0.0, None, False
     for key, votes in tally.items():
         others = votes - 1.0 if key == own else votes
@@ -94,29 +92,26 @@ def _label(tally: dict[str, float], own: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether an experience may be learnt from (`code`), and why not in words."""
+    """Whether an experience may be learnt from, and the reason if not."""
 
     code: GateCode
     reason: str = ""
 
     @property
     def open(self) -> bool:
-        """Whether the experience may be learnt from."""
         return self.code == GateCode.OPEN
 
 
-def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:
-    """Open when the ensemble is sure enough, and there is something to learn.
+def gate(outcome: Vote, min_confidence: float) -> Gate:
+    """Open the gate when the ensemble is confident enough and some candidate has a label.
 
-    unanimous: whether a group that agrees to the last candidate is learnt from as well. Within the group there is no
-    difference to learn from; against a running baseline it says that this is worth keeping.
+    A unanimous group passes. Its candidates do not differ, but compared with the running baseline they are worth
+    keeping: without them, requests that the policy has mastered drift while it learns others.
     """
     if outcome.answer is None:
         return Gate(GateCode.NO_ANSWER, "no candidate answered")
     if outcome.confidence < min_confidence:
         return Gate(GateCode.LOW_CONFIDENCE, f"confidence {outcome.confidence:.2f} is below {min_confidence:.2f}")
-    if outcome.unanimous and not unanimous:
-        return Gate(GateCode.UNANIMOUS, "all candidates agree: nothing to learn")
     if all(c is None for c in outcome.correct):
         return Gate(GateCode.NO_LABEL, "the others tie for every candidate: no label")
     return Gate(GateCode.OPEN)
@@ -125,10 +120,10 @@ def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:
 def learning_rate(
     outcome: Vote, *, correction: float, adaptive_max: float, adaptive_min: float, min_confidence: float
 ) -> tuple[float, str]:
-    """`lr_correction` when the initial answer was wrong by the vote, else `lr_adaptive`.
+    """Return the learning rate and its kind: `lr_correction` when the vote overturned the initial answer, else
+    `lr_adaptive`.
 
-    `lr_adaptive` falls in a straight line from `adaptive_max` at the gate's threshold to `adaptive_min` at full
-    confidence: the surer the ensemble, the less there is to learn from an answer that was right.
+    `lr_adaptive` falls linearly from `adaptive_max` at the gate's threshold to `adaptive_min` at full confidence.
     """
     if outcome.flipped:
         return correction, "lr_correction"

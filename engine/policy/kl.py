@@ -15,12 +15,10 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-
-from ...configs.sections import KLConfig
 
 
 class KLDirections(NamedTuple):
@@ -100,6 +98,20 @@ def top_k_directions(policy_logits: Tensor, reference: TopKDistribution) -> KLDi
 
 
 @dataclass(frozen=True)
+class BetaSettings:
+    """Settings of `BetaController`. KLs in nats per token."""
+
+    beta_update_mode: Literal["fixed", "auto"] = "auto"
+    initial_beta: float = 0.02
+    target_kl: float = 0.05
+    kl_tolerance: float = 0.01
+    factor: float = 1.2
+    min_beta: float = 1e-4
+    max_beta: float = 10.0
+    window: int = 20
+
+
+@dataclass(frozen=True)
 class BetaChange:
     """One change of beta: at which step, from what to what, the mean KL that caused it, and why in one sentence."""
 
@@ -121,7 +133,7 @@ class BetaController:
     HISTORY = 1000
     """Changes kept in memory; the record of the run has all of them."""
 
-    def __init__(self, config: KLConfig) -> None:
+    def __init__(self, config: BetaSettings) -> None:
         self.config = config
         self._automatic = config.beta_update_mode == "auto"
         self.beta = self._clamped(config.initial_beta) if self._automatic else config.initial_beta

@@ -16,13 +16,13 @@ from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ...configs.model_defaults import steps_of
 from ...configs.schema import RunConfig
-from ...configs.sections import KLConfig, TrainingConfig
+from ...configs.sections import TrainingConfig
 from ...configs.sections.data import holds_tasks
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.activations import spare_memory
-from ..policy.kl import BetaController
+from ..policy.kl import BetaController, BetaSettings
 from ..policy.models import load_policy, load_sight, save_policy
 from ..policy.unwrap import base_of
 from ..policy.versions import NO_CHECKPOINTING
@@ -193,7 +193,7 @@ def beta_controller(training: TrainingConfig) -> BetaController | None:
     if training.beta_mode == "fixed":
         return None
     return BetaController(
-        KLConfig(
+        BetaSettings(
             beta_update_mode="auto",
             initial_beta=max(training.beta, training.min_beta),
             target_kl=training.target_kl,

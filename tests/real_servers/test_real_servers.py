@@ -143,7 +143,7 @@ def test_answers_change_to_the_next_version_and_are_scored_by_it(tmp_path: Path,
             "online": {
                 **{"serve": "127.0.0.1:0", "samples": 8, "poll_interval_s": 0.05},
                 # Answers that agree, and a task of every vote: only what agrees is learnt from.
-                **{"temperature": 0.3, "min_confidence": 0.0, "learn_from_unanimous": True},
+                **{"temperature": 0.3, "min_confidence": 0.0},
             },
             "rollouts": {"engine": "vllm", "servers": [s.url for s in servers]},
         }

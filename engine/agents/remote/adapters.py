@@ -1,4 +1,4 @@
-"""Versions of the policy as folders of adapters, on every server under a name that is never used for anything else."""
+"""Policy versions as folders of adapters, with unique names on every server."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ logger = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
 CLOSE_S = 10.0
-"""How long servers may take to unload the last versions when a run ends."""
+"""Time for servers to unload the last versions when a run ends."""
 PROBE_TOKENS = 4
-"""Drawn at a temperature that is not 1: where a server reports raw log-probs, they differ by it."""
+"""Drawn at a temperature other than 1, where raw log-probs of a server would differ."""
 
 
 class AdapterError(GrpoTuiError, RuntimeError):
-    """A version of the policy cannot be given to the servers."""
+    """A policy version cannot be given to the servers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """One version of the policy. name: on every server; served: its folder as the servers see it; step: optimiser steps
-    it had made; probe: what it says of the fixed text."""
+    """One policy version. name: on every server. served: its folder on the servers. step: its optimiser steps. probe:
+    its log-probs of the fixed text.
+    """
 
     name: str
     step: int
@@ -55,14 +56,12 @@ class Adapter:
 
 
 class AdapterPublisher:
-    """Gives versions of the policy to the servers of `pool`, and takes them away again.
+    """Publishes policy versions to the servers of `pool`, and unloads them.
 
-    run: begins the name of every version, and `counted` stands before its number: s for optimiser steps. folder: where
-    they are written; served: the same folder as the servers see it. text: token ids of the fixed text by which a server
-    proves what it serves. tolerance: by how many nats a token its log-probs may differ from the policy's here, in the
-    mean.
-
-    `offer` and `retire` come from one thread at a time; what servers do is done in the pool's loop.
+    run: prefix of version names. counted: the letter before the number, s for optimiser steps. folder: for the
+    adapters. served: the same folder on the servers. text: token ids of the fixed text. tolerance: allowed mean
+    difference of log-probs in nats per token. `offer` and `retire` are called from one thread at a time. Servers act in
+    the pool's loop.
     """
 
     def __init__(
@@ -85,15 +84,15 @@ class AdapterPublisher:
         self.text = tuple(text)
         self.tolerance = tolerance
         self.mismatch = 0.0
-        """By how many nats a token the last server differed, in the mean."""
+        """Mean difference of the last checked server, in nats per token."""
         self.current: Adapter | None = None
-        """The version that acts where none is named."""
+        """The version that acts by default."""
         self._wanted: list[Adapter] = []
-        """Those that every server has to serve, oldest first."""
+        """Versions that every server has to serve, oldest first."""
         self._proved: dict[str, Adapter] = {}
-        """Those of them that every server which is in serves, by name."""
+        """Those that every available server serves, by name."""
         self._unloaded = self._left_over()
-        """Folders of those that no server serves any more."""
+        """Folders of versions that no server serves any more."""
         self._users: dict[str, int] = {}
         self._counting = threading.Lock()
         self._doing: Future[None] | None = None
@@ -101,9 +100,9 @@ class AdapterPublisher:
         pool.admit = self._admit
 
     def publish(self, model: PeftModel, step: int) -> Adapter:
-        """Make the model's adapters the version that acts, once every server which is in has proved to serve it.
+        """Make the model's adapters the current version, once every available server has proved it.
 
-        Nothing where the present version is that of this step. Waits while no server is in. Raises NoServersLeft,
+        Does nothing if the current version has this step. Waits while no server is available. Raises NoServersLeft,
         AdapterError (the folder cannot be written), ServerRefusal.
         """
         if self.current is not None and self.current.step == step:
@@ -115,7 +114,7 @@ class AdapterPublisher:
         return adapter
 
     def probe(self, model: PeftModel) -> Probe:
-        """What the policy, as it is now, says of the fixed text: one short forward pass."""
+        """Compute the log-probs of the fixed text in one short forward pass."""
         return probe(model, self.text)
 
     def offer(
@@ -127,11 +126,10 @@ class AdapterPublisher:
         *,
         patient: bool = False,
     ) -> Adapter:
-        """A version of the policy that every server which is in has loaded and proved; nothing is asked of it yet.
+        """Return a version that every available server has loaded and proved.
 
-        It is in use until the caller gives it up (`release`). text: `probe` of this version. tensors: its adapters by
-        the names of the model's parameters, where they are not those in the model now. patient: wait for a server as
-        long as it takes, not for `pool.wait_s` seconds. Raises as `publish` does.
+        It is in use until the caller releases it. text: `probe` of this version. tensors: its adapters by parameter
+        name, if they are not in the model. patient: wait for a server without a limit. Raises as `publish` does.
         """
         try:
             name, folder = self._write(model, step, tensors)
@@ -154,8 +152,7 @@ class AdapterPublisher:
         return adapter
 
     def retire(self) -> None:
-        """Take away what is neither the present version nor in use: it is unloaded now, and its folder deleted the
-        next time."""
+        """Unload versions that are neither current nor in use. Their folders are deleted at the next call."""
         self._delete()
         with self._counting:
             kept = {*self._users, "" if self.current is None else self.current.name}
@@ -167,7 +164,7 @@ class AdapterPublisher:
             self._unloaded += [adapter.folder for adapter in old]
 
     def hold(self, step: int) -> Adapter | None:
-        """The version of this step, in use until it is released; None where servers do not have it (any more)."""
+        """Return the version of this step, in use until released; None if the servers do not have it."""
         with self._counting:
             held = next((a for a in self._proved.values() if a.step == step), None)
             if held is not None:
@@ -175,19 +172,19 @@ class AdapterPublisher:
         return held
 
     def use(self, adapter: Adapter) -> None:
-        """Somebody begins who needs this version; on any thread."""
+        """Count one more user of this version; on any thread."""
         with self._counting:
             self._users[adapter.name] = self._users.get(adapter.name, 0) + 1
 
     def release(self, adapter: Adapter) -> None:
-        """One who needed this version no longer does."""
+        """Count one user less."""
         with self._counting:
             self._users[adapter.name] -= 1
             if not self._users[adapter.name]:
                 del self._users[adapter.name]
 
     def end(self) -> None:
-        """Whoever offers or retires on another thread gets CancelledError, now and from now on."""
+        """Cancel calls of `offer` and `retire` on another thread (CancelledError)."""
         self._ends = True
         if self._doing is not None:
             self._doing.cancel()
@@ -206,7 +203,7 @@ class AdapterPublisher:
         self._wanted, self._proved, self.current = [], {}, None
 
     def _wait_for(self, work: Coroutine[None, None, None]) -> None:
-        """Do this in the pool's loop, until `end`."""
+        """Run a coroutine in the pool's loop, until `end`."""
         self._doing = self.pool.begin(work)
         if self._ends:
             self._doing.cancel()
@@ -215,7 +212,7 @@ class AdapterPublisher:
     # ------------------------------------------------------------------------------------------------ folders
 
     def _write(self, model: PeftModel, step: int, tensors: Mapping[str, Tensor] | None) -> tuple[str, Path]:
-        """Beside the others, synced, then renamed: the name says that it is whole."""
+        """Write the adapters into a folder atomically. Its name contains the checksum."""
         make_folder(self.folder)
         temporary = self.folder / f"{TEMPORARY}{self.prefix}{step}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -237,18 +234,17 @@ class AdapterPublisher:
         return name, final
 
     def _left_over(self) -> list[Path]:
-        """Folders of an earlier life of the run, which was killed."""
+        """Return the folders of an earlier life of the run."""
         try:
             return [p for p in self.folder.iterdir() if self._is_own(p.name.removeprefix(TEMPORARY))]
         except OSError:
             return []
 
     def _is_own(self, name: str) -> bool:
-        """Whether a version of this run has this name, or had it before that was whole."""
+        """Return whether this is the name of a version of this run."""
         return re.fullmatch(rf"{re.escape(self.prefix)}\d+-[0-9a-f]+", name) is not None
 
     def _delete(self) -> None:
-        """Delete what was unloaded before the present version came."""
         for folder in self._unloaded:
             shutil.rmtree(folder, ignore_errors=True)
         self._unloaded = []
@@ -276,7 +272,7 @@ class AdapterPublisher:
         await self.pool.each(unload)
 
     async def _admit(self, client: ServerClient) -> None:
-        """Load and prove every wanted version; what else of this run is there, from before a crash, goes."""
+        """Load and prove every wanted version; unload other versions of this run."""
         proved: set[str] = set()
         while missing := [a for a in self._wanted if a.name not in proved]:
             served = await client.models()
@@ -291,7 +287,7 @@ class AdapterPublisher:
                     await client.unload(name)
 
     async def _prove(self, client: ServerClient, adapter: Adapter) -> None:
-        """Compare what the server says of the fixed text with what the trainer's policy said of it."""
+        """Compare the server's log-probs of the fixed text with the policy's."""
         request = GenerateRequest(
             model=adapter.name,
             token_ids=adapter.probe.token_ids,

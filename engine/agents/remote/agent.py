@@ -21,10 +21,10 @@ from .session import RemoteSession
 
 
 class RemoteAgent(ChatAgent):
-    """See `Agent`. The version that acts is the last one that was published (`publish`), or the one of `acting_as`.
+    """An `Agent`. The acting version is the last published one, or that of `acting_as`.
 
-    model: the policy that is trained here, whose adapters the servers get. native_calls: see `ChatAgent`.
-    Settings and version hold for the calling thread: an evaluation and rollouts of a step ahead may go on side by side.
+    model: the policy in training here, whose adapters the servers get. Settings and version hold for the calling
+    thread, so an evaluation and rollouts of the next step can run in parallel.
     """
 
     def __init__(
@@ -47,16 +47,15 @@ class RemoteAgent(ChatAgent):
 
     @property
     def config(self) -> AgentSettings:
-        """How sessions that are started here and now write."""
+        """The settings of sessions that start now on this thread."""
         return self._own_config.get() or self._config
 
     def knows(self, environment: str) -> bool:
-        """Whether the model was taught this environment."""
         return taught(self.model, environment)
 
     @contextmanager
     def settings(self, **changes: Any) -> Iterator[RemoteAgent]:
-        """Other settings for the sessions started inside: `with agent.settings(temperature=0): ...`."""
+        """Use other settings for sessions that start inside: `with agent.settings(temperature=0): ...`."""
         token = self._own_config.set(dataclasses.replace(self.config, **changes))
         try:
             yield self
@@ -65,7 +64,7 @@ class RemoteAgent(ChatAgent):
 
     @contextmanager
     def acting_as(self, version: Adapter) -> Iterator[None]:
-        """This version writes the sessions started inside."""
+        """Use this version for sessions that start inside."""
         token = self._own_version.set(version)
         try:
             yield
@@ -74,7 +73,7 @@ class RemoteAgent(ChatAgent):
 
     @contextmanager
     def holding(self, version: Adapter) -> Iterator[None]:
-        """This version stays on the servers inside."""
+        """Keep this version on the servers inside the block."""
         self.publisher.use(version)
         try:
             yield
@@ -82,11 +81,11 @@ class RemoteAgent(ChatAgent):
             self.publisher.release(version)
 
     def publish(self, step: int) -> Adapter:
-        """The policy as it is now, after `step` optimiser steps, is what acts from here on."""
+        """Make the present policy, after `step` optimiser steps, the acting version."""
         return self.publisher.publish(self.model, step)
 
     def dismiss(self, server: str, reason: str) -> bool:
-        """A server writes no more for this run, unless it is the last one; whether that is so."""
+        """Remove a server from this run, unless it is the last one; return whether it was removed."""
         return self.pool.leave(server, reason)
 
     def start(
@@ -97,7 +96,7 @@ class RemoteAgent(ChatAgent):
         tools: Sequence[Mapping[str, Any]] | None = None,
         seed: Seed = None,
     ) -> RemoteSession:
-        """Open a session; see `Agent.start`. Without a seed, one is drawn from torch's global generator."""
+        """Open a session (`Agent.start`). Without a seed, one is drawn from torch's global generator."""
         version = self._own_version.get() or self.publisher.current
         if version is None:
             raise RuntimeError("no version of the policy was published yet")
@@ -109,10 +108,9 @@ class RemoteAgent(ChatAgent):
         )
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
-        """A prompt as tokens."""
         return self.chat.seen(messages, tools)
 
     def close(self) -> None:
-        """Take all versions away from the servers, and end the connection."""
+        """Unload all versions and close the connections."""
         self.publisher.close()
         self.pool.close()

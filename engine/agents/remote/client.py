@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ADMIN_TIMEOUT_S = 60.0
-"""For what is no generation: loading an adapter, asking for a name."""
+"""Time limit of administrative calls."""
 
 SCALE_OUT = "start it with --enable-scale-out"
 LORA = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
@@ -33,9 +33,9 @@ class MissingHTTPClient(GrpoTuiError, ImportError):
 
 
 class ServerClient:
-    """A server at `url`. Raises ServerTrouble where it fails, ServerRefusal where it would refuse again.
+    """A server at `url`. Raises ServerTrouble for a failure, ServerRefusal for a permanent refusal.
 
-    http: the client of all servers, of the event loop in which this is used. key: sent as a bearer token.
+    http: the shared client of the event loop. key: sent as a bearer token.
     """
 
     def __init__(self, url: str, http: httpx.AsyncClient, key: str | None = None) -> None:
@@ -46,17 +46,17 @@ class ServerClient:
         self._probed = False
         self._probes_alone: bool | None = None
         self.proved_in_s = 0.0
-        """How long it took to prove the last version; 0: none yet."""
+        """Duration of proving the last version; 0 before the first."""
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def generate(self, request: GenerateRequest, timeout_s: float | None = None) -> GenerateAnswer:
-        """Write one turn; `timeout_s` is for the whole of it, to the last byte (None: as long as it takes).
+        """Write one turn within `timeout_s` (None: no limit).
 
-        On a CPU, a request for log-probs of its prompt waits until no other is under way here, and others wait for it:
-        vLLM's LoRA there dies of such a request among others (0.32: "einsum(): subscript b has size ...": the rows of
-        the prompt are looked up in a table of the requests; github.com/vllm-project/vllm, 16668 and 51594, are open).
+        On a CPU, a request for prompt log-probs runs alone, because vLLM's LoRA crashes when one is among others (0.32:
+        "einsum(): subscript b has size ...": the rows of the prompt are looked up in a table of the requests;
+        github.com/vllm-project/vllm, 16668 and 51594, are open).
         """
         alone = request.prompt_logprobs and await self._is_on_cpu()
         async with self._place(alone):
@@ -64,7 +64,7 @@ class ServerClient:
         return GenerateAnswer.from_json(body, request)
 
     async def patiently(self, ask: Callable[[], Awaitable[T]], patience_s: float = ADMIN_TIMEOUT_S) -> T:
-        """What `ask` gives, with pauses as long as the server is busy. Raises ServerBusy after `patience_s`."""
+        """Return the result of `ask`, with pauses while the server is busy. Raises ServerBusy after `patience_s`."""
         until = time.monotonic() + patience_s
         for pauses in itertools.count():
             try:
@@ -77,11 +77,11 @@ class ServerClient:
         raise AssertionError
 
     def forget(self) -> None:
-        """Another server may answer here from now on."""
+        """Forget the facts about the server, since another one may answer now."""
         self._probes_alone = None
 
     async def _is_on_cpu(self) -> bool:
-        """Whether the server runs on a CPU: it then reports how much memory of that its cache has."""
+        """Return whether the server runs on a CPU; then it reports the memory of its CPU cache."""
         if self._probes_alone is None:
             with contextlib.suppress(ServerRefusal, ServerTrouble):
                 found = await self.patiently(lambda: self._call("GET", "/metrics"))
@@ -111,11 +111,11 @@ class ServerClient:
                 self._free.notify_all()
 
     async def version(self) -> str:
-        """The version of vLLM that the server runs."""
+        """Return the server's version of vLLM."""
         return str(self._object(await self._admin("GET", "/version"))["version"])
 
     async def models(self) -> dict[str, str]:
-        """Names that are served, the base model's first, and where each lies."""
+        """Return the served names, the base model's first, and the folder of each."""
         found = self._object(await self._admin("GET", "/v1/models"))["data"]
         try:
             return {str(m["id"]): str(m.get("root") or "") for m in found}  # type: ignore[attr-defined]
@@ -123,14 +123,14 @@ class ServerClient:
             raise ServerTrouble("its list of models cannot be read") from None
 
     async def load(self, name: str, folder: str) -> None:
-        """Serve the adapters in `folder`, a path on the server's machine, as `name`."""
+        """Load the adapters in `folder`, a path on the server's machine, as `name`."""
         if (await self.models()).get(name) == folder:
             return  # names are never used twice, so it is the same
         body = json.dumps({"lora_name": name, "lora_path": folder}).encode()
         await self._admin("POST", "/v1/load_lora_adapter", body)
 
     async def unload(self, name: str) -> None:
-        """Serve this name no longer; nothing when it is not served."""
+        """Unload a name if it is served."""
         if name in await self.models():
             await self._admin("POST", "/v1/unload_lora_adapter", json.dumps({"lora_name": name}).encode())
 
@@ -179,7 +179,7 @@ class ServerClient:
 
 
 def open_http(connections: int = 1024) -> httpx.AsyncClient:
-    """An HTTP client for servers, for the running event loop. Raises MissingHTTPClient."""
+    """Return an HTTP client for the running event loop. Raises MissingHTTPClient."""
     try:
         import httpx
     except ImportError:
@@ -192,7 +192,7 @@ def open_http(connections: int = 1024) -> httpx.AsyncClient:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """What the header `Retry-After` asks for: seconds, or a date."""
+    """Parse the header `Retry-After`: seconds, or a date."""
     try:
         if retry_after.strip().isdigit():
             return float(retry_after)
@@ -202,7 +202,7 @@ def _seconds(retry_after: str) -> float | None:
 
 
 def _message(body: bytes) -> str:
-    """What a server says went wrong, cut short."""
+    """Extract the error message of an answer, shortened."""
     text = body[:2000].decode("utf-8", "replace")
     try:
         found = json.loads(body)

@@ -1,4 +1,4 @@
-"""The agent of a run whose turns servers write, as its configuration says."""
+"""Creates the agent of a run whose turns servers write."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .agent import RemoteAgent
 from .pool import ServerPool
 
 SERVED = "served"
-"""Folder of a run where versions of its adapters lie for the servers, unless another one is named."""
+"""The default folder of a run for adapter versions."""
 FLOAT32_TOLERANCE, HALF_TOLERANCE = 1e-3, 0.05
-"""Nats a token between two implementations of one policy: summed in another order, or rounded to 8 bits of fraction."""
+"""Allowed nats per token between two implementations of one policy."""
 PROBE_TOKENS = 60
 PROBE: list[Message] = [
     {
@@ -46,17 +46,16 @@ def open_remote_agent(
     request_timeout_s: float | None = None,
     wait_s: float | None = None,
 ) -> RemoteAgent:
-    """Asks no server anything yet.
+    """Create the agent, without a request to any server.
 
-    name: begins the names of versions (the run's); counted: see `AdapterPublisher`. request_timeout_s, wait_s: see
-    `ServerPool`; None: as configured.
-
-    Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, of which servers get the text only.
+    name: prefix of version names (default: the run's). counted: see `AdapterPublisher`. request_timeout_s, wait_s: see
+    `ServerPool`; None: as configured. Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, since
+    servers get text only.
     """
     rollouts = config.rollouts
     if SeeingModel.of(base_of(model)) is not None:
         raise UnsupportedModelError(
-            "rollouts.engine: vllm sends token ids alone, and this policy looks at images; use transformers instead"
+            "rollouts.engine: vllm sends only token ids, and this policy sees images. Use transformers instead."
         )
     assert isinstance(model, PeftModel)  # servers are given adapters: `configs/checks.py` refuses the rest
     chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=config.model.chat_template_kwargs)
@@ -80,6 +79,6 @@ def open_remote_agent(
 
 
 def tolerance_of(config: RunConfig) -> float:
-    """Nats a token, in the mean, by which a server's log-probs may differ from the trainer's."""
+    """Return the allowed mean difference in nats per token between a server's log-probs and the trainer's."""
     usual = FLOAT32_TOLERANCE if config.model.compute == "float32" else HALF_TOLERANCE
     return config.rollouts.probe_tolerance or usual

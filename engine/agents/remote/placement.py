@@ -1,9 +1,8 @@
-"""Where rollouts go: to each server the share of them with which all servers take as long for a token.
+"""Distributes rollouts over servers so that all servers take equally long for a token.
 
-A server's share is multiplied, with each turn that it finishes, by how much faster than the others it was. Where
-servers slow down with their load, this ends when all are equally fast, which is the split that is done first; a server
-that is slow however little it is asked ends with no share (the equilibrium of Wardrop, "Some theoretical aspects of
-road traffic research", 1952). It needs no model of a server.
+After each turn, a server's share is multiplied by its relative speed. Where servers slow down with their load, this
+converges to equal speeds. A server that is always slow ends without a share (the equilibrium of Wardrop, "Some
+theoretical aspects of road traffic research", 1952). No model of a server is needed.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 REMEMBERED = 0.9
-"""What counts of a turn's seconds and tokens after the next one."""
+"""Decay of a turn's seconds and tokens with each later turn."""
 ALIKE = 1.25
-"""Servers whose seconds a token differ by less are equally fast: chance alone makes such differences."""
+"""Servers within this ratio of seconds per token count as equally fast."""
 MOST = 4.0
-"""The largest difference that one turn can show."""
+"""The largest ratio that one turn can show."""
 LEAST_SHARE = 1e-3
 MOVE = 1.5
-"""A rollout moves where its server has so many times the load of another: what is cached of it is lost then."""
+"""A rollout moves when its server has this many times the load of another, because it loses its cache."""
 
 
 @dataclass
 class Load:
-    """How fast a server is, and what it has to do. share: of rollouts, relative to that of the others."""
+    """The speed and the work of a server. share: of the rollouts, relative to other servers."""
 
     share: float = 1.0
     seconds: float = 0.0
@@ -34,20 +33,20 @@ class Load:
     turns: float = 0.0
     under_way: int = 0
     _begun: float = 0.0
-    """The sum of the times at which turns that are under way began."""
+    """Sum of the start times of running turns."""
     _mean: float = 0.0
-    """Turns under way, averaged over about the time of a turn."""
+    """Running turns, averaged over about the duration of a turn."""
     _averaged: float = field(default_factory=lambda: time.monotonic())
 
     def begin(self) -> float:
-        """A turn begins; returns when."""
+        """Begin a turn; return its start time."""
         now = self._average()
         self.under_way += 1
         self._begun += now
         return now
 
     def end(self, began: float, tokens: int = 0) -> None:
-        """A turn that began then has ended, with so many tokens; 0: it failed."""
+        """End a turn with this many tokens; 0: it failed."""
         now = self._average()
         self.under_way -= 1
         self._begun -= began
@@ -58,26 +57,26 @@ class Load:
 
     @property
     def pace(self) -> float | None:
-        """Seconds a token, from when a turn is asked for; None before the first."""
+        """Seconds per token since the request; None before the first turn."""
         return self.seconds / self.tokens if self.tokens else None
 
     def slowness(self, usual_tokens: float) -> float | None:
-        """The same, also from how long turns have been under way that should have so many tokens."""
+        """Return seconds per token, including running turns with an assumed number of tokens."""
         waited = (time.monotonic() - self._begun / self.under_way) / usual_tokens if self.under_way else 0.0
         known = max(self.pace or 0.0, waited)
         return known or None
 
     def crowd(self) -> float:
-        """Turns under way for each unit of the share."""
+        """Return the running turns per unit of share."""
         self._average()
         return self._mean / self.share
 
     def move(self, rollouts: int) -> None:
-        """So many rollouts come (or go): they count before their turns do."""
+        """Count rollouts that come (or leave) before their turns do."""
         self._mean = max(0.0, self._mean + rollouts)
 
     def forget(self) -> None:
-        """The server may be another one now."""
+        """Reset after the server may have been replaced."""
         self.share, self.seconds, self.tokens, self.turns = 1.0, 0.0, 0.0, 0.0
 
     def _average(self) -> float:
@@ -90,7 +89,7 @@ class Load:
 
 
 def balance(loads: Sequence[Load]) -> None:
-    """Change the shares a little, after a turn has ended."""
+    """Adjust the shares after a turn."""
     turns = sum(load.turns for load in loads)
     usual_tokens = sum(load.tokens for load in loads) / turns if turns else 0.0
     working = [load for load in loads if load.under_way and usual_tokens]  # what another took long ago shows nothing
@@ -112,10 +111,9 @@ def balance(loads: Sequence[Load]) -> None:
 
 
 def spread(loads: Sequence[Load], prompts: int, rollouts: int, first: int) -> list[int]:
-    """The server of each rollout, by number: prompt-major, each server a run of them as long as its share.
+    """Return the server index of each rollout, prompt-major, in runs as long as each server's share.
 
-    Rollouts of one prompt stay together, where it is cached, as long as servers are about equally fast. first: the
-    server that comes first.
+    Rollouts of one prompt share a server and its cache while servers are about equally fast. first: the first server.
     """
     count = prompts * rollouts
     order = [(first + i) % len(loads) for i in range(len(loads))]
@@ -134,8 +132,9 @@ def spread(loads: Sequence[Load], prompts: int, rollouts: int, first: int) -> li
 
 
 def better(loads: Sequence[Load], home: int, rollouts: int) -> int:
-    """Where a rollout that is at home there should write its next turn. rollouts: of its prompt; servers that are alike
-    may differ by so many."""
+    """Return the server for a rollout's next turn. rollouts: of its prompt; loads of similar servers may differ by
+    that.
+    """
     best = min(range(len(loads)), key=lambda i: (loads[i].crowd() + 1 / loads[i].share, i != home))
     slack = rollouts if _alike(loads) else 0
     if best == home or loads[home].crowd() - slack <= MOVE * (loads[best].crowd() + 1 / loads[best].share):

@@ -1,10 +1,10 @@
-"""All servers as one: who is in, where rollouts go, and what happens when one fails.
+"""All servers as one pool: their availability, the distribution of rollouts, and the handling of failures.
 
-Everything here runs in one event loop on a thread of its own; trainers call `run`, and sessions of any loop `generate`.
-A server that failed is out: what it was asked is asked of another one, with the same seeds, so that the tokens are the
-same ones. A task asks it every `PROBE_S` seconds (less often where it keeps failing) whether it serves, gives it the
-adapters that are in use, and compares what it says of a fixed text; then it is in again. A server that is busy (429,
-503) stays in and has its pause. A turn that takes long is no failure as long as the server works.
+Everything runs in one event loop on its own thread. Trainers call `run`, sessions of any loop call `generate`. A failed
+server is out: its requests go to another server with the same seeds, and so give the same tokens. Every `PROBE_S`
+seconds (less often after repeated failures) a task checks it, loads the adapters in use, and compares its log-probs of
+a fixed text. Then it is in again. A busy server (429, 503) stays in and gets a pause. A long turn is no failure while
+its server works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ....configs.errors import GrpoTuiError
 from .client import ADMIN_TIMEOUT_S, ServerClient, open_http
@@ -40,22 +40,22 @@ T = TypeVar("T")
 
 NOT_ASKED = "it was not asked yet"
 PROBE_S = 2.0
-"""Seconds between two attempts to take a server in again."""
+"""Seconds between two attempts to readmit a server."""
 FORGIVEN, MOST_DOUBLINGS = 64, 8
-"""The pause doubles, so many times at most, with each failure of a server that wrote fewer than so many turns since."""
+"""The pause doubles (at most `MOST_DOUBLINGS` times) with each failure within `FORGIVEN` turns."""
 SLOW_SHARE = 0.1
-"""A server with a smaller share of the rollouts than this, relative to the quickest, is called slow."""
+"""A server below this share of the rollouts, relative to the fastest, is reported as slow."""
 SIGN_TOKENS = 4
-"""Tokens by which a server shows that it works."""
+"""Tokens of a request that tests whether a server works."""
 OVERDUE = 4.0
-"""A turn is given up that takes so many times as long as the server's pace makes likely."""
+"""A turn is abandoned after this many times its expected duration."""
 ATTEMPTS = 4
-"""A request that failed on so many servers in a row, each of which came back, is at fault itself."""
+"""A request that failed on this many servers in a row is at fault itself."""
 
 Admit = Callable[[ServerClient], Awaitable[None]]
-"""Make a server ready and prove it; raises ServerTrouble where it is not."""
+"""Prepare and prove a server; raises ServerTrouble when it is not ready."""
 Tell = Callable[[str, bool], None]
-"""Hears a sentence about a server, and whether it is good news."""
+"""Receives a message about a server, and whether it is good news."""
 
 
 class NoServersLeft(GrpoTuiError, RuntimeError):
@@ -64,10 +64,11 @@ class NoServersLeft(GrpoTuiError, RuntimeError):
 
 @dataclass
 class Server:
-    """One server of the pool. why_out: empty while it is in; refusal: set where it would not help to wait.
-    retried: somebody asks it from time to time whether it is fit again, or it has left for good. turns, tokens: that it
-    wrote so far. failures: in a row, with fewer than `FORGIVEN` turns (`since_failure`) in between. heard: when it gave
-    an answer last."""
+    """One server of the pool.
+
+    why_out: empty while it is in. refusal: set when waiting does not help. retried: whether a task tries to readmit it.
+    failures: in a row, with fewer than `FORGIVEN` turns (`since_failure`) in between. heard: time of its last answer.
+    """
 
     client: ServerClient
     why_out: str = NOT_ASKED
@@ -83,28 +84,26 @@ class Server:
     pauses: int = 0
     left: bool = False
     slow: bool = False
-    """Whether that was told."""
+    """Whether its slowness was reported."""
     _pause_began: float = 0.0
 
     @property
     def up(self) -> bool:
-        """Whether the server is asked."""
         return not self.why_out
 
     @property
     def url(self) -> str:
-        """The server's address."""
         return self.client.url
 
     def pause(self, busy: ServerBusy, asked: float) -> None:
-        """It asked for a pause, when it was asked at that time: of requests that were sent together one counts."""
+        """Note a requested pause. Of requests that were sent together one counts. asked: the time of the request."""
         if asked >= self._pause_began:
             self.pauses += 1
             self._pause_began = time.monotonic()
         self.busy_until = max(self.busy_until, time.monotonic() + busy.pause_s(self.pauses - 1))
 
     def answered(self, asked: float, tokens: int) -> None:
-        """It wrote a turn of so many tokens that it was asked for at that time."""
+        """Note a turn with this number of tokens."""
         self.heard = time.monotonic()
         self.turns += 1
         self.tokens += tokens
@@ -117,7 +116,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Standing:
-    """`up` of `all` servers are in; `out`: why each of the others is not, by address."""
+    """The number of available servers, and the reason for each other one by address."""
 
     up: int
     all: int
@@ -125,15 +124,15 @@ class Standing:
 
     @property
     def reasons(self) -> str:
-        """Why servers are out, for a person."""
+        """The reasons as text."""
         return "; ".join(f"{url}: {reason}" for url, reason in self.out.items())
 
 
 class ServerPool:
-    """Servers at `urls`. request_timeout_s: a turn that takes longer is looked after. wait_s: how long to wait while
-    none is in.
+    """Servers at `urls`.
 
-    tell: hears when a server goes out or comes back, one sentence, on the thread of the pool.
+    request_timeout_s: a longer turn is checked. wait_s: how long to wait while no server is in. tell: receives a
+    message when a server goes out or comes back, on the pool's thread.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class ServerPool:
         self.wait_s = wait_s
         self.tell: Tell = tell or _log
         self.admit: Admit | None = None
-        """What a server must go through before it is in."""
+        """Prepares and proves a server before it is in."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout servers", daemon=True)
         self._thread.start()
@@ -165,11 +164,11 @@ class ServerPool:
 
     @staticmethod
     async def _open() -> httpx.AsyncClient:
-        """In the loop that it belongs to."""
+        """Create the client in its own loop."""
         return open_http()
 
     def close(self) -> None:
-        """Give up whatever is under way, and end the thread."""
+        """Cancel all work and end the thread."""
         if not self._thread.is_alive():
             return
 
@@ -184,30 +183,31 @@ class ServerPool:
         self._stop()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Do this in the pool's loop."""
+        """Schedule a coroutine in the pool's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do this in the pool's loop and wait for it."""
+        """Run a coroutine in the pool's loop and wait for it."""
         return self.begin(work).result()
 
     async def generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:
-        """The answer to a request, from `home` or from wherever it moves to; to be awaited in any loop.
+        """Return the answer to a request from `home` or another server; awaitable in any loop.
 
-        Raises NoServersLeft, and ServerRefusal where every server that is in refuses.
+        Raises NoServersLeft, and ServerRefusal when every available server refuses.
         """
         return await asyncio.wrap_future(self.begin(self._generate(request, home)))
 
     def homes(self, prompts: int, rollouts: int) -> list[Home]:
-        """Places for so many rollouts of each prompt, prompt-major; `placement.spread` chooses servers when the first
-        one begins."""
+        """Return places for the rollouts of each prompt, prompt-major. `placement.spread` assigns servers at the first
+        turn.
+        """
         self._turn += 1
         homes: list[Home] = []
         homes += [Home(homes, prompts, rollouts, self._turn) for _ in range(prompts * rollouts)]
         return homes
 
     async def take_in(self) -> None:
-        """Have every server that was not asked yet try to come in, and wait until each has. In the pool's loop."""
+        """Try to admit every server that was not asked yet. In the pool's loop."""
         new = [s for s in self.servers if not s.up and not s.retried and not s.left]
         await asyncio.gather(*(self._try(s) for s in new))
         for server in new:
@@ -217,14 +217,14 @@ class ServerPool:
                 self._keep_trying(server)
 
     def leave(self, url: str, reason: str) -> bool:
-        """Take a server out for good, unless it is the last one that is in; whether it was taken out. On any thread."""
+        """Remove a server, unless it is the last one; return whether it was removed. On any thread."""
 
         async def leave() -> bool:
             server = next(s for s in self.servers if s.url == url)
             others = any(s.up for s in self.servers if s is not server)
             if others:
                 server.why_out, server.left = reason, True
-                self._tell(f"rollout server {url} leaves the pool: {reason}; restart it, and then the run", False)
+                self._tell(f"rollout server {url} leaves the pool: {reason}. Restart it, and then the run.", False)
             else:
                 self._tell(f"rollout server {url} is the last one and stays: {reason}", False)
             return others
@@ -232,7 +232,7 @@ class ServerPool:
         return self.run(leave())
 
     def weigh_anew(self) -> None:
-        """Give slow servers that proved a version as quickly as the others their full share. In the pool's loop."""
+        """Restore the share of slow servers that proved a version as fast as others. In the pool's loop."""
         proving = [s.client.proved_in_s for s in self.servers if s.up and s.client.proved_in_s]
         for server in self.servers:
             if server.up and server.load.share < SLOW_SHARE and server.client.proved_in_s <= ALIKE * min(proving):
@@ -240,7 +240,7 @@ class ServerPool:
                 server.load.forget()
 
     async def each(self, action: Callable[[ServerClient], Awaitable[None]]) -> None:
-        """Do this with each server that is in; one that fails is out. In the pool's loop."""
+        """Run an action on each available server; one that fails goes out. In the pool's loop."""
 
         async def one(server: Server) -> None:
             try:
@@ -251,21 +251,21 @@ class ServerPool:
         await asyncio.gather(*(one(s) for s in self.servers if s.up))
 
     def standing(self) -> Standing:
-        """How many servers are in, and why those that are not are out. On any thread."""
+        """Return the available servers and the reasons for others. On any thread."""
         out = {s.url: s.why_out for s in self.servers if not s.up}
         return Standing(len(self.servers) - len(out), len(self.servers), out)
 
     def states(self) -> list[dict[str, Any]]:
-        """What each server does and did. On any thread."""
+        """Return the work of each server. On any thread."""
         return [
             {"url": s.url, "in_flight": s.load.under_way, "turns": s.turns, "tokens": s.tokens, "why_out": s.why_out}
             for s in self.servers
         ]
 
     async def wait_for_one(self, wait_s: float | None) -> None:
-        """Return when a server is in. In the pool's loop.
+        """Return when a server is available. In the pool's loop.
 
-        Raises NoServersLeft after `wait_s` seconds (None: never), and ServerRefusal at once where each server refuses.
+        Raises NoServersLeft after `wait_s` seconds (None: never), and ServerRefusal at once when each server refuses.
         """
         if any(s.up for s in self.servers):
             return
@@ -305,8 +305,7 @@ class ServerPool:
                     raise
 
     async def _server(self, home: Home, refused: set[str]) -> Server:
-        """The server at which a rollout is at home. One that is out, or far more loaded than another, is so no longer;
-        while it is busy, another writes."""
+        """Return the rollout's server, a new one if that is out or overloaded, or another one while it is busy."""
         while True:
             await self.wait_for_one(self.wait_s)
             up = [s for s in self.servers if s.up and s.url not in refused] or [s for s in self.servers if s.up]
@@ -324,7 +323,7 @@ class ServerPool:
         return home.server if home.server in free else min(free, key=lambda s: s.load.crowd())
 
     async def _ask(self, server: Server, request: GenerateRequest) -> GenerateAnswer:
-        """One turn, which takes as long as it takes while its server works (`_look_after`)."""
+        """Request one turn, with no time limit while its server works (`_look_after`)."""
         began, tokens = server.load.begin(), 0
         turn = asyncio.ensure_future(server.client.generate(request))
         try:
@@ -348,14 +347,15 @@ class ServerPool:
             if server.up and not server.slow and server.load.share < SLOW_SHARE and pace > 2 * min(paces):
                 server.slow = True
                 self._tell(
-                    f"rollout server {server.url} is slow: {pace:.2g} s a token, {min(paces):.2g} s on the quickest; "
-                    "it gets few rollouts",
+                    f"rollout server {server.url} is slow: {pace:.2g} s a token, {min(paces):.2g} s on the quickest. "
+                    "It gets few rollouts.",
                     False,
                 )
 
     async def _look_after(self, server: Server, request: GenerateRequest, began: float) -> None:
-        """Raises ServerTrouble where a turn that takes long will not be written: where the server writes nothing else
-        either, or at its pace would have written it long ago."""
+        """Raise ServerTrouble for a long turn when its server writes nothing else either, or would have finished it at
+        its usual pace.
+        """
         asked, pace = time.monotonic(), server.load.pace or 0.0
         if asked - server.heard > self.request_timeout_s:
             sign = dataclasses.replace(
@@ -403,7 +403,7 @@ class ServerPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _try(self, server: Server) -> None:
-        """Take a server in, if it is fit."""
+        """Admit a server if it is ready."""
         try:
             if self.admit is not None:
                 await self.admit(server.client)
@@ -430,14 +430,21 @@ class ServerPool:
             self._loop.close()
 
 
+def event_of(good: bool) -> tuple[Literal["note", "alert"], dict[str, Any]]:
+    """Return the kind and the facts of the event of a run's record that reports a server."""
+    facts = {"detector": "rollout_servers", "subject": "", "value": 0.0, "threshold": 0.0, "trajectories": []}
+    return ("note" if good else "alert"), {**facts, "grade": "good" if good else "warning"}
+
+
 def _log(sentence: str, good: bool) -> None:
     logger.log(logging.INFO if good else logging.WARNING, sentence)
 
 
 @dataclass
 class Home:
-    """Where a rollout's turns are written. together: those of its session, `prompts` times `rollouts`; turn: the
-    session's number."""
+    """The server of a rollout. together: the homes of its session, `prompts` times `rollouts`. turn: the session's
+    number.
+    """
 
     together: list[Home]
     prompts: int

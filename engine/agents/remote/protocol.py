@@ -1,7 +1,7 @@
-"""`POST /inference/v1/generate` of vLLM as data: what is asked, and what an answer must be to be believed.
+"""`POST /inference/v1/generate` of vLLM as data: requests, and checks of answers.
 
-`/v1/completions` is not used: it silently mixes in the `generation_config` of the model, and takes text. Here every
-setting is sent and tokens are never decoded.
+`/v1/completions` is not used, because it takes text and silently applies the model's `generation_config`. Here every
+setting is sent, and tokens are never decoded.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from ....configs.errors import GrpoTuiError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
-"""Before a server that was busy, and names no time, is asked again."""
+"""Pauses before a busy server without `Retry-After` is asked again."""
 LOGPROB_SLACK = 1e-3
-"""A log-prob above 0 by more than rounding is none."""
+"""Log-probs may exceed 0 by this rounding error."""
 
 
 class ServerTrouble(Exception):
-    """A server failed in a way that another one, or itself later, need not. `reason`: a few words for a person."""
+    """A temporary failure of a server. `reason`: a few words for people."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -29,30 +29,30 @@ class ServerTrouble(Exception):
 
 
 class ServerBusy(ServerTrouble):
-    """A server asks for a pause. retry_after_s: as long as it wants; None where it does not say."""
+    """A server asks for a pause. retry_after_s: its length; None if unspecified."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
 
     def pause_s(self, before: int) -> float:
-        """How long to wait after so many pauses in a row, never the same for two who ask."""
+        """Return the randomised pause after this many pauses in a row."""
         wanted = self.retry_after_s
         pause = min(FIRST_PAUSE_S * 2.0**before, LONGEST_PAUSE_S) if wanted is None else wanted
         return pause * random.uniform(1.0, 1.5) + random.uniform(0.0, FIRST_PAUSE_S)
 
 
 class ServerRefusal(GrpoTuiError, RuntimeError):
-    """A server refuses what is asked of it, and would again: the configuration of one side has to change."""
+    """A permanent refusal: the configuration of server or client has to change."""
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One turn to be written: what to go on from, and how.
+    """A request for one turn.
 
-    model: the adapter's name, or the base model's. token_ids: the conversation so far. seed: decides the tokens that
-    are drawn, on every server alike. stop_token_ids: end the turn and are part of it; stop: texts that do.
-    prompt_logprobs: also those of `token_ids`.
+    model: the adapter's name, or the base model's. token_ids: the conversation so far. seed: gives the same tokens on
+    every server. stop_token_ids: end the turn and are part of it. stop: texts that end it. prompt_logprobs: also return
+    those of `token_ids`.
     """
 
     model: str
@@ -66,7 +66,7 @@ class GenerateRequest:
     prompt_logprobs: bool = False
 
     def to_json(self) -> bytes:
-        """The body of the request. Whatever a server could have a default for is written out."""
+        """Return the body of the request, with every setting that could have a server default."""
         sampling = {
             "n": 1,
             "max_tokens": self.max_tokens,
@@ -99,9 +99,9 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class GenerateAnswer:
-    """What was written: n tokens with their log-probs (nats), and whether the turn ended by itself.
+    """A written turn: n tokens with their log-probs (nats), and whether it ended by itself.
 
-    prompt_logprobs: of each token of the prompt but the first, where they were asked for. server: who wrote it.
+    prompt_logprobs: of each prompt token but the first, if requested. server: the writer's address.
     """
 
     model: str
@@ -113,7 +113,7 @@ class GenerateAnswer:
 
     @classmethod
     def from_json(cls, body: bytes, request: GenerateRequest) -> GenerateAnswer:
-        """Read an answer to `request`. Raises ServerTrouble for one that cannot be believed."""
+        """Read an answer to `request`. Raises ServerTrouble for an invalid one."""
         try:
             return cls._read(json.loads(body), request)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as problem:

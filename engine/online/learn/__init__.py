@@ -1,1 +1,1 @@
-"""Updating the policy while it serves: the worker, the update, validation."""
+"""Updates, validation and publication of the policy."""

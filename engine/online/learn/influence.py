@@ -1,4 +1,4 @@
-"""How much one task may teach: repeated experience counts less and less, and one source only up to its share."""
+"""Limits how much one request and one source can teach."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
+WINDOW = 1000
+"""Updates over which repetitions and shares are counted."""
+
 
 class Influence:
-    """Weights in (0, 1] for tasks, from the last `window` tasks.
+    """Weights in (0, 1] for tasks, from the last `WINDOW` tasks.
 
-    The n-th task about the same request weighs 1 / n², so that all repetitions together count at most 1.65 times as
-    much as one.
+    The n-th task about the same request weighs 1 / n², so all repetitions together count at most 1.65 times as much as
+    one.
 
-    A source that made a share s of the last `window` tasks, above its cap, weighs cap / s. The cap is `share`, or an
-    equal part where fewer sources than 1 / `share` exist, so that a single caller learns at full speed. For questions
-    that the policy's own vote labels, the sources are those of the last tasks. For feedback they are the callers that
-    asked lately: among several callers, one that sends all the feedback is held to `share`. A source is named
-    `caller` or `caller/user`: both are capped, so that a caller gains nothing by inventing users. The run's own
-    requests have no source and are not cut.
+    A source with a share s of these tasks above its cap weighs cap / s. The cap is `share`, or an equal part where
+    fewer than 1 / `share` sources exist, so that a single caller learns at full speed. For questions that the policy's
+    own vote labels, the sources are those of the last tasks. For feedback they are the callers that asked lately. A
+    source is `caller` or `caller/user`, and both are capped, so that a caller gains nothing by inventing users. The
+    run's own requests have no source and no cap.
     """
 
-    def __init__(self, window: int, share: float) -> None:
+    def __init__(self, share: float, window: int = WINDOW) -> None:
         self.share = share
         self._recent: deque[tuple[str, str]] = deque(maxlen=window)
         self._requests: Counter[str] = Counter()
         self._sources: Counter[str] = Counter()
 
     def weigh(self, request: str, source: str, *, labelled: bool = False, peers: Sequence[int] = ()) -> float:
-        """Count one more task and return its weight. labelled: the source gave the label. peers: how many callers
-        asked lately, and how many users of this caller; empty where that is not known."""
+        """Count one more task and return its weight.
+
+        labelled: the source gave the label. peers: the number of callers that asked lately, and the number of users of
+        this caller; empty where unknown.
+        """
         if len(self._recent) == self._recent.maxlen:
             self._forget(*self._recent[0])
         self._recent.append((request, source))
@@ -39,7 +44,7 @@ class Influence:
         return weight * min((self._room(name, labelled, peers) for name in _levels(source) if name), default=1.0)
 
     def _room(self, name: str, labelled: bool, peers: Sequence[int]) -> float:
-        """The weight that a source's own share leaves to it: 1 below its cap."""
+        """Return the weight that the cap leaves to a source: 1 below the cap."""
         beside = name.rpartition("/")[0]
         equals = sum(known.rpartition("/")[0] == beside for known in self._sources)
         if labelled:
@@ -58,11 +63,9 @@ class Influence:
                     del counter[key]
 
     def state_dict(self) -> list[list[str]]:
-        """Plain JSON values."""
         return [list(pair) for pair in self._recent]
 
     def load_state_dict(self, state: Any) -> None:
-        """The inverse of `state_dict`."""
         self._recent.clear()
         self._requests.clear()
         self._sources.clear()
@@ -71,7 +74,7 @@ class Influence:
 
 
 def _levels(source: str) -> list[str]:
-    """`caller` of `caller`; `caller` and `caller/user` of `caller/user`."""
+    """Return `[caller]` for `caller`, and `[caller, caller/user]` for `caller/user`."""
     caller, separator, _ = source.partition("/")
     return [caller, source] if separator else [caller]
 
@@ -79,8 +82,8 @@ def _levels(source: str) -> list[str]:
 class RobustBaseline:
     """Running median of the returns of tasks, each weighted by `decay` to the power of its age.
 
-    A median, because a single absurd return must not move what all others are measured by. With fewer than three tasks
-    behind it, a task is measured by the median of its own candidates.
+    A single absurd return cannot move a median. With fewer than three earlier tasks, the median of the task's own
+    candidates is the baseline.
     """
 
     def __init__(self, decay: float = 0.95) -> None:
@@ -88,7 +91,7 @@ class RobustBaseline:
         self._returns: deque[float] = deque(maxlen=256)
 
     def value(self, own: list[float]) -> float:
-        """The baseline for a task with these returns of its candidates."""
+        """Return the baseline for a task with these returns of its candidates."""
         if len(self._returns) < 3:
             ordered = sorted(own)
             return ordered[(len(ordered) - 1) // 2]
@@ -102,22 +105,19 @@ class RobustBaseline:
         return weighted[-1][0]
 
     def mean(self) -> float:
-        """The running mean, with the same weights and one return of 0 before the first.
+        """Return the running mean with the same weights and one return of 0 before the first.
 
-        Ratings are measured by it: they are ±1, and a median of those would hide either all praise or all blame.
+        It is the baseline of ratings. They are ±1, and their median would hide either all praise or all blame.
         """
         newest = len(self._returns) - 1
         weights = [self.decay ** (newest - i) for i in range(newest + 1)]
         return sum(w * r for w, r in zip(weights, self._returns, strict=True)) / (1.0 + sum(weights))
 
     def add(self, mean: float) -> None:
-        """Take in the mean return of a task."""
         self._returns.append(mean)
 
     def state_dict(self) -> list[float]:
-        """Plain JSON values."""
         return list(self._returns)
 
     def load_state_dict(self, state: Any) -> None:
-        """The inverse of `state_dict`."""
         self._returns = deque(map(float, state), maxlen=256)

@@ -1,7 +1,7 @@
-"""What the update worker has done and not yet committed, and how that comes to count: all or nothing.
+"""The uncommitted work of the update worker, and its commit, which is atomic.
 
-A commit writes the state to a new file, and then one transaction of the queue names that file, settles the tasks that
-are in it and adds their journal rows. The logs are written from the journal after that.
+A commit writes the state to a new file. Then one transaction of the queue names that file, settles the tasks that are
+in it and adds their journal rows. The logs are written from the journal afterwards.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .policy_update import PolicyUpdater
 from .worker_state import prune_states, write_state
 
 JOURNAL_KEPT = 2000
-"""Rows kept for the engine, which copies them into the run's record, once they are in the logs."""
+"""Journal rows kept for the engine, which copies them into the run's record."""
 
 
 class Ledger:
-    """`tell` gets one sentence for whatever a person should know."""
+    """`tell` receives messages for the user."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Ledger:
         self.tell = tell
         self.logs = UpdateLogs(folder.run_dir)
         self.state: str | None = None
-        """The committed state that counts."""
+        """The name of the committed state."""
         self.kept: str | None = None
-        """A state that stays, whatever is committed: that of the candidate."""
+        """The state of the candidate, which is not pruned."""
         self.changed = False
-        """Whether the updater is no longer what the committed state says."""
+        """Whether the updater differs from the committed state."""
         self._settled: list[Settled] = []
         self._journal: list[Mapping[str, Any]] = []
         self._unlogged: list[JournalRow] = []
@@ -52,20 +52,21 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Tasks that were worked on since the last commit."""
+        """Number of tasks processed since the last commit."""
         return len(self._settled)
 
     def settle(self, settled: Settled, *rows: Mapping[str, Any]) -> None:
-        """What became of a task, and its journal rows: with the next commit."""
+        """Record the outcome of a task and its journal rows for the next commit."""
         self._settled.append(settled)
         self.add(*rows)
 
     def add(self, *rows: Mapping[str, Any]) -> None:
-        """Journal rows of the next commit."""
         self._journal += rows
 
     def commit(self) -> bool:
-        """Make what was done count, all or nothing; False (and told) when the disk refuses: it is tried again."""
+        """Commit all work since the last commit. Returns False, with a message, when the disk refuses; it can be
+        repeated.
+        """
         if not self._settled and not self._journal:
             return True
         name = self.state
@@ -89,7 +90,7 @@ class Ledger:
         return True
 
     def write_state(self) -> str:
-        """The name of a new file with the state as it is now. Raises OSError, QueueError."""
+        """Write the current state to a new file and return its name. Raises OSError, QueueError."""
         tensors, values = self.updater.state()
         name = write_state(self.folder.state, self.updater.update, tensors, values)
         if self.shared is not None:
@@ -97,7 +98,6 @@ class Ledger:
         return name
 
     def prune_states(self) -> None:
-        """Delete the states that the one that counts has outlived."""
         if self.state is not None:
             prune_states(self.folder.state, self.state, keep=self.kept)
             if self.shared is not None:
@@ -112,7 +112,7 @@ class Ledger:
         self._write_logs()
 
     def catch_up(self, logged: int) -> None:
-        """Bring the logs, whose last line has number `logged`, up to the journal; numbers go on above both."""
+        """Write the journal rows after number `logged` to the logs, and number further rows above both."""
         copied = recorded_position(self.folder.run_dir, JOURNAL_POSITION) or 0
         self.queue.continue_after(max(logged, copied))
         self._unlogged = self.queue.journal(limit=1_000_000)
@@ -122,7 +122,7 @@ class Ledger:
         try:
             self.logs.append(self._unlogged)
         except OSError as error:
-            self.tell_once(f"The update logs cannot be written ({error.strerror}); their lines wait in the queue.")
+            self.tell_once(f"The update logs cannot be written ({error.strerror}). Their lines wait in the queue.")
             return
         if self._unlogged:
             last = self._unlogged[-1].n
@@ -132,7 +132,7 @@ class Ledger:
                 self.queue.prune_journal(min(last, copied) - JOURNAL_KEPT)
 
     def tell_once(self, message: str) -> None:
-        """Tell it unless it was told since the last commit."""
+        """Report a message once between two commits."""
         if message not in self._told:
             self._told.add(message)
             self.tell(message)

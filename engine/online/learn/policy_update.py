@@ -1,21 +1,18 @@
 """One update of the policy, in memory.
 
-    Total_Loss = RL_Loss + current_beta * KL_Penalty
+Total_Loss = RL_Loss + current_beta * KL_Penalty. RL_Loss is PPO's clipped surrogate over the agent's tokens. Its
+advantage is the reward-to-go of the reward tensor minus a running baseline. KL_Penalty is the exact KL per token
+between the present policy and the policy that answered.
 
-RL_Loss is the clipped policy gradient (PPO's surrogate) over the agent's tokens, with the reward-to-go of the reward
-tensor minus a running baseline as advantage: what is worse than usual is made less likely, which reward-weighted
-likelihood would not do. KL_Penalty is the exact KL per token between the policy now and the policy that answered.
-
-Three guards, each on its own enough to bound what one task can do to the served model: the KL limit (an update that
-ends too far from the policy that answered is taken back), the clipped gradient and step, and the EMA.
+Three guards bound the effect of one task on the served model, each on its own: the KL limit (an update that ends too
+far from the answering policy is reverted), the clipped gradient and step, and the EMA.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -24,30 +21,29 @@ from torch import Tensor, nn
 
 from ....configs.sections.online import OnlineConfig
 from ...policy.forward import forward_agent_tokens, vocabulary_of
-from ...policy.kl import BetaChange, BetaController, kl_directions
+from ...policy.kl import BetaChange, BetaController, BetaSettings, kl_directions
 from ...policy.sight.processor import ModelImage
 from ...policy.token_scores import DENSE_LOGITS
 from ...training.losses.base import LossInputs, clipped_surrogate, sum_over_tokens
 from ..store.images import ImageFolder
-from ..store.snapshots import check_fit
+from ..store.snapshots import check_fit, weights_in_place
 from ..store.update_task import Experience, TaskError, UpdateTask
 from .influence import Influence, RobustBaseline
 
 CLIP = 0.2
 """The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
 _torch: Any = torch
-"""Torch with its fused operations on lists of tensors, which its type stubs leave out."""
+"""Torch with the fused operations on lists of tensors that its type stubs lack."""
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """Everything that was measured about one update. KLs in nats per token, over this experience's agent tokens.
+    """The measurements of one update. KLs are in nats per token over the agent tokens of this experience.
 
-    `kl` is KL(policy ‖ original) after the update, the number that beta follows; `kl_before` the same as it stood in
-    the loss; `kl_forward` is KL(original ‖ policy) after it. `clipped`: the gradient or the step was cut
-    to its limit. `advantages`: of each candidate, the mean over its agent tokens. `rejected` says why an update was
-    taken back. `weight`: how much the task counted (see `influence.py`). `kl_start`: KL(policy ‖ the run's first
-    policy) after the update.
+    kl: KL(policy ‖ original) after the update, which beta follows. kl_before: the same in the loss. kl_forward:
+    KL(original ‖ policy) after the update. kl_start: KL(policy ‖ the run's first policy) after the update. clipped: the
+    gradient or the step was cut to its limit. advantages: the mean over the agent tokens of each candidate. rejected:
+    the reason why the update was reverted. weight: the task's weight (`influence.py`).
     """
 
     update: int
@@ -73,15 +69,11 @@ class UpdateReport:
     weight: float = 1.0
     kl_start: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
-        return asdict(self)
-
 
 class PolicyUpdater:
     """The live model with its optimiser, its EMA, beta and the running baseline.
 
-    `model` is trained in place, in eval mode (no dropout: the ratio to the answering policy must be exact). Only
+    `model` is trained in place and in eval mode: without dropout the ratio to the answering policy is exact. Only
     parameters with `requires_grad` are trained, smoothed and published.
     """
 
@@ -104,40 +96,41 @@ class PolicyUpdater:
         self._live = [p.data for p in self.parameters.values()]
         self._ema = [p.detach().clone() for p in self.parameters.values()]
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
-        self.beta = BetaController(config.kl)
+        self.beta = BetaController(BetaSettings(**config.kl.model_dump(exclude={"limit"})))
         self.baseline = RobustBaseline()
         self.ratings = RobustBaseline()
-        self.influence = Influence(config.repeat_window, config.source_share)
-        self._start = [p.clone() for p in self._live]
-        """The policy as it was loaded: how far learning has moved is measured against it."""
+        self.influence = Influence(config.source_share)
+        self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
+        """The policy as it was loaded, to measure how far learning has moved it."""
         self._validated = [p.clone() for p in self._live]
         self.update = 0
 
     @property
     def ema(self) -> dict[str, Tensor]:
-        """The smoothed parameters, by name: what is published."""
+        """The smoothed parameters by name, which are published."""
         return dict(zip(self.parameters, self._ema, strict=True))
 
     @property
     def validated(self) -> dict[str, Tensor]:
-        """The parameters that were last validated as good, by name; at first those that the run started from."""
+        """The last validated parameters by name; at first those that the run started from."""
         return dict(zip(self.parameters, self._validated, strict=True))
 
     def mark_validated(self, tensors: Mapping[str, Tensor]) -> None:
-        """Remember `tensors` as the last that were validated. Raises ValueError when they are of another model."""
+        """Raises ValueError for the parameters of another model."""
         check_fit(self.parameters, tensors)
         new = [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()]
         _torch._foreach_copy_(self._validated, new)
 
     def go_back(self) -> None:
-        """Learn on from the parameters that were last validated, with a fresh optimiser."""
+        """Reset to the last validated parameters, with a fresh optimiser."""
         _torch._foreach_copy_(self._live, self._validated)
         _torch._foreach_copy_(self._ema, self._validated)
         self.optimizer.state.clear()
 
     def apply(self, task: UpdateTask) -> tuple[UpdateReport, BetaChange | None]:
-        """Make one update. Raises TaskError, with nothing changed, for a task that would do harm (see `check`) or
-        that makes the loss or its gradient NaN or infinite."""
+        """Make one update. Raises TaskError, with nothing changed, for a harmful task or a loss or gradient that is not
+        finite.
+        """
         task.check(max_learning_rate=self.config.max_learning_rate, vocabulary=self.vocabulary)
         self._seen(task.experience, slice(None))  # before anything is changed: an image may be missing
         weight = self.influence.weigh(
@@ -211,10 +204,10 @@ class PolicyUpdater:
     # ------------------------------------------------------------------------------------------------- the pieces
 
     def _advantages(self, task: UpdateTask) -> tuple[Tensor, Tensor, float]:
-        """Return the returns [B], the advantages of the agent tokens [A], and the baseline that was subtracted.
+        """Return the returns [B], the advantages of the agent tokens [A], and the baseline.
 
-        Samples that feedback judged differently are compared with their own mean (RLOO and GRPO do the same). A rating
-        is compared with the running mean of ratings, anything else with the running median of returns.
+        Samples that feedback judged differently are compared with their own mean (as in RLOO and GRPO), a rating with
+        the running mean of ratings, anything else with the running median of returns.
         """
         rewards = task.reward_tensor.double().sum(-1)  # [B, S]
         to_go = rewards.flip(-1).cumsum(-1).flip(-1)
@@ -251,7 +244,7 @@ class PolicyUpdater:
         ).logits.float()
 
     def _seen(self, experience: Experience, rows: slice) -> list[list[ModelImage]] | None:
-        """What these rows were shown. Raises TaskError when an image is not there."""
+        """Return the images of these rows. Raises TaskError when one is missing."""
         if not experience.images:
             return None
         if self.images is None:
@@ -262,7 +255,7 @@ class PolicyUpdater:
             raise TaskError(str(error.args[0])) from error
 
     def _backward(self, task: UpdateTask, advantages: Tensor) -> tuple[float, float, float]:
-        """Accumulate the gradient of Total_Loss; returns RL_Loss, KL_Penalty and the share of clipped tokens."""
+        """Accumulate the gradient of Total_Loss; return RL_Loss, KL_Penalty and the share of clipped tokens."""
         total = len(advantages)
         targets = task.experience.at_agent_tokens("token_ids").long()
         old_logprobs = task.experience.at_agent_tokens("logprobs")
@@ -284,8 +277,9 @@ class PolicyUpdater:
 
     @torch.no_grad()
     def _measure(self, task: UpdateTask) -> tuple[float, float, float]:
-        """KL per token with the parameters as they are now: to the policy that answered, reverse and forward, and to
-        the policy that the run started from, reverse."""
+        """Return the KL per token of the present policy: to the answering policy, reverse and forward, and to the
+        policy that the run started from, reverse.
+        """
         reverse = forward = start = 0.0
         total = len(task.original_logits)
         for rows, tokens in self._chunks(task):
@@ -293,24 +287,13 @@ class PolicyUpdater:
             kl = task.original_logits.at(tokens).kl(logits)
             reverse += float(kl.reverse.sum()) / total
             forward += float(kl.forward.sum()) / total
-            with self._as_started():
+            with weights_in_place(self.parameters, self._start):
                 started = self._logits(task, rows)
             start += float(kl_directions(logits, started).reverse.sum()) / total
         return reverse, forward, start
 
-    @contextlib.contextmanager
-    def _as_started(self) -> Iterator[None]:
-        """The policy that the run started from, in place of the live one."""
-        for parameter, data in zip(self.parameters.values(), self._start, strict=True):
-            parameter.data = data
-        try:
-            yield
-        finally:
-            for parameter, data in zip(self.parameters.values(), self._live, strict=True):
-                parameter.data = data
-
     def _shorten(self, before: list[Tensor]) -> float:
-        """Cut the step just made to `max_update_norm`; returns its length."""
+        """Cut the last step to `max_update_norm`; return its length."""
         step = _torch._foreach_sub(self._live, before)
         norm = float(nn.utils.get_total_norm(step))
         limit = self.config.max_update_norm
@@ -325,7 +308,7 @@ class PolicyUpdater:
     # ------------------------------------------------------------------------------------------------------ state
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimiser's tensors (copies), by `<parameter's name>/<key>`."""
+        """Return copies of the optimiser's tensors by `<parameter>/<key>`."""
         found = {}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -341,11 +324,11 @@ class PolicyUpdater:
             cast(dict, self.optimizer.state[parameter])[key] = value.clone()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next update depends on: tensors (copies) and plain JSON values."""
+        """Return everything that the next update depends on: tensors (copies) and JSON values."""
         tensors = {f"live/{n}": p.detach().clone() for n, p in self.parameters.items()}
         tensors |= {f"ema/{n}": t.clone() for n, t in self.ema.items()}
         tensors |= {f"validated/{n}": t.clone() for n, t in self.validated.items()}
-        tensors |= {f"start/{n}": t.clone() for n, t in zip(self.parameters, self._start, strict=True)}
+        tensors |= {f"start/{n}": t.clone() for n, t in self._start.items()}
         tensors |= {f"optimizer/{n}": t for n, t in self._optimizer_tensors().items()}
         return tensors, {
             "update": self.update,
@@ -356,7 +339,7 @@ class PolicyUpdater:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """The inverse of `state`. Raises ValueError when it belongs to another model."""
+        """Raises ValueError for the state of another model."""
         self.load_weights({n.removeprefix("live/"): t for n, t in tensors.items() if n.startswith("live/")})
         ema = [tensors[f"ema/{n}"] for n in self.parameters]
         _torch._foreach_copy_(self._ema, [t.to(o.device) for t, o in zip(ema, self._ema, strict=True)])
@@ -367,17 +350,13 @@ class PolicyUpdater:
         self.beta.load_state_dict(values["beta"])
         self.baseline.load_state_dict(values["baseline"])
         self.ratings.load_state_dict(values["ratings"])
-        self.influence.load_state_dict(values.get("influence"))
-        if all(f"start/{n}" in tensors for n in self.parameters):
-            _torch._foreach_copy_(
-                self._start,
-                [tensors[f"start/{n}"].to(t.device) for n, t in zip(self.parameters, self._start, strict=True)],
-            )
-        if all(f"validated/{n}" in tensors for n in self.parameters):
-            self.mark_validated({n: tensors[f"validated/{n}"] for n in self.parameters})
+        self.influence.load_state_dict(values["influence"])
+        start = [tensors[f"start/{n}"].to(t.device) for n, t in self._start.items()]
+        _torch._foreach_copy_(list(self._start.values()), start)
+        self.mark_validated({n: tensors[f"validated/{n}"] for n in self.parameters})
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the live parameters and the EMA to `tensors`, such as those of a snapshot."""
+        """Set the live parameters and the EMA."""
         check_fit(self.parameters, tensors)
         new = [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()]
         _torch._foreach_copy_(self._live, new)

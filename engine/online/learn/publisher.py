@@ -1,12 +1,13 @@
-"""Which parameters answer: versions are offered as candidates, validated, and published or taken back.
+"""Publishes versions: a committed state is offered as a candidate, validated, and then published or discarded.
 
-Only what is committed is published, so that no reader ever serves something that is done over.
+Only committed states are published, so that no reader serves an update that is repeated.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +16,11 @@ from ....configs.sections.online import OnlineConfig
 from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, check_fit, pointed_version
 from ..store.update_queue import QueueError
 from .ledger import Ledger
-from .publishing_guard import PublishingGuard
 from .worker_state import StateError, read_state
 
 
 class Publisher:
-    """Publishes what `ledger` has committed, by `writer`."""
+    """Publishes the commits of `ledger` through `writer`."""
 
     def __init__(self, ledger: Ledger, writer: SnapshotWriter, config: OnlineConfig) -> None:
         self.ledger = ledger
@@ -33,15 +33,15 @@ class Publisher:
             config.validation.max_drop, config.validation.max_text_loss, config.validation.max_text_kl
         )
         self.request = int(self.queue.get("request", 0))
-        """The request of the last update: where on the record's axis the worker stands."""
+        """The request of the last update, the worker's place on the record's axis."""
         self.candidate: dict[str, Any] | None = self.queue.get("candidate")
         ledger.kept = self._candidate_state()
         self._published_update = 0
         self._overdue = False
-        """Whether a candidate is due that had to wait for the one before it."""
+        """Whether another candidate is due but has to wait for the present one."""
 
     def recover(self, used: int) -> None:
-        """See that a whole version is published whose number is not below `used`, the highest that was."""
+        """Ensure that a whole version is published, with a number not below `used`, the highest that was used."""
         guard = self.queue.get("guard")
         if guard is not None:
             self.guard.load_state_dict(guard)
@@ -76,30 +76,22 @@ class Publisher:
             self.ledger.note(row, published=self.writer.version)
 
     def publish(self, *, at_once: bool = False) -> bool:
-        """Publish the smoothed model as it was just committed; False when it does not answer yet.
-
-        With validation it is offered as a candidate instead, and published once it was validated as good; directly only
-        while it is at most `updates_ahead` updates ahead of the last validated one.
-        """
-        settings = self.config.validation
-        if not settings.enabled:
+        """Publish the smoothed model of the last commit, or offer it for validation; return whether it serves."""
+        if not self.config.validation.enabled:
             return self._publish(self.updater.ema, self.updater.update)
         self.offer(at_once=at_once)
-        ahead = self.updater.update - self.guard.good_update
-        if ahead <= settings.updates_ahead and self.updater.update > self._published_update:
-            return self._publish(self.updater.ema, self.updater.update)
         return False
 
     def finish(self) -> None:
-        """Nothing waits. When no further request can come, what was learnt last is validated, too."""
+        """Offer the last updates for validation when no request can follow."""
         if self.candidate is None and self.queue.get("ending") and self.ledger.commit():
             self.offer(at_once=True)
             self.queue.set(ending=False)
 
     def offer(self, *, at_once: bool = False) -> bool:
-        """Let the committed state be validated, unless one waits for that or the last one was a moment ago.
+        """Offer the committed state for validation, unless another candidate waits or one was offered recently.
 
-        at_once: also a moment later, if anything was learnt since.
+        at_once: offer it whenever there is a new update.
         """
         ledger = self.ledger
         last = int(self.queue.get("offered", -1))
@@ -121,9 +113,9 @@ class Publisher:
         return True
 
     def validate(self) -> None:
-        """Take in the validation of the candidate: publish it, or go back to the last one that was good.
+        """Process the validation of the candidate: publish it, or return to the last good version.
 
-        What comes of it is recorded under the request of the update that was judged.
+        The result is recorded under the request of the judged update.
         """
         ledger, candidate = self.ledger, self.candidate
         try:
@@ -167,7 +159,7 @@ class Publisher:
             self.offer()
 
     def release(self) -> str:
-        """The user's word that the present level is good enough; returns what came of it."""
+        """Accept the present level of success on the user's request; return a message."""
         if not self.guard.release():
             return "publishing was not held"
         row = self._row("released", self.writer.version, message="by the user")
@@ -182,17 +174,17 @@ class Publisher:
         return None if self.candidate is None else str(self.candidate["state"])
 
     def _smoothed(self, state: str) -> dict[str, Tensor]:
-        """The EMA model of a state. Raises StateError, KeyError, ValueError when it is none of this model."""
+        """Return the EMA model of a state. Raises StateError, KeyError, ValueError when it does not fit the model."""
         tensors = read_state(self.ledger.folder.state / state)[0]
         smoothed = {n: tensors[f"ema/{n}"] for n in self.updater.parameters}
         check_fit(self.updater.parameters, smoothed)
         return smoothed
 
     def _offer_anew(self, state: str, why: str) -> None:
-        """A candidate that cannot be read is none: what is committed now takes its place."""
+        """Replace a candidate that cannot be read by the last commit."""
         if not self.ledger.commit():
             return
-        self.ledger.tell(f"{why} It was to be validated; what is learnt by now takes its place.")
+        self.ledger.tell(f"{why} The last committed state is validated instead.")
         if self.ledger.state == state:
             self.ledger.state = None  # to be written again
         self._set_candidate(None)
@@ -208,7 +200,7 @@ class Publisher:
             self.ledger.note(validated=self.writer.version)
 
     def _go_back(self, update: int, where: Mapping[str, Any]) -> None:
-        """Learn and answer from the last validated parameters: what was learnt since is given up."""
+        """Learn and answer from the last validated parameters; discard later updates."""
         given_up = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
         self.updater.go_back()
         self.ledger.changed = True
@@ -246,3 +238,81 @@ class Publisher:
             "message": "",
             **facts,
         }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision on a version. `message` is for the user, None when nothing changed."""
+
+    good: bool
+    message: str | None = None
+
+
+class PublishingGuard:
+    """Decides whether the smoothed (EMA) model of an update may serve.
+
+    Its success may be at most `max_drop` below the best so far on the same held-out tasks. On unrelated texts, its
+    log-likelihood may be at most the share `max_text_loss` below that of the start, and its KL from the start at most
+    `max_text_kl` nats per token. Missing measurements are not judged. `release` accepts the present level of success.
+    """
+
+    def __init__(self, max_drop: float, max_text_loss: float, max_text_kl: float) -> None:
+        self.max_drop = max_drop
+        self.max_text_loss = max_text_loss
+        self.max_text_kl = max_text_kl
+        self.best: float | None = None
+        self.held = False
+        """Whether the last judged version was not good."""
+        self.good_update = 0
+        """The last update whose smoothed model was validated as good."""
+
+    def judge(self, result: Mapping[str, Any]) -> Verdict:
+        """Judge one validation: `update`, `ema` (success in [0, 1]), and the fields of `TextGuard.measure`."""
+        update, was = int(result["update"]), self.held
+        reason = self._success_problem(result) or self._text_problem(result)
+        if reason is None:
+            if "ema" in result:
+                ema = float(result["ema"])
+                self.best = ema if self.best is None else max(self.best, ema)
+            self.good_update = max(self.good_update, update)
+            self.held = False
+            level = f"the smoothed model is at {float(result['ema']):.0%} success" if "ema" in result else "it is good"
+            return Verdict(True, f"Publishing continues: {level}." if was else None)
+        self.held = True
+        return Verdict(
+            False,
+            f"The smoothed model of update {update} {reason}: it does not answer, and learning goes back to update "
+            f"{self.good_update}.",
+        )
+
+    def _success_problem(self, result: Mapping[str, Any]) -> str | None:
+        if "ema" not in result or self.best is None:
+            return None
+        ema = float(result["ema"])
+        if ema >= self.best - self.max_drop - 1e-9:
+            return None
+        return f"is at {ema:.0%} success, {self.best - ema:.0%} below the best validated {self.best:.0%}"
+
+    def _text_problem(self, result: Mapping[str, Any]) -> str | None:
+        if "text_now" not in result:
+            return None
+        before, now, kl = (float(result[name]) for name in ("text_before", "text_now", "text_kl"))
+        loss = (before - now) / abs(before)
+        if not loss <= self.max_text_loss:  # also true for NaN
+            return (
+                f"gives unrelated texts {loss:.1%} less log-likelihood than at the start ({before:.3f}, now {now:.3f})"
+            )
+        if kl > self.max_text_kl:
+            return f"is {kl:.3f} nats per token from the start on unrelated texts; the limit is {self.max_text_kl:g}"
+        return None
+
+    def release(self) -> bool:
+        """Take the next validation as the new best. Returns False when nothing was held."""
+        was, self.held, self.best = self.held, False, None
+        return was
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "held": self.held, "good_update": self.good_update}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.held, self.good_update = state["best"], bool(state["held"]), int(state["good_update"])

@@ -1,10 +1,10 @@
-"""Where a worker goes on: the newest whole thing that is there, and never below a number that was used.
+"""Finds the state from which a worker continues: the newest whole one, with a number not below any that was used.
 
-What counts is the state that the queue names. When that is damaged, or the queue or its last commits were lost, the
-newest whole state or snapshot takes its place, whichever holds more updates. Nothing is deleted here.
+Normally it is the state that the queue names. If that is damaged, or the queue or its last commits were lost, the
+newest whole state or snapshot replaces it. Nothing is deleted here.
 
-The update logs are written after the queue has committed: a queue that knows of fewer updates than they do has lost
-commits (SQLite takes what is left of a damaged log for all there was). What they name is not learnt from again.
+The update logs are written after the queue has committed. A queue that knows of fewer updates than the logs has lost
+commits, since SQLite accepts the rest of a damaged log as complete. Experiences in the logs are not learnt from again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .worker_state import StateError, read_state, states
 
 @dataclass(frozen=True)
 class Recovered:
-    """`state`: the state that counts, None when there is none; `message`: one sentence when something was lost."""
+    """state: the committed state, None when there is none. message: a sentence for the user when something was lost."""
 
     state: str | None
     message: str | None = None
 
 
 def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, logged: Mapping[str, int]) -> Recovered:
-    """Bring `updater` to where the run was left. `logged`: what the last line of the update logs says."""
+    """Restore `updater`. logged: the last line of the update logs."""
     named: str | None = queue.get("state")
     count: int | None = queue.get("update")
     counted = count or 0
@@ -68,12 +68,12 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
             trouble.append(str(error))
     lost = "learning begins again at the policy that the run started from"
     if state is not None:
-        lost = f"learning goes on from the state of update {updater.update}"
+        lost = f"learning continues from the state of update {updater.update}"
     elif snapshot is not None:
         with snapshot:
             updater.load_weights(snapshot.tensors())
         updater.update = snapshot.manifest.update
-        lost = f"learning goes on from snapshot {snapshot.version}; beta, baseline and optimiser start afresh"
+        lost = f"learning continues from snapshot {snapshot.version}, and beta, baseline and optimiser start fresh"
     if updater.update < known:
         lost += f"; what updates {updater.update + 1} to {known} did is lost"
     updater.update = max(updater.update, known)

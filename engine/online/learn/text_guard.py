@@ -1,4 +1,6 @@
-"""Measures how well a policy still models unrelated texts: learning from a few requests must not cost its language."""
+"""Measures how well a policy still models unrelated texts, since learning from a few requests must not harm its
+language.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ TEXTS = (
     "Q: Why is the sky blue?\nA: Air scatters short wavelengths of sunlight more strongly than long ones.",
     "The committee met on Tuesday to discuss the budget, but no decision was reached before the summer break.",
 )
-"""English prose, code, a recipe, a letter and a dialogue; written for this purpose and part of no task."""
+"""English prose, code, a recipe, a letter and a dialogue, written for this purpose."""
 
 
 class TextGuard:
@@ -46,15 +48,16 @@ class TextGuard:
             before = sum(float(self._logprobs(row)[1].sum()) for row in self._rows) / self._tokens
         vocabulary = cast(nn.Linear, self._model.get_output_embeddings()).weight.shape[0]
         self.applies = before > -0.5 * math.log(vocabulary)
-        """False for a policy that does not model such texts: little is to be lost there."""
+        """False for a policy that does not model such texts and so has little to lose."""
 
     @property
     def _tokens(self) -> int:
         return sum(len(row) - 1 for row in self._rows)
 
     def measure(self) -> Mapping[str, float]:
-        """`text_before`, `text_now`: log-likelihood per token at the start and now. `text_kl`: KL(now ‖ start) per
-        token of the texts, exact."""
+        """Return `text_before` and `text_now`, the log-likelihood per token at the start and now, and `text_kl`, the
+        exact KL(now ‖ start) per token.
+        """
         if not self.applies:
             return {}
         before = now = kl = 0.0
@@ -70,7 +73,7 @@ class TextGuard:
 
     @torch.no_grad()
     def _logprobs(self, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [T - 1, V], and the log-probs of the tokens after the first, [T - 1]."""
+        """Return the logits [T - 1, V] and the log-probs [T - 1] of the tokens after the first."""
         ids = row.to(device_of(self._model))[None]
         logits = self._model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, :-1].float()
         return logits, logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]

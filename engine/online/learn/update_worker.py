@@ -1,14 +1,10 @@
-"""The update worker's loop: take a task, update, commit, publish; exactly once in effect, whenever it is killed.
+"""The update worker's loop: take a task, update, commit, publish. Each task takes effect once, even after a kill.
 
-What makes it so, in the order of a life:
-
-1. one worker a run: the snapshot folder's lock is taken first; then one worker a queue, where machines share it;
-2. tasks that a dead worker had taken are queued again, and its last committed state is loaded: model, EMA,
-   optimiser, beta, baseline and update number are as if the uncommitted updates had never begun;
-3. the logs are brought up to the journal, which was committed together with that state;
-4. each update happens in memory; after `commit_every` of them the state goes to a new file, and then one
-   transaction of the queue names that file, settles the tasks in it and adds their journal rows;
-5. only committed updates are published, so that no reader ever serves something that is done over.
+In the order of a life: 1. The worker takes the lock of the snapshot folder, and the lease of a shared queue. 2. Tasks
+that a dead worker had taken are queued again, and its last committed state is loaded (model, EMA, optimiser, beta,
+baseline, update number). 3. The logs are brought up to the journal. 4. Updates happen in memory. After `commit_every`
+of them the state goes to a new file, and one transaction names that file, settles its tasks and adds their journal
+rows. 5. Only committed updates are published.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from ....configs.sections.online import OnlineConfig
 from ..store.folder import OnlineFolder
@@ -30,16 +27,19 @@ from .recovery import recover
 
 log = logging.getLogger(__name__)
 
+MAX_ATTEMPTS = 5
+"""A task is set aside after the worker died this often while it applied the task."""
 IDLE_S = 2.0
-"""Where no task waits, feedback is published this long after it was learnt from: its author waits to see the effect."""
+"""When no task waits, feedback is published this long after it was learnt from, because its author waits for the
+effect.
+"""
 
 
 class UpdateWorker:
-    """The single writer of a run's model. `tell` gets one sentence for whatever a person should know.
+    """The single writer of a run's model.
 
-    `check_queue`: look for damage in the queue although others have it open.
-
-    Raises SnapshotError when another worker of this run is at work, LeaseHeld when one of another machine is, and
+    tell: receives messages for the user. check_queue: check the queue for damage although others have it open. Raises
+    SnapshotError when another worker of this run is active, LeaseHeld when a worker of another machine is, and
     QueueError when the queue cannot be used.
     """
 
@@ -82,7 +82,7 @@ class UpdateWorker:
             self.writer.offer = shared.offer_snapshot
         self._since_snapshot = 0
         self._feedback_at: float | None = None
-        """When the last feedback was learnt from that no published or offered version contains."""
+        """When feedback was last learnt from that no published or offered version contains."""
         self.ledger = Ledger(self.updater, self.folder, self.queue, shared, self.tell)
         self.publisher = Publisher(self.ledger, self.writer, self.config)
         self._recover()
@@ -106,7 +106,7 @@ class UpdateWorker:
         self.publisher.recover(max(int(self.queue.get("published", 0)), logged["version"]))
 
     def _settle_what_is_logged(self, logged: int) -> None:
-        """A queue that has lost its last commits holds tasks that were learnt from: the logs name them."""
+        """Settle tasks that the logs name but that a queue with lost commits still holds."""
         counted = int(self.queue.get("update", 0))
         if counted >= logged:
             return
@@ -119,7 +119,7 @@ class UpdateWorker:
     # ---------------------------------------------------------------------------------------------------- the loop
 
     def step(self) -> bool:
-        """Work on one task; False when none waits (then everything done is committed)."""
+        """Process one task. Returns False when none waits; then all work is committed."""
         task = self.queue.take()
         if task is None:
             if self.ledger.waiting:
@@ -139,7 +139,7 @@ class UpdateWorker:
 
     def _work_on(self, queued: QueuedTask) -> None:
         age = self.writer.version - queued.policy_version
-        if queued.attempts > self.config.max_attempts:
+        if queued.attempts > MAX_ATTEMPTS:
             self._refuse(queued, f"the worker ended {queued.attempts - 1} times while it was being applied")
         elif not queued.whole:
             self._refuse(queued, "its bytes in the queue are damaged")
@@ -178,7 +178,7 @@ class UpdateWorker:
                 **named,
                 "policy_version": task.policy_version,
                 "published_version": self.writer.version,
-                **report.to_json(),
+                **asdict(report),
                 "learning_rate_kind": task.learning_rate_kind,
                 "original_logits": task.original_logits.kind,
                 "seconds": time.perf_counter() - began,
@@ -213,23 +213,22 @@ class UpdateWorker:
     # ------------------------------------------------------------------------------------------------------ ending
 
     def commit(self) -> bool:
-        """Make what was done count; False when the disk refuses (`Ledger.commit`)."""
         return self.ledger.commit()
 
     def publish(self, *, at_once: bool = False) -> bool:
-        """Commit, and publish the smoothed model or offer it (`Publisher.publish`)."""
+        """Commit, and publish or offer the smoothed model."""
         if not self.commit():
             return False
         self._since_snapshot, self._feedback_at = 0, None
         return self.publisher.publish(at_once=at_once)
 
     def close(self) -> None:
-        """Commit and publish what is left, and let go of the run."""
+        """Commit and publish the rest, and release the run."""
         if self.commit() and self._since_snapshot:
             self.publish()
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the run as a worker that was killed would: what was not committed is done again."""
+        """Release the run without a commit. Uncommitted work is repeated."""
         self.writer.close()
         self.queue.close()

@@ -1,21 +1,20 @@
-"""Background validation, in its own low-priority process (`validator.py` is its entry).
+"""Background validation in a low-priority process (entry: `validator.py`).
 
-It takes the state that the worker offers as a candidate, which holds the live and the EMA model of the same instant,
-and measures both on the same held-out tasks, greedily; their difference is `Δvalidation`. On the canary tasks, whose
-answers are known, it samples and votes as serving does and counts how often the voted label is right, and how many
-labels changed since the last look. The result goes into the queue's file; the worker judges it.
+It measures the live and the EMA model of a candidate state on the same held-out tasks, greedily. Their difference is
+`Δvalidation`. On the canary tasks, whose answers are known, it samples and votes as serving does, and counts correct
+labels and labels that changed since the last candidate. The worker reads the result from the queue and judges it.
 
-It works in portions of always the same tasks. What each one found is kept in the queue beside the candidate, so that a
-process that was killed goes on where it was, and finds what it would have found without that.
+It works in portions of always the same tasks and keeps the results of each portion in the queue. A process that was
+killed continues there and gets the same result.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +32,7 @@ from ...runs.write.writer import RunWriter
 from ..process import load_serving_policy, serving_agent
 from ..store.folder import OnlineFolder
 from ..store.opening import open_queue
+from ..store.snapshots import weights_in_place
 from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
 from ..voting import canonical, vote
 from .text_guard import TextGuard
@@ -40,18 +40,17 @@ from .worker_state import StateError, read_state
 
 POLL_S = 1.0
 PORTION = 32
-"""Rollouts after which what was found is kept. Another number changes which are batched, and so their last bits."""
+"""Rollouts between two saves of the results. Another number changes the batches, and so the last bits."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known of one candidate so far: a JSON value in the queue.
+    """The results for one candidate so far, a JSON value in the queue.
 
-    `state`: the candidate's state file, whose name holds the update, the time and a checksum. `measure`: the
-    `Validator.measure` by which it was found; what another one found does not count. `live`, `ema`: which of the first
-    held-out tasks each model answers rightly. `labels`: the voted labels of the first canary tasks; `right`: whether
-    each is the known answer, None where none is known; `before`: the labels of the candidate before. `texts`: of the
-    smoothed model, see `TextGuard.measure`. `seconds` of work.
+    state: the candidate's state file. measure: the `Validator.measure` that was used; results of another one do not
+    count. live, ema: success of each model on the first held-out tasks. labels: the voted labels of the first canary
+    tasks. right: whether each is the known answer, None where unknown. before: the labels of the previous candidate.
+    texts: `TextGuard.measure` of the smoothed model. seconds: the time spent.
     """
 
     state: str
@@ -66,14 +65,16 @@ class Progress:
 
     @classmethod
     def from_json(cls, value: object) -> Self | None:
-        """The inverse of `asdict`; None for what is none."""
+        """Read a stored value; None for any other."""
         try:
             return cls(**value) if isinstance(value, dict) else None
         except TypeError:
             return None
 
     def result(self) -> dict[str, Any]:
-        """Success of both models in [0, 1], their difference (live − EMA), and how good the voted labels are."""
+        """Return the success of both models in [0, 1], their difference (live − EMA), and the quality of the voted
+        labels.
+        """
         live, ema = (sum(outcomes) / max(len(outcomes), 1) for outcomes in (self.live, self.ema))
         found: dict[str, Any] = dict(self.texts or {})
         if self.live:
@@ -90,8 +91,8 @@ class Progress:
 class Validator:
     """Measures policies on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own.
 
-    `settings`: what else the numbers depend on, such as the agent's temperature; numbers of other settings are not
-    added to those of these.
+    settings: further values that the results depend on, such as the agent's temperature. Results of other settings are
+    not combined.
     """
 
     def __init__(
@@ -111,12 +112,13 @@ class Validator:
         self.samples = samples
         facts = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
         self.measure = xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str).encode())
-        """What is measured, and how, as a checksum."""
+        """A checksum of the tasks and settings."""
         self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
-        self.guard = None if tokenizer is None else TextGuard(model, tokenizer, self._as_started)
+        started = partial(weights_in_place, self.parameters, self._start)
+        self.guard = None if tokenizer is None else TextGuard(model, tokenizer, started)
 
     def begun(self, state: str, kept: object) -> Progress:
-        """How far the validation of `state` has come. kept: the progress that was kept last, of it or of another."""
+        """Return the progress of `state`. kept: the last stored progress, of this or another candidate."""
         last = Progress.from_json(kept)
         if last is None or last.measure != self.measure:
             return Progress(state, self.measure)
@@ -126,12 +128,11 @@ class Validator:
         return Progress(state, self.measure, before=last.labels if whole else last.before)
 
     def is_whole(self, progress: Progress) -> bool:
-        """Whether nothing is left to measure."""
         texts = self.guard is None or progress.texts is not None
         return texts and len(progress.ema) == len(self.rows) and len(progress.labels) == len(self.canary)
 
     def portion(self, progress: Progress, tensors: Mapping[str, Tensor]) -> Progress:
-        """Measure some more. tensors: `live/…` and `ema/…`, both of the candidate's state."""
+        """Measure one more portion. tensors: `live/…` and `ema/…` of the candidate's state."""
         began = time.perf_counter()
         if len(progress.live) < len(self.rows):
             self._load(tensors, "live/")
@@ -151,17 +152,6 @@ class Validator:
     def _load(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[prefix + name])
-
-    @contextlib.contextmanager
-    def _as_started(self) -> Iterator[None]:
-        now = {n: p.data for n, p in self.parameters.items()}
-        for name, parameter in self.parameters.items():
-            parameter.data = self._start[name]
-        try:
-            yield
-        finally:
-            for name, parameter in self.parameters.items():
-                parameter.data = now[name]
 
     def _outcomes(self, first: int) -> list[bool]:
         portion = self.rows[first : first + PORTION]
@@ -184,7 +174,7 @@ class Validator:
 def validate_forever(
     config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool
 ) -> bool:
-    """Validate each candidate that the worker offers, until stopped; it ends with the engine."""
+    """Validate each candidate of the worker until stopped."""
     online = config.online
     torch.set_num_threads(1)
     model, tokenizer = load_serving_policy(config)
@@ -218,7 +208,7 @@ def validate_forever(
 
 
 class Validation:
-    """Takes candidates from the queue, and leaves there how far it has come and, in the end, the result."""
+    """Takes candidates from the queue and stores progress and results there."""
 
     def __init__(self, validator: Validator, folder: OnlineFolder) -> None:
         self.validator = validator
@@ -226,7 +216,9 @@ class Validation:
         self._read: tuple[str, dict[str, Tensor]] | None = None
 
     def go_on(self, queue: UpdateQueue) -> bool:
-        """One more portion of the candidate that waits; False when none waits. Raises StateError, QueueError."""
+        """Measure one more portion of the waiting candidate. Returns False when none waits. Raises StateError,
+        QueueError.
+        """
         candidate, done = queue.get("candidate"), queue.get("validation")
         if not isinstance(candidate, dict) or (isinstance(done, dict) and done.get("state") == candidate["state"]):
             self._read = None
@@ -235,7 +227,7 @@ class Validation:
         result: dict[str, Any] = {"state": state, "update": int(candidate["update"]), "validated": time.time()}
         if not self.validator.rows and (self.validator.guard is None or not self.validator.guard.applies):
             missing = (
-                "there are no held-out tasks to validate with; give the environment some (environment.eval_tasks), or "
+                "there are no held-out tasks. Give the environment some (environment.eval_tasks), or "
                 "publish without validation (online.validation.enabled=false)"
             )
             queue.set(validation=result | {"missing": missing, "seconds": 0.0})

@@ -11,6 +11,6 @@ if __name__ == "__main__":
         run_process(
             "validation",
             "grpo_tui.engine.online.learn.validation:validate_forever",
-            niceness=lambda c: c.online.validation.nice,
+            niceness=lambda c: c.online.worker_nice,
         )
     )

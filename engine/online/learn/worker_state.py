@@ -1,7 +1,7 @@
-"""The worker's state on disk: one safetensors file a commit, named by the queue's transaction that makes it count.
+"""The worker's state on disk: one safetensors file per commit, named by the queue's transaction.
 
-A file's name is `state.<update>-<time>.<XXH3-128 of its bytes>.safetensors`: what was damaged since does not fit its
-name. The state before the newest is kept, too, to fall back to.
+The file name is `state.<update>-<time>.<XXH3-128 of its bytes>.safetensors`, so damage is detected. The previous state
+is kept as a fallback.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from torch import Tensor
 from ....configs.errors import GrpoTuiError
 from ...runs.durable import make_folder, sync_folder, write_synced
 
-_NAME = re.compile(r"state\.(\d+)-(\d+)(?:\.([0-9a-f]{32}))?\.safetensors")
+_NAME = re.compile(r"state\.(\d+)-(\d+)\.([0-9a-f]{32})\.safetensors")
 
 
 class StateError(GrpoTuiError, RuntimeError):
-    """A state cannot be read; the message is for a person."""
+    """A state cannot be read. The message is for the user."""
 
 
 def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> str:
-    """Write the state after so many updates, durably; returns its name, under which it counts once the queue says so.
-
-    Raises OSError.
-    """
+    """Write a state durably and return its name. It counts once the queue names it. Raises OSError."""
     make_folder(folder)
     data = safetensors.torch.save(
         {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, {"state": json.dumps(values)}
@@ -52,11 +49,11 @@ def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and values of a state. Raises StateError when it is missing, or not as it was written."""
+    """Return the tensors and values of a state. Raises StateError when it is missing or damaged."""
     try:
         data = path.read_bytes()
         match = _NAME.fullmatch(path.name)
-        if match is not None and match[3] is not None and xxhash.xxh3_128_hexdigest(data) != match[3]:
+        if match is None or xxhash.xxh3_128_hexdigest(data) != match[3]:
             raise StateError(f"The worker's state {path.name} is damaged: it does not match its checksum.")
         length = int.from_bytes(data[:8], "little")
         values = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["state"])
@@ -68,7 +65,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def states(folder: Path) -> list[tuple[int, str]]:
-    """States in a folder as (update, name), newest first; they may be damaged, or never have counted."""
+    """Return the states in a folder as (update, name), newest first. They may be damaged or uncommitted."""
     try:
         found = [(match, name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
     except FileNotFoundError:
@@ -77,7 +74,7 @@ def states(folder: Path) -> list[tuple[int, str]]:
 
 
 def prune_states(folder: Path, counts: str, *, keep: str | None = None) -> None:
-    """Delete what a commit to the state `counts` has outlived: all but it, the one before it, and `keep`."""
+    """Delete all states but `counts`, the one before it, and `keep`."""
     names = [name for _, name in states(folder)]
     if counts not in names:
         return  # nothing goes whose successor is not there

@@ -1,4 +1,4 @@
-"""The update worker's process: loads the policy, learns until told to stop or until the engine is gone."""
+"""The update worker's process: it loads the policy and learns until it is stopped or the engine is gone."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .policy_update import PolicyUpdater
 from .update_worker import UpdateWorker
 
 TRY_AGAIN_S = 1.0
-"""The pause before a disk that said no is asked again."""
+"""Pause before another attempt after a disk error."""
 DAMAGED_TRIES, DAMAGED_AGAIN_S = 3, 60.0
-"""A queue that is damaged again so often, each time within so many seconds, is given up: the disk is not sound."""
+"""The worker gives up after this many damages of the queue, each within so many seconds of the one before."""
 WAITS = "Learning waits for that."
-STANDS_BY = "This one stands by, and takes over when that one ends or falls silent."
+STANDS_BY = "This worker is a standby. It takes over when the other one ends or falls silent."
 
 
 def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool) -> bool:
-    """Update until told to stop; returns False (it never finishes by itself)."""
+    """Update until stopped; return False, since it never finishes by itself."""
     online = config.online
     torch.set_num_threads(1)  # the other cores answer
     torch.manual_seed(config.seed)
@@ -53,12 +53,12 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
             if ended:
                 return False
             if isinstance(error, LeaseLost):
-                _tell(writer, f"{error} Learning goes on from what is committed, here or on another machine.")
+                _tell(writer, f"{error} Learning continues from the last commit, here or on another machine.")
             else:
                 damaged = damaged + 1 if time.monotonic() - began < DAMAGED_AGAIN_S else 1
                 if damaged > DAMAGED_TRIES:
                     raise
-                _tell(writer, f"{error} Learning begins again at what is whole.")
+                _tell(writer, f"{error} Learning restarts from the last whole state.")
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     if name in started:
@@ -78,7 +78,7 @@ def _made(
     *,
     check_queue: bool,
 ) -> UpdateWorker | None:
-    """The worker, once the disk lets it begin; None when the run is to end before that."""
+    """Create the worker once the disk allows it. Returns None when the run ends before that."""
     told = ""
     folder = OnlineFolder(run_dir)
     updater: PolicyUpdater | None = None
@@ -94,7 +94,7 @@ def _made(
                 check_queue=check_queue,
             )
             if told == STANDS_BY:
-                _tell(writer, f"This worker has taken over: learning goes on from update {updater.update}.")
+                _tell(writer, f"This worker has taken over: learning continues from update {updater.update}.")
             return worker
         except LeaseHeld as error:  # nothing was loaded into the updater
             if told != STANDS_BY:
@@ -123,17 +123,17 @@ def _loop(
     looked = 0.0
     while True:
         if engine.gone():
-            print("the engine is gone; updates end, the state is saved", file=sys.stderr)
+            print("the engine is gone: updates end, the state is saved", file=sys.stderr)
             return
         for request in control.poll():
-            outcome = "updates end; state saved"
+            outcome = "updates end, state saved"
             if request.command == "pause":
                 paused = True
                 worker.commit()
-                outcome = "learning paused; tasks wait in the queue, answers go on"
+                outcome = "learning paused: tasks wait in the queue, answers continue"
             elif request.command == "resume":
                 paused = False
-                outcome = f"learning goes on; {worker.publisher.release()}"
+                outcome = f"learning continues; {worker.publisher.release()}"
             elif request.command == "checkpoint":
                 done = worker.publish()
                 outcome = f"version {worker.writer.version} published" if done else "not published"
@@ -152,7 +152,7 @@ def _loop(
                 worker.publisher.finish()
             if waiting:
                 waiting = False
-                _tell(writer, "The update queue can be used again: learning goes on.")
+                _tell(writer, "The update queue can be used again: learning continues.")
         except QueueDamaged:
             raise
         except QueueError as error:

@@ -1,4 +1,4 @@
-"""Times in which the policy cannot answer: who is told of them, and when."""
+"""Reports times in which the policy is unavailable."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...agents.remote.news import event_of
+from ...agents.remote.pool import event_of
 
 TOLD_AFTER_S = 3.0
-"""A shorter absence is none: a server that is asked again is back after two seconds."""
+"""Shorter times are not reported: a failed server is asked again after two seconds."""
 
 
 class Absence:
-    """wait_s: how long callers wait before they are turned back. event: see `RecordKeeper.event`."""
+    """wait_s: how long callers wait before they are refused. event: see `RecordKeeper.event`."""
 
     def __init__(self, wait_s: float, event: Callable[..., Any]) -> None:
         self._wait_s = wait_s
@@ -22,9 +22,10 @@ class Absence:
         self._told = ""
 
     def look(self, why: str) -> str | None:
-        """Hear why the policy is away now (empty: it is not), and tell the record of what lasts or has ended.
+        """Process the present reason why the policy is unavailable (empty: it is available), and report its begin and
+        end.
 
-        Gives the reason once it has lasted for so long that callers are turned back, else None.
+        Returns the reason once it has lasted for `wait_s`, else None.
         """
         now = time.monotonic()
         if not why:
@@ -36,7 +37,7 @@ class Absence:
         if lasted >= TOLD_AFTER_S and why != self._told:
             self._told = why
             self._say(
-                f"Nothing can be answered: {why}. Requests wait; callers are turned back after {self._wait_s:g} s.",
+                f"Nothing can be answered: {why}. Requests wait. Callers are refused after {self._wait_s:g} s.",
                 good=False,
             )
         return why if lasted >= self._wait_s else None

@@ -1,4 +1,4 @@
-"""Puts the inference engine's process together from a run's configuration, and runs it to its end."""
+"""Assembles the inference engine's process from a run's configuration and runs it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ....configs.schema import RunConfig
 from ....envs.agent import sees
 from ....rewards import RewardOrchestrator
 from ...agents.remote.agent import RemoteAgent
-from ...agents.remote.news import event_of
 from ...agents.remote.opening import open_remote_agent
+from ...agents.remote.pool import event_of
 from ...agents.transformers_agent import TransformersAgent
 from ...record.step_recorder import record_vocabulary
 from ...record.wandb_sink import WandbSink
@@ -39,7 +39,6 @@ from ..store.images import ImageFolder
 from ..store.opening import engine_name, link_engine, open_engine_queue, snapshot_reader
 from ..store.snapshots import SnapshotReader
 from ..store.update_queue import QueueError
-from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
@@ -47,7 +46,15 @@ from .http.uploads import Uploads
 from .inference_engine import InferenceEngine
 from .pooled_weights import PooledWeights
 from .record_keeper import RecordKeeper
-from .requests import RequestError, RequestSource, parse_request, read_requests, rows_as_requests
+from .requests import (
+    Answer,
+    RequestError,
+    RequestSource,
+    answer_as_json,
+    parse_request,
+    read_requests,
+    rows_as_requests,
+)
 from .server import AnswerServer
 from .serving import Serving
 from .validation_process import ValidationProcess
@@ -57,9 +64,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AGAIN_S = 1.0
-"""The pause before a disk that said no is asked again."""
+"""Pause before another attempt after a disk error."""
 SAVE_EVERY_S = 10.0
-"""How often the memory of earlier experiences is saved: a kill loses at most so much of it."""
+"""Interval of saving the experience buffer; a kill loses at most this much of it."""
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 
 
@@ -75,8 +82,8 @@ def serve(
     """Answer requests until they end (True) or the run is stopped (False)."""
     online = config.online
     writer.event("phase", "The policy is being loaded.", name="loading")
-    cores = os.cpu_count() or 1
-    torch.set_num_threads(online.engine_threads or max(1, cores - online.updates))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - online.updates))  # one core is the worker's
     torch.manual_seed(config.seed)
     folder = OnlineFolder(run_dir)
 
@@ -110,9 +117,9 @@ def serve(
             try:
                 buffer.load(folder.buffer)
             except (OSError, ValueError) as error:  # only a memory: serving does not depend on it
-                problem(f"The memory of earlier experiences is lost ({error}): it begins anew.")
+                problem(f"The memory of earlier experiences is lost ({error}). It starts empty.")
         elif resume:
-            writer.event("phase", "There is no memory of earlier experiences: it begins anew.", name="loading")
+            writer.event("phase", "There is no memory of earlier experiences. It starts empty.", name="loading")
         closing.callback(_saved_from_now_on(buffer, folder.buffer))
         agent, follower = _policy(config, writer, model, tokenizer, reader, problem)
         closing.callback(follower.stop)
@@ -154,7 +161,7 @@ def serve(
 
 
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
-    """What `act` gives once the disk lets it; None when the run is to end before that."""
+    """Return the result of `act` once the disk allows it; None when the run ends before that."""
     told = False
     while True:
         try:
@@ -165,7 +172,7 @@ def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str
                 tell(f"{error} Serving waits for that.")
         else:
             if told:
-                tell("The disk can be written to again: serving goes on.")
+                tell("The disk can be written to again: serving continues.")
             return done
         if any(command.command == "stop" for command in control.poll()):
             return None
@@ -180,7 +187,7 @@ def _policy(
     reader: SnapshotReader,
     problem: Callable[[str], None],
 ) -> tuple[TransformersAgent | RemoteAgent, WeightFollower]:
-    """Who writes the answers, this process or the servers of `rollouts`, and what keeps its weights up to date."""
+    """Return the agent that writes the answers, here or on rollout servers, and the follower of its weights."""
     online = config.online
     if config.rollouts.engine == "transformers":
         agent = serving_agent(config, model, tokenizer)
@@ -214,7 +221,6 @@ def _inference_engine(
     buffer: ExperienceBuffer,
     engine_class: type[InferenceEngine],
 ) -> InferenceEngine:
-    """The policy as an agent in its environments, with the rewards of offline training."""
     online = config.online
     runner = RolloutRunner(agent, tokenizer, online.samples, prepare=prepares(config.environment, writer))
     orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
@@ -234,7 +240,7 @@ def _inference_engine(
 
 
 def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], None]:
-    """Save the buffer now and then, on a thread of its own; returns what saves it for the last time."""
+    """Save the buffer regularly on a thread; return a function that saves it for the last time."""
     ended = threading.Event()
 
     def save() -> None:
@@ -258,17 +264,12 @@ def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], Non
 
 
 def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writer: RunWriter) -> bool:
-    """The statistics and the dynamics model of offline training, if they were kept; True when they were.
+    """Load the statistics and the dynamics model of offline training. Returns whether they exist.
 
-    What was learnt offline then stays as it is, so that a reward means the same here; without it, both start afresh
-    and learn.
+    They stay unchanged, so that a reward means the same here. Without them, both start fresh and learn.
     """
-    named = config.online.reward_state
-    beside = config.online.adapters or config.model.sft_adapters
-    folder = Path(named or beside or "").expanduser()
+    folder = Path(config.model.sft_adapters or "").expanduser()
     if not (folder / "rewards.json").is_file():
-        if named is not None:
-            raise FileNotFoundError(f"online.reward_state: there is no {folder / 'rewards.json'}")
         writer.event("phase", "No saved reward statistics: they start afresh and are learnt here.", name="loading")
         return False
     load_rewards(orchestrator, folder)
@@ -277,14 +278,9 @@ def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writ
 
 
 def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[RequestSource, bool]:
-    """Where requests come from, and whether answers go to standard output."""
+    """Return the source of requests, and whether answers go to standard output."""
     online = config.online
-    called = partial(
-        RequestSource,
-        open_ended=online.serve is not None,
-        max_waiting=online.max_waiting,
-        batch_tokens=online.batch_tokens,
-    )
+    called = partial(RequestSource, open_ended=online.serve is not None, max_waiting=online.max_waiting)
     if online.requests == "-":
         source = RequestSource(open_ended=True, max_waiting=256)
         threading.Thread(target=_read_pipe, args=(source, config), name="stdin", daemon=True).start()
@@ -300,7 +296,7 @@ def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Requ
 
 
 def _read_pipe(source: RequestSource, config: RunConfig) -> None:
-    """Requests from standard input, a JSON object a line; a line that is none is answered with its error, in place."""
+    """Read requests from standard input, one JSON object per line. An invalid line is answered with its error."""
     for number, line in enumerate(sys.stdin, 1):
         if not line.strip():
             continue
@@ -324,7 +320,7 @@ _saying = threading.Lock()
 
 
 def _say(values: dict[str, Any]) -> None:
-    """One JSON line to standard output; whoever reads it may have gone, which is no reason to stop learning."""
+    """Print one JSON line. A closed reader does not stop learning."""
     with _saying, contextlib.suppress(BrokenPipeError):
         print(json.dumps(values), flush=True)
 
@@ -338,7 +334,7 @@ def _server(
     follower: WeightFollower,
     shown: bool,
 ) -> AnswerServer | None:
-    """The HTTP side, started; None when not asked for. shown: whether the policy is shown pictures."""
+    """Start the HTTP server if configured. shown: whether the policy sees pictures."""
     online = config.online
     if online.serve is None:
         return None
@@ -359,7 +355,7 @@ def _server(
 
 
 def _tell_address(path: Path, server: AnswerServer) -> bool:
-    """Write where the engine answers into a file that only its owner reads. Raises OSError."""
+    """Write the engine's address into a file that only its owner can read. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump({"url": server.url, "token_needed": server.token_needed}, file)

@@ -1,4 +1,4 @@
-"""What the HTTP side is told of the engine's process."""
+"""The engine's process as the HTTP server sees it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ from .weights import WeightFollower
 log = logging.getLogger(__name__)
 
 _REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
-"""The number of the request in the id of a completion or a response."""
+"""The request number in the id of a completion or a response."""
 
 
 class EngineBackend:
-    """See `http.backend.Backend`."""
+    """Called from the HTTP thread. sees: whether the policy sees pictures.
+
+    `<model>@<version>` is the name of one snapshot. samples: trajectories per request. timeout_s: how long a caller
+    waits.
+    """
 
     def __init__(
         self,
@@ -59,23 +63,21 @@ class EngineBackend:
         self._follower = follower
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text, without what a chat template puts around it."""
+        """Count the tokens of a text, without those of the chat template."""
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def versions(self) -> list[int]:
-        """Snapshots on the disk."""
         return published_versions(self._folder.snapshots)
 
     def serving_version(self) -> int:
-        """The version that answers who names none."""
         return self._follower.version
 
     def servers(self) -> Standing | None:
-        """How many rollout servers can answer; None where this process does."""
+        """Return the availability of the rollout servers; None without them."""
         return self._follower.servers()
 
     def learning(self) -> str:
-        """How the update worker stands."""
+        """Return the state of the update worker: `running`, `paused`, `starting`, `off` or `dead`."""
         if not self._updates:
             return "off"
         state = process_state(self._run_dir, "worker")
@@ -84,7 +86,7 @@ class EngineBackend:
         return "paused" if state.get("status") == "paused" else "running"
 
     async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
-        """Hand feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
+        """Pass feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
         return await self._heard(
             feedback.id,
             verdict=feedback.verdict,
@@ -95,11 +97,11 @@ class EngineBackend:
         )
 
     async def unjudged(self, limit: int) -> Mapping[str, Any]:
-        """Remembered answers without feedback, the least certain first. Raises HttpProblem."""
+        """Return remembered answers without feedback, the least certain first. Raises HttpProblem."""
         return await self._heard("0", unjudged=limit)
 
     async def feedback_outcome(self, identifier: str) -> Mapping[str, Any]:
-        """How far earlier feedback is. Raises KeyError, HttpProblem."""
+        """Return the state of earlier feedback. Raises KeyError, HttpProblem."""
         return await self._heard(identifier, asks=True)
 
     async def _heard(self, identifier: str, **given: Any) -> Mapping[str, Any]:
@@ -115,7 +117,7 @@ class EngineBackend:
         try:
             self._source.say(HumanFeedback(int(found[1]), reply, **given))
         except queue.Full:
-            raise HttpProblem(429, "too much feedback waits; try again later", retry_after_s=5) from None
+            raise HttpProblem(429, "too much feedback waits. Try again later.", retry_after_s=5) from None
         try:
             outcome = await asyncio.wait_for(future, self.timeout_s)
         except TimeoutError:
@@ -123,13 +125,13 @@ class EngineBackend:
         if isinstance(outcome, (KeyError, ValueError)):
             raise outcome
         if isinstance(outcome, BaseException):
-            raise HttpProblem(500, "the feedback could not be used; the run's log says why")
+            raise HttpProblem(500, "the feedback could not be used. See the run's log.")
         assert isinstance(outcome, Mapping)
         return outcome
 
 
 def _env_class(config: RunConfig) -> type[Env] | None:
-    """The run's environment, if it is one of ours to ask in words."""
+    """Return the run's environment class; None for a class that is not a subclass of `Env`."""
     try:
         found = load_env_class(config.environment.class_path)
     except EnvLoadError:

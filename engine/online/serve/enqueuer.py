@@ -1,4 +1,4 @@
-"""Puts update tasks into the durable queue, on a thread of its own: serving waits neither for a disk nor the worker."""
+"""Writes update tasks into the durable queue on its own thread, so that serving waits for no disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..store.update_task import UpdateTask
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
-"""The pause before a disk that said no is asked again."""
+"""Pause before another attempt after a disk error."""
 IN_HAND = 64
-"""Tasks that may wait in memory for the disk."""
+"""Tasks that may wait in memory."""
 
 
 class Enqueuer:
-    """Takes tasks at once; what finds no room in memory while the disk says no is counted in `lost` and told."""
+    """Takes tasks at once. Tasks that do not fit into memory during a disk error are counted in `lost`."""
 
     def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
         self._updates = updates
@@ -29,25 +29,24 @@ class Enqueuer:
         self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, Any]] | None] = queue.Queue(IN_HAND)
         self.lost = 0
         self.dropped = 0
-        """Older tasks that had to go because the queue on disk was full."""
+        """Older tasks that a full queue dropped."""
         self._trouble = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enqueue", daemon=True)
         self._thread.start()
 
     def put(self, task: UpdateTask | None, **meta: Any) -> None:
-        """Hand over a task (or only facts to store with the queue); never blocks, never raises."""
+        """Add a task, or only facts to store. Never blocks or raises."""
         try:
             self._waiting.put_nowait((task, meta))
         except queue.Full:
             self.lost += task is not None
 
     def flush(self) -> None:
-        """Wait until what is in hand is in the queue (or lost)."""
+        """Wait until all items are stored or lost."""
         self._waiting.join()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Write what is in hand and end."""
         self._closing.set()
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=timeout)
@@ -69,7 +68,7 @@ class Enqueuer:
                 self._waiting.task_done()
 
     def _store(self, task: UpdateTask | None, meta: dict[str, Any]) -> None:
-        """Put one item in the queue; while a disk says no it waits, and what comes meanwhile waits in memory."""
+        """Store one item; retry while the disk refuses."""
         while True:
             try:
                 if task is not None:
@@ -79,12 +78,12 @@ class Enqueuer:
                     self._updates.set(**meta)
                 if self._trouble:
                     self._trouble = False
-                    self._tell(f"The update queue can be used again; {self.lost} tasks were lost meanwhile.")
+                    self._tell(f"The update queue can be used again. {self.lost} tasks were lost meanwhile.")
                 return
             except QueueError as error:
                 if not self._trouble:
                     self._trouble = True
-                    self._tell(f"{error} Serving goes on; up to {IN_HAND} tasks wait in memory, more are lost.")
+                    self._tell(f"{error} Serving continues. Up to {IN_HAND} tasks wait in memory, more are lost.")
                 if self._closing.wait(AGAIN_S):
                     self.lost += task is not None
                     return

@@ -1,7 +1,7 @@
-"""Earlier experiences by embedding: those most like a new one lend it their answer in the vote.
+"""Earlier experiences by embedding. The answers of those nearest to a new one join its vote.
 
-The embedding is of what was asked and observed (the tokens that the agent did not write), so that "alike" means an
-alike question with alike observations, not an alike phrasing of the answer.
+The embedding covers the tokens that the agent did not write, so it compares questions and observations, not the wording
+of answers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from ...runs.durable import replace_file
 from ..voting import Neighbour
 
 NEIGHBOUR_WEIGHT = 0.5
+"""The vote of a neighbour at similarity 1; a candidate's vote counts 1."""
+MIN_SIMILARITY = 0.995
+"""The least cosine similarity of a neighbour."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A stored experience and its cosine similarity to the asked one."""
+    """A stored experience and its cosine similarity."""
 
     id: str
     answer: str
@@ -31,9 +34,9 @@ class Match:
 
 
 class ExperienceBuffer:
-    """A ring of `capacity` unit vectors with answers; exact search, since one product of [N, D] is soon done.
+    """A ring of `capacity` unit vectors with answers, with exact search.
 
-    Kept in one float32 array that grows to [capacity, D]: 4096 × 896 are 14 MiB.
+    One float32 array grows to [capacity, D]; 4096 × 896 take 14 MiB.
     """
 
     def __init__(self, capacity: int = 4096) -> None:
@@ -43,14 +46,14 @@ class ExperienceBuffer:
         self._answers: list[str] = []
         self._next = 0
         self.added = 0
-        """Experiences added so far."""
+        """Number of experiences added so far."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def add(self, id: str, embedding: np.ndarray, answer: str) -> None:
-        """Store an experience with its ensembled answer; the oldest goes when full. Zero and NaN are left out."""
+        """Store an experience; a full buffer drops the oldest. Zero and NaN vectors are ignored."""
         unit = _unit(embedding)
         if unit is None or self.capacity < 1:
             return
@@ -74,7 +77,7 @@ class ExperienceBuffer:
                 self._next = (self._next + 1) % self.capacity
 
     def nearest(self, embedding: np.ndarray, k: int, min_similarity: float = -1.0) -> list[Match]:
-        """The k most similar experiences with cosine ≥ `min_similarity`, most similar first."""
+        """Return the k most similar experiences with cosine ≥ `min_similarity`, the most similar first."""
         unit = _unit(embedding)
         with self._lock:
             n = len(self._ids)
@@ -90,15 +93,13 @@ class ExperienceBuffer:
                 if similarity[i] >= min_similarity
             ]
 
-    def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float) -> list[Neighbour]:
-        """Return the same as voters: each counts its similarity times `NEIGHBOUR_WEIGHT` of a candidate's vote."""
-        return [
-            Neighbour(m.answer, NEIGHBOUR_WEIGHT * max(m.similarity, 0.0), m.id)
-            for m in self.nearest(embedding, k, min_similarity)
-        ]
+    def neighbours(self, embedding: np.ndarray, k: int) -> list[Neighbour]:
+        """Return the k nearest experiences as voters. Each counts its similarity times `NEIGHBOUR_WEIGHT`."""
+        nearest = self.nearest(embedding, k, MIN_SIMILARITY)
+        return [Neighbour(m.answer, NEIGHBOUR_WEIGHT * m.similarity, m.id) for m in nearest]
 
     def save(self, path: Path) -> None:
-        """Write everything to an `.npz` file, whole or not at all."""
+        """Write the buffer to an `.npz` file, atomically."""
         written = io.BytesIO()
         with self._lock:
             n = len(self._ids)
@@ -112,8 +113,7 @@ class ExperienceBuffer:
         replace_file(path, written.getbuffer())
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote. Raises ValueError or OSError for a file that is damaged (each array carries its
-        CRC-32) or not one of these."""
+        """Read a saved file. Raises ValueError or OSError for a damaged file (each array has a CRC-32)."""
         try:
             with np.load(path, allow_pickle=False) as data:
                 vectors, ids, answers = data["vectors"], data["ids"], data["answers"]

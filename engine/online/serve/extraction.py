@@ -1,6 +1,6 @@
-"""Extracts the part of a text that counts as its answer, so that votes and feedback compare answers and not wordings.
+"""Extracts the answer from a text, so that votes and feedback compare answers and not wordings.
 
-The idea of voting over extracted answers is TTRL's (Zuo et al., arXiv 2504.16084).
+Voting over extracted answers follows TTRL (Zuo et al., arXiv 2504.16084).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ....configs.errors import GrpoTuiError
 from ....envs.user_code import find_object
 
 Extractor = Callable[[str], str | None]
-"""From a text to its answer in normal form; None where it holds none."""
+"""From a text to its normalised answer; None where it has none."""
 
 ENVIRONMENT = "environment"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})+(?:\.\d+)?|(?<![\w.])[-+]?\d+(?:\.\d+)?|(?<!\w)[-+]?\.\d+")
@@ -25,11 +25,11 @@ _FUNCTION = re.compile(r"[^:]+\.py:\w+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class AnswerFormError(GrpoTuiError, ValueError):
-    """`online.answer` cannot be used; the message gives the reason."""
+    """`online.answer` cannot be used. The message gives the reason."""
 
 
 def make_extractor(form: str) -> Extractor | None:
-    """The extractor that `online.answer` names; None for the environment's own. Raises AnswerFormError."""
+    """Return the extractor for `online.answer`; None for the environment's own. Raises AnswerFormError."""
     known: dict[str, Extractor] = {"boxed": boxed, "last_number": last_number, "choice": choice}
     if form == ENVIRONMENT:
         return None
@@ -47,7 +47,7 @@ def make_extractor(form: str) -> Extractor | None:
 
 
 def normal(text: str) -> str | None:
-    """Numbers that are equal, and texts that differ in case, blanks or a final full stop, have one form."""
+    """Normalise equal numbers, and texts that differ in case, white space or a final period, to one form."""
     plain = " ".join(text.split()).strip("$*` ").rstrip(".").casefold()
     try:
         number = Decimal(plain.replace(",", "") if _NUMBER.fullmatch(plain) else plain)
@@ -59,7 +59,7 @@ def normal(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}`, whose braces may be nested."""
+    r"""Extract the last `\boxed{…}`, whose braces may be nested."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -72,7 +72,7 @@ def boxed(text: str) -> str | None:
 
 
 def mathematical(text: str) -> str | None:
-    r"""The normal form of a formula: `\frac{1}{2}` and `0.5` are one answer, where math-verify is installed."""
+    r"""Normalise a formula. With math-verify, `\frac{1}{2}` equals `0.5`."""
     plain = normal(text)
     if plain is None or len(text) > 100 or not any(sign in text for sign in "\\^/") or find_spec("math_verify") is None:
         return plain
@@ -91,19 +91,19 @@ def mathematical(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text."""
+    """Extract the last number in a text."""
     found = _NUMBER.findall(text)
     return normal(found[-1]) if found else None
 
 
 def choice(text: str) -> str | None:
-    """The last letter from A to J that is given as the choice: `Answer: B`, `(b)`, `B.`"""
+    """Extract the last letter from A to J that is given as the choice: `Answer: B`, `(b)`, `B.`"""
     found = _CHOICE.findall(text)
     return (found[-1][0] or found[-1][1]).casefold() if found else None
 
 
 def json_value(text: str, path: str) -> str | None:
-    """The value at `path` (keys and indices, separated by dots) of the last JSON object or list in a text."""
+    """Extract the value at `path` (keys and indices, separated by dots) of the last JSON object or list."""
     for value in _json_values(text):
         for key in filter(None, path.split(".")):
             if isinstance(value, list) and key.isdigit() and int(key) < len(value):
@@ -116,7 +116,7 @@ def json_value(text: str, path: str) -> str | None:
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    """The JSON objects and lists in a text, the last first; the inner ones of another are not among them."""
+    """Return the outermost JSON objects and lists in a text, the last first."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while (begin := re.compile(r"[{\[]").search(text, place)) is not None:
         try:
@@ -128,7 +128,7 @@ def _json_values(text: str) -> Iterator[Any]:
 
 
 def _matched(pattern: re.Pattern[str], text: str) -> str | None:
-    """The first group that took part in the last match, or the whole match."""
+    """Return the first matched group of the last match, or the whole match."""
     found = list(pattern.finditer(text))
     if not found:
         return None

@@ -12,20 +12,22 @@ from typing import Any
 
 from ....configs.sections.online import OnlineConfig
 from ..store.snapshots import SnapshotError
-from .answers import Answer
 from .enqueuer import Enqueuer
 from .inference_engine import InferenceEngine
 from .live_answers import LiveAnswers
-from .requests import HumanFeedback
+from .requests import Answer, HumanFeedback
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
 
+REMEMBERED = 1024
+"""Answers that feedback may still refer to."""
+
 
 class FeedbackKeeper:
-    """Remembers callers' latest answers, of which a person may still say whether they were right.
+    """Remembers recent answers and processes feedback on them, on the engine's thread.
 
-    event: see `RecordKeeper.event`. For the engine's thread.
+    event: see `RecordKeeper.event`.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class FeedbackKeeper:
 
     @property
     def ready(self) -> bool:
-        """Whether samples of some feedback wait to become an update task."""
+        """Whether drawn samples of some feedback wait to become an update task."""
         return bool(self._ready)
 
     @property
@@ -62,11 +64,10 @@ class FeedbackKeeper:
         return bool(self._ready or self._drawing)
 
     def remember(self, answers: Iterable[Answer]) -> None:
-        """Keep what callers were answered, the oldest no longer than there is room."""
         for answer in answers:
             if answer.request.reply is not None and answer.error is None:
                 self._remembered[answer.request.number] = answer
-        while len(self._remembered) > self._config.remembered_answers:
+        while len(self._remembered) > REMEMBERED:
             number, _ = self._remembered.popitem(last=False)
             self._judged.discard(number)
 
@@ -78,7 +79,7 @@ class FeedbackKeeper:
                 self._make_task(said, answer)
             except Exception:
                 log.exception("feedback on request %d failed", said.request)
-                self._outcomes[said.request] = FeedbackOutcome("", "", reason="it failed; the run's log has the error")
+                self._outcomes[said.request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
         for said in words:
             try:
                 if said.unjudged:
@@ -91,8 +92,7 @@ class FeedbackKeeper:
                 said.reply(error)
 
     def _learn_from(self, said: HumanFeedback) -> dict[str, Any]:
-        """Reply to feedback. Raises KeyError for an answer that is not remembered any more, and ValueError for feedback
-        without content."""
+        """Process feedback. Raises KeyError when the answer is no longer remembered, ValueError for empty feedback."""
         answer = self._remembered[said.request]
         if said.answer is None and said.correction is None and answer.text is None:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
@@ -113,7 +113,7 @@ class FeedbackKeeper:
         self._ready.append((said, answer))
 
     def _make_task(self, said: HumanFeedback, answer: Answer) -> dict[str, Any]:
-        """Enqueue the update task of feedback; returns its outcome so far."""
+        """Enqueue the update task of feedback; return its outcome so far."""
         right = said.answer
         rated = False
         try:
@@ -171,32 +171,33 @@ class FeedbackKeeper:
         return self.outcome(said.request)
 
     def _peers(self, source: str) -> tuple[int, int]:
-        """How many callers asked what is remembered, and how many users of this source's caller."""
+        """Count the callers of remembered answers, and the users of this source's caller."""
         asked = {a.request.source for a in self._remembered.values()} | {source}
         caller = source.partition("/")[0]
         users = {name for name in asked if name.partition("/")[0] == caller}
         return len({name.partition("/")[0] for name in asked}), len(users)
 
     def unjudged(self, limit: int) -> list[dict[str, Any]]:
-        """Remembered answers without feedback, the least certain first."""
+        """Return remembered answers without feedback, the least certain first."""
         open_ = [a for n, a in self._remembered.items() if n not in self._judged and a.text is not None]
         return [_listed(a) for a in sorted(open_, key=certainty)[:limit]]
 
     def outcome(self, request: int) -> dict[str, Any]:
-        """How far the last feedback on a request is. Raises KeyError where none is known."""
+        """Return the state of the last feedback on a request. Raises KeyError when there is none."""
         return {"request": request, "accepted": True, **self._outcomes[request].as_json()}
 
     def note(self, row: Mapping[str, Any]) -> None:
-        """Take in a row of the worker's journal: an update, a refused task, or a published version."""
+        """Process a row of the worker's journal: an update, a refused task, or a published version."""
         for outcome in self._outcomes.values():
             outcome.note(row)
-        while len(self._outcomes) > self._config.remembered_answers:
+        while len(self._outcomes) > REMEMBERED:
             self._outcomes.popitem(last=False)
 
 
 def certainty(answer: Answer) -> float:
-    """How certain the policy is of an answer, in [0, 1]: the share of the vote where samples voted, else the geometric
-    mean of the probabilities of the answer's tokens."""
+    """Return the policy's certainty in [0, 1]: the share of the vote, or without a vote the geometric mean of the
+    probabilities of the answer's tokens.
+    """
     if not answer.single or len(answer.samples) > 1:
         return answer.label_vote.confidence
     sample = answer.samples[0]
@@ -217,7 +218,7 @@ def _listed(answer: Answer) -> dict[str, Any]:
 
 @dataclass
 class FeedbackOutcome:
-    """What became of the task of some feedback. samples: how its samples were judged."""
+    """The outcome of the task of some feedback. samples: how its samples were judged."""
 
     task: str
     samples: str
@@ -226,7 +227,6 @@ class FeedbackOutcome:
     reason: str = "it waits for the update worker"
 
     def note(self, row: Mapping[str, Any]) -> None:
-        """See `FeedbackKeeper.note`."""
         kind, update = row.get("kind"), int(row.get("update") or 0)
         if row.get("experience") == self.task:
             if kind != "update" or row.get("rejected"):
@@ -241,11 +241,11 @@ class FeedbackOutcome:
             self.publish(update, int(row["version"]))
 
     def publish(self, update: int, version: int) -> None:
-        """A version with the first `update` updates was published."""
+        """Note the publication of a version with the first `update` updates."""
         if self.version is None and self.update is not None and update >= self.update:
             self.version, self.reason = version, ""
 
     def as_json(self) -> dict[str, Any]:
-        """`learned` is true once an update used it and a version contains that update."""
+        """`learned` is true once a version contains the update."""
         found = {"learned": self.version is not None, "update": self.update, "version": self.version}
         return {**found, "samples": self.samples, **({"reason": self.reason} if self.reason else {})}

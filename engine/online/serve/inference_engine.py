@@ -1,8 +1,8 @@
-"""The inference engine: answers by vote, and turns what it was sure of into update tasks.
+"""The inference engine: answers by vote, and turns confident answers into update tasks.
 
-A request is answered first and learnt from afterwards; nothing here ever waits for the update worker. Rewards are
-those of offline training: the same `RewardOrchestrator`, its saved statistics, its weights fixed. What stands in for
-the known answer is the pseudo-label: what the *other* candidates and the neighbours voted for.
+A request is answered first and learnt from afterwards. Rewards are those of offline training: the same
+`RewardOrchestrator`, its saved statistics and fixed weights. The pseudo-label, the vote of the *other* candidates and
+the neighbours, replaces the known answer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import OriginalLogits, UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
-from .answers import Answer
 from .experience_buffer import ExperienceBuffer
 from .extraction import choice, last_number, make_extractor, normal
-from .requests import Request, Sampling
-from .sample_passes import behaviour_logprobs, embeddings_and_logits, request_embeddings
-from .task_making import update_task
+from .requests import Answer, Request, Sampling
+from .sample_passes import behaviour_logprobs, embeddings_and_logits, request_embeddings, update_task
 
 if TYPE_CHECKING:
     from ...agents.remote.agent import RemoteAgent
@@ -49,12 +47,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FULL_VOCABULARY, TOP_K = 8192, 64
+"""Original logits are kept whole up to this vocabulary, and then the KL is exact. Above it, the likeliest tokens are
+kept, with one bucket for the rest."""
 FEEDBACK_ONLY = Gate(GateCode.NO_LABEL, "online.learn_from is feedback, and this answer has none")
 
 
 @dataclass
 class Learned:
-    """What was made of an answer: the record's rows, metrics, and the task to enqueue (None: nothing to learn)."""
+    """The data of an answer for the record and for learning. task: None when there is nothing to learn."""
 
     answer: Answer
     records: list[TrajectoryRecord] = field(default_factory=list)
@@ -63,10 +64,10 @@ class Learned:
 
 
 class InferenceEngine:
-    """Answers requests with `runner`'s agent, whose model serves under the version that is passed in.
+    """Answers requests with `runner`'s agent under the given policy version.
 
-    name: the engine's among those that share a queue; empty for one that has its own. judge: the user's reward
-    functions, which score samples in place of the vote.
+    name: the engine's name among those that share a queue, else empty. judge: the user's reward functions, which
+    replace the vote.
     """
 
     def __init__(
@@ -95,14 +96,14 @@ class InferenceEngine:
         self.judge = judge
         self.extract = make_extractor(config.answer)
         self.between: Callable[[], None] | None = None
-        """Called between two forward passes of learning, so that callers do not wait for all of them."""
+        """Called between two forward passes of learning, so that callers need not wait for all of them."""
         vocabulary = vocabulary_of(model)
-        self.logits_top_k = None if vocabulary <= config.kl.full_vocabulary else config.kl.top_k
+        self.logits_top_k = None if vocabulary <= FULL_VOCABULARY else TOP_K
 
     # -------------------------------------------------------------------------------------------------- answering
 
     def answer(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
-        """Sample, vote and gate; requests are answered together. An environment that fails costs its own request."""
+        """Sample, vote and gate a batch of requests. An environment that fails costs only its own request."""
         single = [r for r in requests if self.is_single(r)]
         if not single:
             return self._by_vote(requests, policy_version)
@@ -112,7 +113,7 @@ class InferenceEngine:
         return [found[r.number] for r in requests]
 
     def is_single(self, request: Request) -> bool:
-        """Whether the caller gets one text at once: in a conversation without tools, unless it asked for the vote."""
+        """Return whether the caller gets one text: in a conversation without tools, unless it asked for the vote."""
         if request.sampling.ensemble is not None:
             return not request.sampling.ensemble
         try:
@@ -122,14 +123,14 @@ class InferenceEngine:
         return isinstance(env, ChatEnv) and not (isinstance(env, DatasetEnv) and env.functions)
 
     def _at_once(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
-        """One text each, with the model's generation defaults where the caller left them open."""
+        """Sample one text each, with the model's generation defaults where the caller set none."""
         first = requests[0].number
         with self._drawing(), self._sampled_as(self.defaults(requests[0].sampling), whole=True):
             samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=1)
         return [self.single_answer(r, s, policy_version) for r, s in zip(requests, samples, strict=True)]
 
     def single_answer(self, request: Request, sample: Rollout, policy_version: int) -> Answer:
-        """The answer that consists of one sampled text; samples for a vote may follow."""
+        """Return the answer of one sampled text. Samples for a vote may follow."""
         outcome = vote([None])
         return Answer(
             request=request,
@@ -147,7 +148,7 @@ class InferenceEngine:
         )
 
     def defaults(self, chosen: Sampling) -> Sampling:
-        """What the caller asked for, completed by the model's generation configuration."""
+        """Complete the caller's settings from the model's generation configuration."""
         config = getattr(self.model, "generation_config", None)
         usual = 0.0
         if config is not None and config.do_sample:
@@ -158,14 +159,14 @@ class InferenceEngine:
         )
 
     def truncation(self) -> tuple[float, int]:
-        """`top_p` and `top_k` of the model's generation configuration, where that samples."""
+        """Return `top_p` and `top_k` of the model's generation configuration, if that samples."""
         config = getattr(self.model, "generation_config", None)
         if config is None or not config.do_sample:
             return 1.0, 0
         return config.top_p or 1.0, config.top_k or 0
 
     def _single_gate(self, request: Request) -> Gate:
-        """Whether samples are to be drawn after this answer."""
+        """Return whether samples are drawn after this answer."""
         if request.version is not None:
             return Gate(GateCode.OWN_SAMPLING, "the caller chose the version")
         if self.config.learn_from == "feedback":
@@ -177,7 +178,7 @@ class InferenceEngine:
         return Gate(GateCode.OPEN)
 
     def _key(self, sample: Rollout) -> str | None:
-        """The part of a sample's answer that votes and feedback compare."""
+        """Return the part of a sample's answer that votes and feedback compare."""
         text = _answer_of(sample)
         return text if text is None or self.extract is None else self.extract(text)
 
@@ -194,11 +195,7 @@ class InferenceEngine:
         for request, group, embedding in zip(requests, groups, known, strict=True):
             neighbours: list[Neighbour] = []
             if embedding is not None:
-                neighbours = self.buffer.neighbours(
-                    embedding,
-                    self.config.neighbours,
-                    self.config.neighbour_similarity,
-                )
+                neighbours = self.buffer.neighbours(embedding, self.config.neighbours)
             outcome = self.vote(request, group, neighbours)
             shown = self._shown(outcome, group)
             answers.append(
@@ -221,20 +218,20 @@ class InferenceEngine:
         return answers
 
     def _shown(self, outcome: Vote, group: Sequence[Rollout]) -> int | None:
-        """The first sample that agrees with the vote; the first of all where nothing was extracted from any."""
+        """Return the index of the first sample that agrees with the vote, 0 where no answer was extracted."""
         winner = canonical(outcome.answer)
         if winner is None:
             return 0 if self.extract is not None else None
         return next((i for i, sample in enumerate(group) if canonical(self._key(sample)) == winner), None)
 
     def _drawing(self) -> contextlib.AbstractContextManager[object]:
-        """Convert and merge weights once for all tokens, where the model of this process draws them."""
+        """Convert and merge weights once for all tokens, if this process samples."""
         elsewhere = isinstance(self.runner.agent, VersionedAgent)
         return contextlib.nullcontext() if elsewhere else acting(self.model)
 
     @contextlib.contextmanager
     def _sampled_as(self, chosen: Sampling, *, whole: bool = False) -> Iterator[None]:
-        """Sample as the callers asked; the configuration gives the rest. whole: a turn ends with the trajectory."""
+        """Apply the callers' sampling settings. whole: a turn may use the whole trajectory."""
         changes: dict[str, Any] = {}
         if chosen.temperature is not None:
             changes["temperature"] = chosen.temperature
@@ -251,22 +248,22 @@ class InferenceEngine:
             yield
 
     def _gate(self, request: Request, outcome: Vote) -> Gate:
-        """The confidence gate. What a caller had sampled in its own way, or by an older version, is not learnt from:
-        it is not what the served policy would have done."""
+        """Return the confidence gate. Answers with a caller's own sampling or version are not learnt from, because the
+        served policy would not have given them.
+        """
         if self.config.learn_from == "feedback":
             return FEEDBACK_ONLY
         if request.sampling.is_own or request.version is not None:
             return Gate(GateCode.OWN_SAMPLING, "the caller chose the sampling or the version")
-        return gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous)
+        return gate(outcome, self.config.min_confidence)
 
     def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
-        """The vote over a request's candidates."""
         return vote([self._key(s) for s in samples], neighbours)
 
     # --------------------------------------------------------------------------------------------------- learning
 
     def learn(self, answers: Sequence[Answer]) -> list[Learned]:
-        """Rewards, record rows and update tasks of answers that were given. Not on anyone's way to an answer."""
+        """Compute rewards, record rows and update tasks of answers that were given."""
         answers = [self._judged(a) for a in self._widened(answers)]
         samples = [s for a in answers for s in a.samples if s.trajectory is not None]
         if not samples:
@@ -309,11 +306,10 @@ class InferenceEngine:
         return learned
 
     def label(self, answer: Answer, right: str | None, wrong: str | None) -> Learned:
-        """The update task that feedback on an earlier answer gives: `right` is the right answer, by which all samples
-        are judged, or `wrong` one that is not right. Samples that the feedback does not concern are left out.
+        """Return the update task of feedback with the right answer, or with one that is wrong.
 
-        Of free text, from which nothing is extracted, a number is compared with the last number, a letter with the
-        choice.
+        Samples that the feedback does not concern are left out. In free text without an extractor, a number is compared
+        with the last number, a letter with the choice.
         """
         if answer.single and right is not None and len(answer.samples) == 1:
             answer = self._widened([answer], always=True)[0]
@@ -335,8 +331,9 @@ class InferenceEngine:
         return self._labelled(answer, samples, correct, right)
 
     def rate(self, answer: Answer, good: bool) -> Learned:
-        """The update task of a rating: this answer alone earns 1 or −1 against the running baseline (REINFORCE with a
-        baseline, Williams 1992, doi:10.1007/BF00992696)."""
+        """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
+        baseline, Williams 1992, doi:10.1007/BF00992696).
+        """
         samples = [answer.samples[answer.shown or 0]]
         made = self._labelled(answer, samples, [True], answer.text)
         if made.task is not None and not good:
@@ -348,10 +345,10 @@ class InferenceEngine:
         return made
 
     def correct(self, answer: Answer, text: str) -> Learned:
-        """The update task of a corrected text: the text earns 1, the answer that was given 0."""
+        """Return the update task of a corrected text: it earns 1, the given answer 0."""
         first = answer.samples[answer.shown or 0]
         if first.trajectory is None or len(first.trajectory.steps) != 1:
-            raise ValueError("only an answer of one turn can be corrected; give the right answer as `answer`")
+            raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
         words = self.runner.tokenizer
         ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in words.all_special_ids]
         written = [*words.encode(text, add_special_tokens=False), *(ends or [words.eos_token_id])]
@@ -399,7 +396,7 @@ class InferenceEngine:
         return Learned(labelled, task=self._task(labelled, samples, result, 0, logits))
 
     def _judged(self, answer: Answer) -> Answer:
-        """The answer with the scores of the user's reward functions, which take the place of the vote."""
+        """Return the answer with the scores of the user's reward functions in place of the vote."""
         if (
             self.judge is None
             or self.config.learn_from == "feedback"
@@ -424,13 +421,11 @@ class InferenceEngine:
         return replace(answer, samples=samples, label_vote=label_vote, gate=gate)
 
     def _widened(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:
-        """The same answers with `samples_to_learn` further trajectories each, and the labels that all of them give.
+        """Add `samples_to_learn` trajectories to each answer, with the labels that all of them give.
 
-        After a single answer all samples of the vote are drawn here, unless nothing can be learnt from them (always:
-        also then). The single answer does not vote: it was not sampled as they were.
-
-        More votes make better labels, and more trajectories a steadier gradient, at no cost to who waits for an answer.
-        Should drawing them fail, what was answered with is learnt from.
+        A single answer gets all samples of its vote, if it can be learnt from (or always). It does not vote, because it
+        was sampled in another way. More votes give better labels and a steadier gradient. If drawing fails, the answers
+        stay as they are.
         """
         single = [a for a in answers if a.single and len(a.samples) == 1 and (a.gate.open or always) and not a.error]
         if single and len(single) < len(answers):
@@ -451,21 +446,21 @@ class InferenceEngine:
             with self._drawing():
                 drawn = self.runner.run(rows, seed=-1 - self.seed - first, step=first, num_rollouts=extra)
         except Exception:
-            log.exception("no further samples of %d requests could be drawn", len(able))
+            log.exception("samples of %d requests could not be drawn", len(able))
             return list(answers)
         wider = [self.widened(answer, drawn[i * extra : (i + 1) * extra]) for i, answer in enumerate(able)]
         found = {a.request.number: a for a in wider}
         return [found.get(a.request.number, a) for a in answers]
 
     def widened(self, answer: Answer, drawn: Sequence[Rollout]) -> Answer:
-        """The answer with further samples, and the labels that all votes give. A single answer has no vote."""
+        """Return the answer with more samples and the labels of all votes. A single answer has no vote."""
         joining = _joining(answer.samples, drawn)
         samples = [*answer.samples, *joining]
         if not answer.single:
             label_vote = self.vote(answer.request, samples, answer.neighbours)
             return replace(answer, samples=samples, label_vote=label_vote, gate=self._gate(answer.request, label_vote))
         label_vote = self.vote(answer.request, joining, ())
-        closed = gate(label_vote, self.config.min_confidence, self.config.learn_from_unanimous)
+        closed = gate(label_vote, self.config.min_confidence)
         label_vote = replace(
             label_vote,
             labels=(None, *label_vote.labels),
@@ -476,13 +471,13 @@ class InferenceEngine:
 
     @property
     def drawn_later(self) -> int:
-        """How many samples follow a single answer."""
+        """The number of samples after a single answer."""
         return (self.config.samples + self.config.samples_to_learn) if self.config.updates else 0
 
     def _score(
         self, samples: Sequence[Rollout], wanted: Sequence[bool]
     ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
-        """What rewards and updates need of a pass of the policy that answered (`embeddings_and_logits`)."""
+        """Run the pass that rewards and updates need (`embeddings_and_logits`)."""
         embed = self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None
         return embeddings_and_logits(
             self.model, samples, embed=embed, wanted=wanted, top_k=self.logits_top_k, between=self.between
@@ -517,7 +512,7 @@ class InferenceEngine:
 
 
 def _joining(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout]:
-    """Samples that were drawn later as further rollouts of the same group, for the record."""
+    """Return later samples as further rollouts of the same group."""
     first = next((s.trajectory for s in group if s.trajectory is not None), None)
     joined = []
     for number, sample in enumerate(drawn, len(group)):
@@ -533,7 +528,7 @@ def _answer_of(sample: Rollout) -> str | None:
 
 
 def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bool | None:
-    """Whether the answer is right, where the environment knows."""
+    """Return whether the answer is right, where the environment knows."""
     known = [s.trajectory for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
     if not known:
         return None
@@ -545,13 +540,13 @@ def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bo
 
 
 def _failure(samples: Sequence[Rollout]) -> str | None:
-    """Why there is no answer, when every rollout failed."""
+    """Return the error when every rollout failed."""
     errors = [s.trajectory.error for s in samples if s.trajectory is not None]
     return next((e for e in errors if e), None) if errors and all(errors) else None
 
 
 def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:
-    """The candidate's place in the vote, for the record."""
+    """Return the candidate's place in the vote."""
     outcome = answer.label_vote
     return Served(
         request=answer.request.number,

@@ -1,8 +1,8 @@
-"""Answers conversations in a running batch, and draws the samples of votes behind them.
+"""Answers conversations in a running batch, and draws the samples of votes in its background.
 
-A caller's text joins the batch between two tokens and is passed on as it is written. Samples run in the background
-places of the same batch, so they never delay an answer. Each policy version has a batch of its own: texts that an
-older version began are finished by it, while a newer one takes the next requests.
+A caller's text joins the batch between two tokens and is streamed. Samples occupy the background rows of the batch and
+never delay an answer. Each policy version has its own batch: an older version finishes its texts while a newer one
+takes the next requests.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from ...agents.transformers_agent import TransformersAgent
 from ...policy.prepared import acting
 from ...policy.sight.processor import Encoded
 from ...rollouts.rollout import Rollout
-from .answers import Answer
 from .inference_engine import InferenceEngine
-from .requests import Request, RequestDropped
+from .requests import BATCH_TOKENS, Answer, Request, RequestDropped
 from .weights import WeightFollower
 
 VISIT = 8
-"""Tokens after which another version's batch takes its turn."""
+"""Tokens before another version's batch takes its turn."""
 
 
 class TextStream:
@@ -42,7 +41,7 @@ class TextStream:
         self._begin = self._read = 0
 
     def piece(self, tokens: Sequence[int]) -> str:
-        """The text since the last call; empty while a character is incomplete."""
+        """Return the text since the last call; empty while a character is incomplete."""
         # The window begins one piece earlier: some tokenizers drop a blank at the beginning of what they decode.
         before = self._decode(tokens[self._begin : self._read])
         text = self._decode(tokens[self._begin :])
@@ -54,7 +53,7 @@ class TextStream:
 
 @dataclass
 class _Running:
-    """The batch of one version. rows: what each row belongs to."""
+    """The batch of one version."""
 
     version: int
     tensors: dict[str, Tensor]
@@ -74,16 +73,16 @@ class _Running:
 
 @dataclass
 class _Job:
-    """Rows of one request, and what is called with them when all are done."""
+    """Rows of one request, and the function that is called when all are done."""
 
     rows: list[LiveRow]
     finish: Callable[[list[LiveRow]], None]
 
 
 class LiveAnswers:
-    """See the module. All methods are for the engine's thread.
+    """All methods are for the engine's thread.
 
-    answered: called with each finished answer. dropped: called with a request that nobody waits for any more.
+    answered: called with each answer. dropped: called with a request whose caller has left.
     """
 
     def __init__(
@@ -109,40 +108,39 @@ class LiveAnswers:
 
     @property
     def able(self) -> bool:
-        """Whether the policy can answer in a running batch: its cache rows can join and leave."""
+        """Whether the policy can answer in a running batch: rows of its cache can join and leave."""
         return self._agent is not None and self._agent.keeps_rows
 
     @property
     def urgent(self) -> int:
-        """Texts that callers wait for."""
+        """Number of texts that callers wait for."""
         return sum(r.urgent for r in self._running.values())
 
     @property
     def behind(self) -> int:
-        """Background rows that wait for a place."""
+        """Number of background rows that wait for a place."""
         return sum(len(r.behind) for r in self._running.values())
 
     @property
     def busy(self) -> bool:
-        """Whether any row is under way."""
         return bool(self._jobs)
 
     @property
     def has_room(self) -> bool:
-        """Whether another caller's text may join: all together reserve at most `online.batch_tokens` tokens."""
-        return sum(len(r.prompt) + r.limit for r in self._requests) < self.engine.config.batch_tokens
+        """Whether another caller's text may join: all together reserve at most `BATCH_TOKENS` tokens."""
+        return sum(len(r.prompt) + r.limit for r in self._requests) < BATCH_TOKENS
 
     @property
     def oldest(self) -> int | None:
-        """The smallest number of a request that is not answered yet."""
+        """The smallest number of an unanswered request."""
         return min((r.number for r in self._requests.values()), default=None)
 
     def takes(self, request: Request) -> bool:
-        """Whether the request is answered here: by one text."""
+        """Whether the request is answered here, by one text."""
         return self.able and self.engine.is_single(request)
 
     def begin(self, request: Request) -> bool:
-        """Let a request join; False where its environment cannot begin it. Raises SnapshotError."""
+        """Add a request. Returns False when its environment cannot begin it. Raises SnapshotError."""
         prompt = self._prompt(request)
         if prompt is None:
             return False
@@ -169,7 +167,7 @@ class LiveAnswers:
         return True
 
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
-        """Draw `count` samples of an answered request, by the version that answered. Raises SnapshotError."""
+        """Draw `count` samples of an answered request with its version. Raises SnapshotError."""
         prompt = self._prompt(answer.request)
         assert prompt is not None, "its answer began with this prompt"
         config, number = self.engine.config, answer.request.number
@@ -183,7 +181,7 @@ class LiveAnswers:
         self._jobs |= dict.fromkeys(rows, job)
 
     def advance(self) -> None:
-        """One token for one version's rows, or the prompts of rows that join."""
+        """Write one token for one version's rows, or process the prompts of new rows."""
         running = self._choose()
         if running is None:
             return
@@ -208,7 +206,7 @@ class LiveAnswers:
             self._finish(row)
 
     def pause(self) -> None:
-        """Put the served version's weights back, as everything else expects them."""
+        """Restore the served version's weights, which all other code expects."""
         if self._open is not None:
             self._open.close()
             self._open, self._at = None, -1
@@ -216,7 +214,7 @@ class LiveAnswers:
     # ------------------------------------------------------------------------------------------------------ rows
 
     def _of(self, version: int | None) -> _Running:
-        """The batch of a version, with its weights."""
+        """Return the batch of a version."""
         number = self.follower.version if version is None else version
         if number not in self._running:
             assert self._agent is not None
@@ -227,7 +225,7 @@ class LiveAnswers:
         return self._running[number]
 
     def _choose(self) -> _Running | None:
-        """The batch to advance: one with callers before one without; the present one for `VISIT` tokens."""
+        """Return the next batch to advance: one with callers first; the present one for `VISIT` tokens."""
         able = [r for r in self._running.values() if r.urgent] or [r for r in self._running.values() if r.rows]
         if not able:
             return None
@@ -266,7 +264,7 @@ class LiveAnswers:
     # ------------------------------------------------------------------------------------- from and to environments
 
     def _prompt(self, request: Request) -> list[int] | None:
-        """The prompt's tokens; None where the environment or the policy refuses the task, or no room is left."""
+        """Return the prompt's tokens; None when the environment or the policy refuses the task, or there is no room."""
         assert self._agent is not None
         env: Any = self.engine.runner.environment(request.row)
         if not isinstance(env, MultiTurnEnv):
@@ -284,18 +282,18 @@ class LiveAnswers:
         return str(words.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:
-        """The rows as rollouts of the request's environment, which judges them as it judges any turn."""
+        """Return the rows as rollouts of the request's environment, which judges them as usual."""
         runner = replace(self.engine.runner, agent=_Written(self._agent, rows))
         return runner.run([request.row], step=request.number, first=request.number, num_rollouts=len(rows))
 
 
 def _left(request: Request) -> bool:
-    """Whether nobody waits for the answer. A stream that has begun is read as long as it takes."""
+    """Whether the caller has left. A started stream has no deadline."""
     return request.cancelled.is_set() if request.on_text is not None else request.gone() is not None
 
 
 class _Written:
-    """An agent whose only turns are written already; in all else it is the agent that wrote them."""
+    """An agent whose only turns were written before; in all else it is the agent that wrote them."""
 
     def __init__(self, agent: Any, rows: list[LiveRow]) -> None:
         self._agent = agent
@@ -305,11 +303,9 @@ class _Written:
         return getattr(self._agent, name)
 
     def start(self, prompts: Any, num_rollouts: int = 1, **_: Any) -> _Written:
-        """The session of these rows."""
         return self
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        """The turns."""
         turns = []
         for row in (self._rows[i] for i in rows):
             start, text = len(row.prompt), self._agent.chat.decode(row.tokens)
@@ -319,11 +315,9 @@ class _Written:
         return turns
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
-        """An environment of one turn answers nothing."""
         raise RequestDropped("a conversation has one turn")
 
     def tokens(self, row: int) -> TokenArrays:
-        """The prompt and the turn."""
         written = self._rows[row]
         start, count = len(written.prompt), len(written.tokens)
         agent = np.arange(start + count) >= start
@@ -335,4 +329,4 @@ class _Written:
         )
 
     def close(self) -> None:
-        """Nothing is kept."""
+        pass

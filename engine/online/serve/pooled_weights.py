@@ -1,13 +1,9 @@
-"""Weights that are served twice: by rollout servers, which answer, and here, where that version scores what they wrote.
+"""Weights that are served twice: by rollout servers, which answer, and here, where answers are scored.
 
-One version after the other, in this order:
-
-1. the follower's thread reads a snapshot and checks it (`weights.py`)
-2. between two requests, the model here says of a fixed text what that version says of it
-3. a thread writes the version's adapters into a folder of their own, and every server that is in has to load and prove
-   them; requests go on with the version before
-4. between two requests, both change together: what servers are asked for, and the weights here
-5. the thread has the version before unloaded, and its folder deleted when the next one comes
+For each version: 1. The follower's thread reads and checks a snapshot (`weights.py`). 2. Between two requests, the
+model here computes the version's log-probs of a fixed text. 3. A thread writes the adapters into a folder, and every
+available server has to load and prove them. 4. Between two requests, the servers' version and the weights here change
+together. 5. The thread unloads the previous version, and deletes its folder when the next one comes.
 """
 
 from __future__ import annotations
@@ -32,12 +28,12 @@ from .weights import WeightFollower
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
-"""The pause before a version that could not be written is tried again."""
+"""Pause before another attempt to write a version."""
 
 
 @dataclass(frozen=True)
 class _Offered:
-    """A version that servers are taking in. manifest: None for the policy as it was loaded."""
+    """A version that servers are loading. manifest: None for the policy as it was loaded."""
 
     version: int
     manifest: Manifest | None
@@ -46,7 +42,7 @@ class _Offered:
 
 
 class PooledWeights(WeightFollower):
-    """Follows the pointer for the servers of `agent`, and for the model here, which is the agent's."""
+    """Follows the pointer for the servers of `agent` and for its model here."""
 
     def __init__(
         self,
@@ -67,11 +63,11 @@ class PooledWeights(WeightFollower):
 
     @property
     def waits(self) -> bool:
-        """Whether `swap` has something to do: it also looks after the servers."""
+        """Always True: `swap` also manages the servers."""
         return True
 
     def swap(self) -> Manifest | None:
-        """Change to a version once every server which is in has it; None when there is none, or it is not so far.
+        """Change to a version once every available server has it; None when there is none yet.
 
         Raises ServerRefusal where no server takes the first version.
         """
@@ -81,7 +77,6 @@ class PooledWeights(WeightFollower):
         return changed
 
     def away(self) -> str:
-        """Why nothing can be answered now; empty while it can."""
         standing = self.servers()
         if not standing.up and set(standing.out.values()) != {NOT_ASKED}:
             return f"no rollout server is in ({standing.reasons})"
@@ -90,12 +85,11 @@ class PooledWeights(WeightFollower):
         return ""
 
     def servers(self) -> Standing:
-        """How many rollout servers can answer; on any thread."""
         return self._agent.pool.standing()
 
     @contextlib.contextmanager
     def serving(self, version: int | None) -> Iterator[int]:
-        """Another version while something is answered, on the servers and here; see `WeightFollower.serving`."""
+        """Use another version for an answer, on the servers and here."""
         with self.scoring(version) as chosen:
             if chosen == self.version:
                 yield chosen
@@ -108,7 +102,7 @@ class PooledWeights(WeightFollower):
                 self._publisher.release(adapter)
 
     def stop(self) -> None:
-        """End the thread, and take all versions away from the servers."""
+        """End the thread, and unload all versions."""
         super().stop()
         self._work.shutdown(wait=False, cancel_futures=True)
         self._publisher.end()
@@ -118,7 +112,7 @@ class PooledWeights(WeightFollower):
     # ------------------------------------------------------------------------------------------------ in this order
 
     def _offer_next(self) -> None:
-        """Begin to give servers what was read; at first, where nothing was, the policy as it was loaded."""
+        """Offer the last snapshot to the servers, or at first the policy as it was loaded."""
         ready = self._take_ready()
         if ready is not None:
             self._offer(ready[0].version, *ready)
@@ -132,7 +126,7 @@ class PooledWeights(WeightFollower):
         self._offered = _Offered(version, manifest, tensors, adapter)
 
     def _change(self) -> Manifest | None:
-        """Change to the version that servers were taking in, if all have it."""
+        """Change to the offered version if all servers have it."""
         offered = self._offered
         if offered is None or not offered.adapter.done():
             return None
@@ -140,7 +134,7 @@ class PooledWeights(WeightFollower):
         try:
             adapter = offered.adapter.result()
         except AdapterError as problem:
-            self._tell(f"{problem}; it is tried again.")
+            self._tell(f"{problem}. It is tried again.")
             with self._lock:
                 if self._ready is None and offered.manifest is not None:
                     self._ready = offered.manifest, offered.tensors
@@ -159,9 +153,9 @@ class PooledWeights(WeightFollower):
         return offered.manifest
 
     def _given_now(self, version: int) -> Adapter:
-        """An older version, whose weights are in the model here, for the servers: the caller waits, and with it all.
+        """Offer an older version, whose weights are in the model here, while the caller waits.
 
-        Raises SnapshotError where they do not take it in time.
+        Raises SnapshotError when the servers do not take it in time.
         """
         tensors = {name: parameter.data for name, parameter in self._parameters.items()}
         said = self._publisher.probe(self._model)
@@ -171,14 +165,14 @@ class PooledWeights(WeightFollower):
         except TimeoutError:
             if not given.cancel():
                 given.add_done_callback(self._give_up)
-            raise SnapshotError("the rollout servers are taking in another one; try again later") from None
+            raise SnapshotError("the rollout servers are taking in another one. Try again later.") from None
         except (AdapterError, ServerRefusal) as problem:
             raise SnapshotError(str(problem)) from problem
         finally:
             self._work.submit(self._retire)
 
     def _give_up(self, given: Future[Adapter]) -> None:
-        """What came too late is needed by nobody."""
+        """Release a version that came too late."""
         if not given.cancelled() and given.exception() is None:
             self._publisher.release(given.result())
 
@@ -188,10 +182,10 @@ class PooledWeights(WeightFollower):
         except CancelledError:
             return
         except Exception:
-            log.exception("an older version could not be taken away from the servers; it is tried again")
+            log.exception("an older version could not be taken away from the servers. It is tried again.")
 
     def _tell(self, sentence: str) -> None:
-        """Once, until it is another one."""
+        """Report a message unless it repeats the last one."""
         if sentence != self._told:
             self._told = sentence
             self._on_problem(sentence)

@@ -1,7 +1,6 @@
-"""What the engine and the worker did, into the run's record (and wandb): one writer, the engine's process.
+"""Writes the work of engine and worker into the run's record (and wandb).
 
-The worker's part comes from the queue's journal, which the worker committed together with its updates: each row is
-copied once over restarts of either, as far as the record itself could be written.
+The worker's part comes from the queue's journal. Each row is copied once, over restarts of either process.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 from ....configs import metric_names as metric
 from ....configs.sections.online import KLConfig
 from ...record.step_recorder import MetricSink
-from ...runs.paths import DATABASE
 from ...runs.position import JOURNAL_POSITION, recorded_position
 from ...runs.types import EventKind, Use, UseKind
 from ...runs.write.writer import RunWriter
@@ -43,13 +41,13 @@ UPDATE_METRICS = {
     "update": (metric.UPDATES,),
     "seconds": (metric.UPDATE_SECONDS,),
 }
-"""Keys of an update's journal row, and the metrics that they are."""
+"""Keys of an update's journal row, and their metrics."""
 
 USE_FACTS = (
     "update", "kl", "kl_before", "beta", "learning_rate", "learning_rate_kind", "grad_norm", "clipped_grad_norm",
     "step_norm", "clip_fraction", "baseline", "published_version",
 )  # fmt: skip
-"""What the record keeps of an update beside each rollout that it used."""
+"""Facts of an update that the record keeps for each rollout that it used."""
 
 VALIDATION_METRICS = {
     "live": metric.VALIDATION_LIVE,
@@ -61,11 +59,11 @@ VALIDATION_METRICS = {
 
 
 class RecordKeeper:
-    """Writes requests and journal rows; the step of everything is the number of the request it belongs to.
+    """Writes requests and journal rows. The step is the number of the request.
 
-    engine: the name that marks its own requests in a journal that several engines read; what the worker learnt from
-    another's is recorded where this engine stands. sinks: further places for numbers, such as wandb. Nothing here
-    raises into serving. heard: is given each row of the journal.
+    engine: marks its own requests in a journal that several engines read; updates of other engines are recorded at the
+    present step. sinks: further outputs for numbers, such as wandb. heard: receives each row of the journal. No method
+    raises into serving.
     """
 
     def __init__(
@@ -87,15 +85,14 @@ class RecordKeeper:
         self.engine = engine
         self.heard = heard
         self.step = 0
-        position = recorded_position(writer.run_dir, JOURNAL_POSITION)
-        if position is None:  # of an older version: it was kept with the queue, or the record was lost
-            position = int(queue.get("recorded", 0)) if (writer.run_dir / DATABASE).exists() else 0
+        position = recorded_position(writer.run_dir, JOURNAL_POSITION) or 0
         self.copied = self._told = position
         self._complained: set[str] = set()
 
     def requests(self, learned: Iterable[Learned], extra: Mapping[str, Any], **positions: int) -> None:
-        """Trajectories and metrics of answered requests; `extra` goes with the last of them. With them is stored how
-        many requests and rows were answered (`positions`)."""
+        """Write trajectories and metrics of answered requests. `extra` metrics go with the last one. `positions` stores
+        how many requests and rows were answered.
+        """
         items = list(learned)
         with self.writer.together(**positions):
             for item in items:
@@ -108,19 +105,17 @@ class RecordKeeper:
                 self.metrics(number, {**item.metrics, **(extra if item is items[-1] else {})})
 
     def metrics(self, step: int, values: Mapping[str, Any], axis: tuple[str, int] | None = None) -> None:
-        """Numbers of a step, to the record and the sinks; `axis`: the name and value that they stand at in the sinks,
-        when that is not the request."""
+        """Write numbers of a step. axis: the name and value of the axis in the sinks, when that is not the request."""
         self._guard("metrics", lambda: self.writer.metrics(step, values))
         name, value = axis or (metric.REQUEST, step)
         for sink in self.sinks:
             self._guard(type(sink).__name__, lambda s=sink: s.log(value, values, axis=name))
 
     def event(self, kind: EventKind, message: str, **data: Any) -> None:
-        """Something that happened now."""
         self._guard("event", lambda: self.writer.event(kind, message, step=self.step, **data))
 
     def copy_journal(self) -> int:
-        """Copy what the worker has done since the last call; returns how many rows."""
+        """Copy new journal rows; return their number."""
         try:
             rows = self.queue.journal(self.copied)
         except QueueError as error:
@@ -135,7 +130,7 @@ class RecordKeeper:
         return len(rows)
 
     def settled(self) -> int | None:
-        """The journal number up to which everything is in the record; None when it has not moved."""
+        """Return the journal number up to which the record is complete; None when it has not changed."""
         sure = self.writer.positions.get(JOURNAL_POSITION, 0)
         if sure <= self._told:
             return None
@@ -143,7 +138,7 @@ class RecordKeeper:
         return sure
 
     def finish(self) -> None:
-        """At the end: wait for the record, and note how far the journal is in it."""
+        """Wait for the record, and store its journal position."""
         if self.writer.flush(timeout=5.0):
             try:
                 self.queue.set(recorded=self.writer.positions.get(JOURNAL_POSITION, self.copied))
@@ -180,19 +175,19 @@ class RecordKeeper:
         self.metrics(step, found, (metric.UPDATES, int(values["update"])))
         self._uses(step, values)
         if values.get("rejected"):
-            self.writer.event(
+            self._event(
                 "alert",
-                f"Update {values['update']} was taken back: {values['rejected']}.",
-                step=step,
+                f"Update {values['update']} was reverted: {values['rejected']}.",
+                step,
+                row,
                 detector="kl_limit",
                 value=values.get("kl"),
                 threshold=self.kl.limit,
                 trajectories=values.get("trajectories", []),
-                journal=row.n,
             )
 
     def _uses(self, step: int, values: Mapping[str, Any]) -> None:
-        """What became of the rollouts of one task, beside each of them; another engine's are in its record."""
+        """Record the outcome of a task for each of its rollouts, if they are this engine's."""
         if not self._is_own(values):
             return
         ids = values.get("trajectories") or []
@@ -209,21 +204,9 @@ class RecordKeeper:
 
     def _beta(self, step: int, row: JournalRow) -> None:
         values = row.row
-        self.writer.event(
-            "beta",
-            f"beta {values['from']:.4g} → {values['to']:.4g}: {values['message']}",
-            step=step,
-            **{
-                "from": values["from"],
-                "to": values["to"],
-                "reason": values["message"],
-                "mean_kl": values["mean_kl"],
-                "target_kl": self.kl.target_kl,
-                "tolerance": self.kl.kl_tolerance,
-                "update": values["update"],
-                "journal": row.n,
-            },
-        )
+        limits = {"target_kl": self.kl.target_kl, "tolerance": self.kl.kl_tolerance, "reason": values["message"]}
+        message = f"beta {values['from']:.4g} → {values['to']:.4g}: {values['message']}"
+        self._event("beta", message, step, row, "from", "to", "mean_kl", "update", **limits)
 
     def _snapshot(self, step: int, row: JournalRow) -> None:
         values = row.row
@@ -233,56 +216,34 @@ class RecordKeeper:
             self.metrics(step, {metric.SNAPSHOT_VERSION: float(version)})
         if action in ("held", "released"):
             self.metrics(step, {metric.PUBLISHING_HELD: float(action == "held")})
-        self.writer.event(
-            "snapshot",
-            message,
-            step=step,
-            version=version,
-            action=action,
-            path=values.get("path"),
-            update=values.get("update"),
-            time=values.get("time"),
-            journal=row.n,
-        )
+        self._event("snapshot", message, step, row, "version", "action", "path", "update", "time")
 
     def _validation(self, step: int, row: JournalRow) -> None:
         values = row.row
         self.metrics(step, {m: values[k] for k, m in VALIDATION_METRICS.items() if values.get(k) is not None})
-        self.writer.event(
-            "eval",
+        if "live" not in values:  # only unrelated texts were measured
+            return
+        message = (
             f"After {values.get('update')} updates: live {values['live']:.0%}, smoothed {values['ema']:.0%} of "
-            f"{values.get('n')} held-out tasks.",
-            step=step,
-            split="validation",
-            greedy=values["ema"],
-            live=values["live"],
-            n=values.get("n"),
-            update=values.get("update"),
-            journal=row.n,
+            f"{values.get('n')} held-out tasks."
         )
+        self._event("eval", message, step, row, "live", "n", "update", split="validation", greedy=values["ema"])
 
     def _back(self, step: int, row: JournalRow) -> None:
-        values = row.row
-        self.writer.event(
-            "alert",
-            f"Learning went back after update {values.get('update')} was judged: {values.get('message')}.",
-            step=step,
-            detector="validation",
-            update=values.get("update"),
-            journal=row.n,
-        )
+        update, why = row.row.get("update"), row.row.get("message")
+        message = f"Learning went back after update {update} was judged: {why}."
+        self._event("alert", message, step, row, "update", detector="validation")
 
     def _set_aside(self, step: int, row: JournalRow) -> None:
         values = row.row
         self._uses(step, values)
-        self.writer.event(
-            "alert",
-            f"Task {values.get('experience')} {values['kind']}: {values.get('message')}.",
-            step=step,
-            detector=f"task_{values['kind']}",
-            experience=values.get("experience"),
-            journal=row.n,
-        )
+        message = f"Task {values.get('experience')} {values['kind']}: {values.get('message')}."
+        self._event("alert", message, step, row, "experience", detector=f"task_{values['kind']}")
+
+    def _event(self, kind: EventKind, message: str, step: int, row: JournalRow, *names: str, **data: Any) -> None:
+        """Record an event of a journal row with the values of `names`."""
+        values = {name: row.row.get(name) for name in names}
+        self.writer.event(kind, message, step=step, journal=row.n, **values, **data)
 
     def _guard(self, what: str, action: Callable[[], object]) -> None:
         try:
@@ -290,4 +251,4 @@ class RecordKeeper:
         except Exception:
             if what not in self._complained:
                 self._complained.add(what)
-                log.exception("the record could not take %s; serving goes on", what)
+                log.exception("the record could not take %s; serving continues", what)

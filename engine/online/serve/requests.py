@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ....configs.errors import GrpoTuiError
 from ....configs.sections import EnvironmentConfig
+from ...rollouts.rollout import Rollout
 from ...rollouts.runner import Row, RowError, parse_row
+from ..voting import Gate, Neighbour, Vote
+
+BATCH_TOKENS = 32768
+"""Maximum number of tokens, of all samples, in requests that are answered together."""
 
 
 class RequestError(GrpoTuiError, ValueError):
@@ -30,7 +37,7 @@ class PolicyAway(RequestDropped):
 
 
 class ServerEnds(RequestDropped):
-    """The run ends and answers no further request."""
+    """The run ends and accepts no more requests."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One task to answer. `number` counts the run's requests from 1; `reply` gets the answer, on the engine's thread.
+    """One task to answer.
 
-    `fields`: what the caller wants back beside the answer, such as its own id. `version`: the snapshot that shall
-    answer (None: the one that serves). `tokens`: most tokens that answering may take, all samples together.
-    `source`: who asks, `caller` or `caller/user` (`http/guard.py`), empty for the run's own requests: what one source
-    can teach is limited (`learn/influence.py`).
-    `deadline`: `time.perf_counter()` after which nobody waits any more. `cancelled` is set when the caller has gone.
+    number: counts the run's requests from 1. reply: receives the answer on the engine's thread. fields: returned with
+    the answer, such as the caller's id. version: the snapshot that answers (None: the served one). tokens: the maximum
+    number of tokens of all samples. source: `caller` or `caller/user` (`http/guard.py`), empty for the run's own
+    requests. deadline: in `time.perf_counter()`. cancelled: set when the caller has disconnected.
     """
 
     row: Row
@@ -73,7 +79,7 @@ class Request:
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
     source: str = ""
     on_text: Callable[[int, str], None] | None = None
-    """Gets the request's number and each piece of its text, on the engine's thread."""
+    """Receives the request's number and each piece of its text, on the engine's thread."""
     attempts: int = 0
     """Number of attempts that broke off because the policy was unavailable."""
 
@@ -95,7 +101,7 @@ _KEYS = ("id", "env_class_path", "env_config", "task_data")
 
 
 def parse_request(raw: Any, defaults: EnvironmentConfig, where: str = "the request") -> Request:
-    """A JSON object with `task_data` and, if not the configuration's, `env_class_path` and `env_config`; `id` is free.
+    """Parse a JSON object with `task_data`, and optionally `env_class_path`, `env_config` and `id`.
 
     Raises RequestError.
     """
@@ -118,7 +124,7 @@ def parse_request(raw: Any, defaults: EnvironmentConfig, where: str = "the reque
 
 
 def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
-    """The requests of a JSONL file, all checked for their form. Raises RequestError with the line's number."""
+    """Read and check the requests of a JSONL file. Raises RequestError with the line's number."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -158,9 +164,8 @@ class HumanFeedback:
 class RequestSource:
     """Pending requests: callers first (HTTP), then the rows of a file or of the environment, in order.
 
-    Requests that are answered together share their sampling and version, and take at most `batch_tokens` tokens in
-    all (one request alone may take more): a long request holds up the others by no more than one such batch.
-    `ended` is true when no more can come. Callers are refused (queue.Full) beyond `max_waiting`.
+    Requests of one batch share their sampling and version, and have at most `batch_tokens` tokens in all (a single
+    request may have more). More than `max_waiting` callers are refused (queue.Full).
     """
 
     def __init__(
@@ -169,7 +174,7 @@ class RequestSource:
         *,
         open_ended: bool = False,
         max_waiting: int = 64,
-        batch_tokens: int | None = None,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         self._rows: Iterator[Request] = iter(rows)
         self._rows_left = True
@@ -182,17 +187,16 @@ class RequestSource:
         self._changed = threading.Condition()
         self.rows_taken = 0
         self.seconds_a_request: float | None = None
-        """Seconds of the engine that a request took lately; None before the first."""
+        """Recent engine time per request in seconds; None before the first."""
 
     def took(self, requests: int, seconds: float) -> None:
-        """Record the time that the engine spent on some requests."""
+        """Record the engine time of some requests."""
         each = seconds / max(1, requests)
         before = self.seconds_a_request
         self.seconds_a_request = each if before is None else 0.8 * before + 0.2 * each
 
     @property
     def waiting(self) -> int:
-        """Number of callers that wait."""
         return len(self._callers)
 
     def submit(self, request: Request, *, wait: bool = False) -> None:
@@ -209,7 +213,7 @@ class RequestSource:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Accept no further caller."""
+        """Accept no more callers."""
         with self._changed:
             self._open_ended = False
             self._changed.notify_all()
@@ -243,7 +247,6 @@ class RequestSource:
 
     @property
     def has_feedback(self) -> bool:
-        """Whether feedback waits."""
         return bool(self._words)
 
     def take_feedback(self) -> list[HumanFeedback]:
@@ -262,9 +265,9 @@ class RequestSource:
             self.rows_taken += 1
 
     def take(self, limit: int, timeout: float, only: Callable[[Request], bool] | None = None) -> list[Request]:
-        """Up to `limit` requests that can be answered together; when none wait, look for a caller for `timeout` s.
+        """Take up to `limit` requests for one batch; wait up to `timeout` seconds for a caller when there are none.
 
-        only: take callers' requests for which this is true, and nothing else.
+        only: a filter on callers' requests; then no rows are taken.
         """
         if only is not None:
             with self._changed:
@@ -286,7 +289,7 @@ class RequestSource:
         return taken
 
     def _together(self, limit: int, only: Callable[[Request], bool] | None = None) -> list[Request]:
-        """Take the oldest request and later ones that fit into one batch with it."""
+        """Take the oldest request and later ones of the same batch."""
         taken: list[Request] = []
         tokens = 0
         for request in list(self._callers):
@@ -294,7 +297,7 @@ class RequestSource:
                 break
             if only is not None and not only(request):
                 continue
-            fits = self._batch_tokens is None or tokens + request.tokens <= self._batch_tokens
+            fits = tokens + request.tokens <= self._batch_tokens
             if not taken or (fits and request.batch_key == taken[0].batch_key):
                 taken.append(request)
                 tokens += request.tokens
@@ -314,7 +317,6 @@ class RequestSource:
 
     @property
     def ended(self) -> bool:
-        """Whether no row is left and no caller can submit requests."""
         return not self._open_ended and not self._rows_left and not self._callers
 
 
@@ -322,3 +324,66 @@ def rows_as_requests(rows: Sequence[Row]) -> Iterator[Request]:
     """Yield the tasks of a dataset as requests."""
     for row in rows:
         yield Request(row)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one request, with all its data. `samples[0]` is the initial trajectory.
+
+    shown: the index in `samples` of the caller's answer; None when only neighbours gave it. single: the caller gets the
+    first sample, and samples for a vote are drawn later. extracted: the part of the answer that counts in votes. vote:
+    gave the answer. label_vote: gives the labels and the gate; it may include later samples. seconds: from arrival to
+    answer. correct: None where the right answer is unknown.
+    """
+
+    request: Request
+    vote: Vote
+    label_vote: Vote
+    gate: Gate
+    samples: list[Rollout]
+    policy_version: int
+    correct: bool | None
+    seconds: float
+    neighbours: tuple[Neighbour, ...] = ()
+    embedding: np.ndarray | None = None
+    error: str | None = None
+    shown: int | None = None
+    single: bool = False
+    extracted: str | None = None
+    written: str | None = None
+    """The text of a single answer with its white space, where it was streamed."""
+
+    @property
+    def text(self) -> str | None:
+        """The caller's text."""
+        if self.written is not None:
+            return self.written
+        if self.shown is None:
+            return self.vote.answer
+        trajectory = self.samples[self.shown].trajectory
+        return None if trajectory is None or trajectory.answer is None else trajectory.answer.strip()
+
+    @property
+    def trajectory_id(self) -> str:
+        """The trajectory of this answer, else the initial one."""
+        shown = self.samples[self.shown].trajectory if self.shown is not None else None
+        if shown is not None:
+            return shown.id
+        first = self.samples[0].trajectory if self.samples else None
+        return first.id if first is not None else ""
+
+
+def answer_as_json(answer: Answer) -> dict[str, Any]:
+    """Return the answer, its confidence (null for a single text), and its place in the record."""
+    learning = {"extracted": answer.extracted}
+    if not answer.gate.open:
+        learning["not_learnt"] = answer.gate.reason
+    return {
+        **answer.request.fields,
+        "answer": answer.text,
+        "confidence": None if answer.single else round(answer.vote.confidence, 4),
+        "trajectory_id": answer.trajectory_id,
+        "request": answer.request.number,
+        "policy_version": answer.policy_version,
+        **({"error": answer.error} if answer.error else learning if answer.single else {}),
+    }

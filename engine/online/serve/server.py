@@ -1,7 +1,6 @@
-"""The HTTP server of the engine: uvicorn in a thread of its own, bound to the loopback interface unless told otherwise.
+"""The HTTP server of the engine: uvicorn on its own thread, on the loopback interface by default.
 
-Open to other machines only with tokens that callers must send (`GRPO_TUI_TOKEN`, several separated by blanks). What is
-answered, and what is refused, is in `http/`.
+Other machines need a token (`GRPO_TUI_TOKEN`, several separated by blanks). The routes are in `http/`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ....configs.errors import GrpoTuiError
+from .backend import EngineBackend
 from .http.app import Api, make_app
 from .http.asking import Engine
-from .http.backend import Backend
 from .http.guard import Guard, is_loopback
 from .http.metrics import ServerMetrics
 from .http.uploads import Uploads
@@ -28,29 +27,27 @@ from .requests import RequestSource
 
 START_SECONDS = 10.0
 STOP_SECONDS = 5
-"""How long open connections may take to end when the server stops."""
+"""Time for open connections to end when the server stops."""
 
 
 HEAD_SECONDS = 20.0
-"""How long a caller may take for the head of a request."""
+"""Time limit for the head of a request."""
 
 
 class PatientProtocol(AutoHTTPProtocol):
-    """uvicorn's, which would wait for ever for the rest of a head that comes drop by drop, or not at all."""
+    """uvicorn's protocol with a time limit for the head of a request, which uvicorn lacks."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     cycle: Any
-    """The request in hand: None before the first."""
+    """The current request; None before the first."""
     _until: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """A caller has come."""
         super().connection_made(transport)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Part of a request has come."""
         super().data_received(data)
         if not self._in_head():
             self._forget()
@@ -58,7 +55,6 @@ class PatientProtocol(AutoHTTPProtocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The caller has gone."""
         self._forget()
         super().connection_lost(exc)
 
@@ -80,11 +76,11 @@ class PatientProtocol(AutoHTTPProtocol):
 
 
 class ServeError(GrpoTuiError, RuntimeError):
-    """The address cannot be served on; the message says what would be right."""
+    """The address cannot be used. The message explains the fix."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """`HOST:PORT` (`[::1]:8000` for IPv6; `:8000` is loopback). Raises ServeError."""
+    """Parse `HOST:PORT` (`[::1]:8000` for IPv6; `:8000` is loopback). Raises ServeError."""
     host, separator, port = address.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not separator or not port.isdigit() or int(port) > 65535:
@@ -93,14 +89,15 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 class AnswerServer:
-    """Answers over HTTP; requests go into `source`. Raises ServeError for an address that is taken, or open to others
-    without a token."""
+    """Answers over HTTP; requests go into `source`. Raises ServeError for a used address, or a public one without
+    tokens.
+    """
 
     def __init__(
         self,
         address: str,
         source: RequestSource,
-        backend: Backend,
+        backend: EngineBackend,
         *,
         uploads: Uploads,
         tokens: Sequence[str] = (),
@@ -153,21 +150,20 @@ class AnswerServer:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self._scheme}://{host}:{self.port}"
 
     def start(self) -> None:
-        """Begin to answer; returns when the first caller would be heard. Raises ServeError when that never happens."""
+        """Start the server; return when it accepts connections. Raises ServeError when it does not."""
         self._thread.start()
         until = time.monotonic() + START_SECONDS
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > until:
-                raise ServeError(f"the HTTP server at {self.url} did not start; the run's log says why")
+                raise ServeError(f"the HTTP server at {self.url} did not start. See the run's log.")
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Take no more requests, tell those who wait, and end."""
+        """Accept no more requests, reply to waiting ones, and end."""
         self._source.turn_away()
         self._server.should_exit = True
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""The engine's main loop: swap weights between requests, answer, then learn from what was answered."""
+"""The engine's main loop: swap weights between requests, answer, then learn from the answers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
 from ..voting import Gate
 from .absence import Absence
-from .answers import Answer
 from .enqueuer import Enqueuer
 from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
-from .requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from .requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .validation_process import ValidationProcess
 from .weights import WeightFollower
 
@@ -41,11 +40,11 @@ KEEPING_S = 0.5
 BACKLOG = 32
 """Answers that wait to be learnt from while callers are served. Beyond it, learning takes its turn."""
 LISTEN_S = 0.05
-"""How often requests to the run (stop, pause) are looked for: looking reads a folder."""
+"""Interval of looking for control requests (stop, pause), which reads a folder."""
 DRAIN_S = 120.0
-"""How long an engine without further requests waits for the worker to use up the queue."""
+"""How long an engine without further requests waits for the worker to empty the queue."""
 VALIDATE_S = 120.0
-"""How long it then waits until what was learnt last is validated, and so published."""
+"""How long it then waits for the last updates to be validated and published."""
 RESERVED = 64
 """Request numbers reserved in advance, so that no number is used twice after a kill."""
 ATTEMPTS = 3
@@ -68,12 +67,12 @@ class Serving:
     config: OnlineConfig
     validation: ValidationProcess | None = None
     server_wait_s: float = 0.0
-    """How long callers wait while the policy is away (`WeightFollower.away`)."""
+    """How long callers wait while the policy is unavailable (`WeightFollower.away`)."""
     on_answers: Callable[[Sequence[Answer]], None] | None = None
     answered: int = field(init=False)
-    """The number of the last request that was answered, over all lives of the run."""
+    """The number of the last answered request, over all restarts of the run."""
     last: int | None = field(init=False)
-    """The number of the last request that will be answered; None when there is no limit."""
+    """The number of the last request to answer; None without a limit."""
 
     def __post_init__(self) -> None:
         recorded = {n: recorded_position(self.run_dir, n) or 0 for n in (REQUEST_POSITION, ROW_POSITION)}
@@ -83,7 +82,7 @@ class Serving:
             missing = f"{queued + 1}" if self.answered == queued + 1 else f"{queued + 1} to {self.answered}"
             lost = (
                 f"The update queue does not know of request {missing}, which were answered (a kill or damage took its "
-                "last rows): what they would have taught, and was not learnt yet, is lost."
+                "last rows). Their unlearnt tasks are lost."
             )
             self.keeper.event("record", lost)
         after = max(self.answered, int(self.queue.get("reserved", 0)))
@@ -110,7 +109,7 @@ class Serving:
         self._broken_off: deque[Request] = deque()
         """Requests whose attempt broke off while the policy was unavailable."""
         self._to_learn: deque[Answer] = deque()
-        """Single answers that were given, with the samples of their vote if there is one."""
+        """Delivered single answers, with the samples of their vote if there is one."""
 
     def run(self) -> bool:
         """Serve until a stop request (returns False) or until no request can come (returns True)."""
@@ -140,12 +139,13 @@ class Serving:
 
     @property
     def _at_work(self) -> bool:
-        """Whether answers are under way or wait to be learnt from."""
+        """Whether answers are in progress or wait to be learnt from."""
         return self.live.busy or bool(self._to_learn) or self._feedback.waits
 
     def _serve_callers(self) -> None:
-        """Write until no caller of a conversation waits; others may join meanwhile. Also called in between by learning,
-        so no request is taken here that needs more than the running batch."""
+        """Write until no caller of a conversation waits; others may join. Learning calls it between two passes, so it
+        takes only requests of the running batch.
+        """
         if not self.live.able:
             return
         self._join()
@@ -177,7 +177,7 @@ class Serving:
             self.turn(taken)
 
     def _begin_live(self, request: Request) -> bool:
-        """Whether the running batch took the request, or told its caller why not."""
+        """Return whether the running batch took the request or replied with an error."""
         try:
             return self.live.begin(request)
         except SnapshotError as error:
@@ -186,7 +186,7 @@ class Serving:
             return True
 
     def _answered_live(self, answer: Answer) -> None:
-        """A conversation's answer goes out; samples for a vote are drawn behind the others, if any are to be."""
+        """Deliver a conversation's answer, and draw the samples of its vote in the background."""
         self._deliver([answer])
         self._feedback.remember([answer])
         if not answer.gate.open or answer.error or not self.engine.drawn_later:
@@ -211,7 +211,6 @@ class Serving:
             request.reply(RequestDropped(request.gone() or "the caller has gone"))
 
     def _learn_one(self, answer: Answer) -> None:
-        """Record a single answer, and enqueue what its vote teaches."""
         self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
 
     def _deliver(self, answers: Sequence[Answer]) -> None:
@@ -223,12 +222,13 @@ class Serving:
 
     @property
     def _all_taken(self) -> bool:
-        """Whether the run accepts no further request."""
+        """Whether the run accepts no more requests."""
         return self.source.ended or (self.last is not None and self.answered >= self.last)
 
     def _take(self) -> list[Request]:
-        """What is answered next: nothing while the policy is away. What it went away from is asked again one by one,
-        in case that one of them drove it away."""
+        """Return the next requests: none while the policy is unavailable. Interrupted requests are retried one by one,
+        in case one of them caused the failure.
+        """
         why = self.follower.away()
         if (lasting := self._absence.look(why)) is not None:
             self._turn_back(PolicyAway(lasting))
@@ -264,7 +264,7 @@ class Serving:
             self.enqueuer.put(None, reserved=self._reserved)
 
     def turn(self, requests: Sequence[Request]) -> None:
-        """One round: new weights if there are any, answers out, and only then what is learnt from them."""
+        """Swap weights, answer the requests, and learn from the answers."""
         loaded = None
         if self.follower.waits and not self._scoring:
             self.live.pause()
@@ -303,7 +303,7 @@ class Serving:
         self._keep_learned(learned, len(numbered), time.perf_counter() - began)
 
     def _keep_learned(self, learned: Sequence[Learned], requests: int, seconds: float) -> None:
-        """Enqueue the tasks, and record answers and numbers; seconds: how long so many requests took."""
+        """Enqueue the tasks, and record answers and positions. seconds: the engine time of the requests."""
         for item in learned:
             if item.task is not None:
                 self.enqueuer.put(item.task)
@@ -335,7 +335,7 @@ class Serving:
             return []
 
     def _answer(self, requests: list[Request]) -> list[Answer]:
-        """Answer together; should that fail as a whole, one by one, so that a bad request costs only itself."""
+        """Answer requests together. If that fails, answer them one by one, so that a bad request costs only itself."""
         try:
             with self.follower.serving(requests[0].version) as version:
                 return self.engine.answer(requests, version)
@@ -360,7 +360,7 @@ class Serving:
         return isinstance(error, NoServersLeft) or bool(self.follower.away())
 
     def _break_off(self, requests: list[Request]) -> list[Answer]:
-        """The policy went away from these: they are begun again once it is back, but not for ever."""
+        """Retry requests that an unavailable policy interrupted, up to `ATTEMPTS` times."""
         for failed in requests:
             if failed.attempts + 1 < ATTEMPTS:
                 self._broken_off.append(replace(failed, attempts=failed.attempts + 1))
@@ -403,17 +403,17 @@ class Serving:
                 self.keeper.finish()
 
     def _look_after_worker(self) -> None:
-        """Say once when the worker has died: answers go on, but nothing is learnt any more."""
+        """Report the death of the worker once."""
         state = process_state(self.run_dir, "worker")
         dead = bool(state.get("pid")) and not state["alive"] and state.get("status") not in ENDED[:2]
         if dead and not self._worker_missed and self.config.updates:
-            message = "The update worker has died (logs/worker.log): serving goes on, but nothing is learnt."
+            message = "The update worker has died (logs/worker.log): serving continues, but nothing is learnt."
             self.keeper.event("alert", message, detector="update_worker")
             log.error("%s", message)
         self._worker_missed = dead
 
     def _await(self, condition: Callable[[], bool], seconds: float, doing: str) -> None:
-        """Serve the record until the worker has come so far, or is gone, or the time is up."""
+        """Maintain the record until a condition holds, the worker is gone, or the time is up."""
         until, told = time.monotonic() + seconds, False
         while time.monotonic() < until and not self._stopped:
             self._listen()
@@ -440,16 +440,17 @@ class Serving:
                 os.kill(int(state["pid"]), signal.SIGTERM)
 
     def _drain(self) -> None:
-        """No request is left: let the worker, as long as it lives, use up the queue and have what it learnt last
-        validated, then tell it that this is all. Where others share the queue, learning goes on for them."""
+        """Let the worker empty the queue and validate the last updates, then stop it. On a shared queue, learning
+        continues for other engines.
+        """
         alone = not self.config.is_shared
         if alone:
             self.enqueuer.put(None, ending=True)
         self.enqueuer.flush()
         if self.config.updates:
-            self._await(lambda: self.queue.depth() == 0, DRAIN_S, "No request is left: what waits is learnt from.")
+            self._await(lambda: self.queue.depth() == 0, DRAIN_S, "No request is left. Waiting tasks are learnt from.")
         if alone and self.config.updates and self.config.validation.enabled:
-            self._await(self._all_is_judged, VALIDATE_S, "What was learnt last is validated.")
+            self._await(self._all_is_judged, VALIDATE_S, "The last updates are validated.")
         try:
             request(self.run_dir, "stop")
         except OSError:  # a full disk: a signal says the same

@@ -1,7 +1,7 @@
-"""Background validation as the engine's child: started when there is something to validate, and again when it dies.
+"""Background validation as the engine's child: started when a candidate waits, and restarted when it dies.
 
-An error of its own that comes back ends that: it is tried `ATTEMPTS` times with growing pauses. A kill does not count.
-It outlives an update worker that is killed, and never the engine (`process.end_with_parent`).
+After `ATTEMPTS` failures in a row, with growing pauses, it is not restarted. A kill does not count. It outlives a
+killed worker and ends with the engine (`process.end_with_parent`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from ..store.folder import OnlineFolder
 from ..store.update_queue import QueueError, UpdateQueue
 
 RESTART_S = 10.0
-"""The pause before background validation that died is started again; three times as long after each further failure."""
+"""Pause before a restart, three times as long after each further failure."""
 ATTEMPTS = 3
-"""Failures in a row, without a portion validated in between, after which it is not started again."""
+"""Failures in a row, without progress in between, after which it is not restarted."""
 
 
 class ValidationProcess:
-    """`tell` gets one sentence when it has died. That it is not started any more is left in the queue, as the result
-    of the candidate that waits: the worker reports it and publishes nothing."""
+    """`tell` receives a message when it has died. The final failure is stored as the result of the waiting candidate,
+    which the worker reports.
+    """
 
     def __init__(self, folder: OnlineFolder, queue: UpdateQueue, tell: Callable[[str], None]) -> None:
         self.folder = folder
@@ -35,10 +36,10 @@ class ValidationProcess:
         self._died: float | None = None
         self._failures = 0
         self._found: object = None
-        """What was in the queue when it died the last time."""
+        """The content of the queue at its last death."""
 
     def keep_alive(self) -> None:
-        """Start it if a candidate of this machine waits, and again some seconds after it died."""
+        """Start it if a candidate of this machine waits, and restart it after it died."""
         if self._process is None:
             if self._waits():
                 self._process = self._start()
@@ -58,17 +59,19 @@ class ValidationProcess:
         self._failures = 0 if not failed else 1 if found != self._found else self._failures + 1
         self._died, self._found = time.monotonic(), found
         if self._failures <= 1:
-            self.tell("Validation has died (logs/validation.log) and is started again; until then nothing new answers.")
+            self.tell(
+                "Validation has died (logs/validation.log) and is started again. Until then no new version serves."
+            )
 
     def _give_up(self) -> None:
-        """Leave the reason as the result of the candidate that waits, if there is one of this machine."""
+        """Store the reason as the result of the waiting candidate, if it is of this machine."""
         candidate, result = self._in_queue("candidate"), self._in_queue("validation")
         if not self._waits() or not isinstance(candidate, dict):
             return
         if isinstance(result, dict) and result.get("state") == candidate["state"]:
             return
         reason = str(process_state(self.folder.run_dir, "validation").get("error") or "see logs/validation.log")
-        missing = f"validation failed {ATTEMPTS} times and is off until the run is resumed; the last error: "
+        missing = f"validation failed {ATTEMPTS} times and is off until the run is resumed. The last error: "
         with contextlib.suppress(QueueError):  # a full disk: the next time
             self.queue.set(validation={"state": candidate["state"], "missing": missing + reason.rstrip(".")})
 
@@ -79,7 +82,7 @@ class ValidationProcess:
             return None
 
     def _waits(self) -> bool:
-        """Where machines share a queue, only one of them has the candidate's state: that of the worker at work."""
+        """Whether a candidate waits here. On a shared queue, only the active worker's machine has its state."""
         candidate = self._in_queue("candidate")
         return isinstance(candidate, dict) and (self.folder.state / str(candidate.get("state"))).exists()
 
@@ -97,7 +100,7 @@ class ValidationProcess:
             return None
 
     def stop(self) -> None:
-        """End it: it holds nothing that a kill could harm."""
+        """End it. A kill harms nothing."""
         if self._process is None:
             return
         self._process.terminate()

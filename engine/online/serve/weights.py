@@ -1,4 +1,4 @@
-"""The served weights: new snapshots are read and checked beside serving, and swapped in between two requests."""
+"""The served weights: snapshots are read and checked on a thread, and swapped in between two requests."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from ...agents.remote.pool import Standing
 from ...policy.forward import device_of
-from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader, check_fit
+from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader, check_fit, weights_in_place
 
 log = logging.getLogger(__name__)
 
 
 class WeightFollower:
-    """Follows the pointer in a thread of its own. `swap`, called between requests, costs an exchange of references.
+    """Follows the pointer on its own thread. `swap` exchanges references between two requests.
 
-    All but `look` is for the engine's thread. `on_problem` gets one sentence for what is damaged or does not fit;
-    serving goes on with the version it has.
+    All methods but `look` are for the engine's thread. `on_problem` receives a message for a damaged or unsuitable
+    snapshot; the present version then stays.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class WeightFollower:
     ) -> None:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {n: p.data for n, p in self._parameters.items()}
-        """Version 0: the policy as it was loaded. Swapping replaces data by reference, so these stay as they are."""
+        """Version 0: the policy as it was loaded. Swaps replace data by reference, so these tensors stay unchanged."""
         self._device = str(device_of(model))
         self._reader = reader
         self._poll_s = poll_s
@@ -43,15 +43,14 @@ class WeightFollower:
         self._stop = threading.Event()
         self._seen = 0
         self.version = 0
-        """The version that serves; 0 is the policy as it was loaded."""
+        """The served version; 0 is the policy as it was loaded."""
         self._thread = threading.Thread(target=self._follow, name="snapshots", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for snapshots."""
         self._thread.start()
 
     def look(self) -> None:
-        """Read the newest snapshot, if there is a newer one than was read before; it waits for `swap`."""
+        """Read the newest snapshot, if it is new; `swap` puts it in place."""
         snapshot = self._reader.newer_than(self._seen)
         if snapshot is None:
             return
@@ -67,17 +66,16 @@ class WeightFollower:
 
     @property
     def waits(self) -> bool:
-        """Whether `swap` has something to do."""
         return self._ready is not None
 
     def weights(self, version: int) -> dict[str, Tensor]:
-        """A version's weights, by reference where it serves. Raises SnapshotError for one that cannot answer."""
+        """Return a version's weights, by reference for the served one. Raises SnapshotError."""
         if version == self.version:
             return {name: parameter.data for name, parameter in self._parameters.items()}
         return self._tensors(version)
 
     def swap(self) -> Manifest | None:
-        """Put what was read in place; None when nothing new waits. No session may be open."""
+        """Put the last snapshot in place; None when there is none. No session may be open."""
         ready = self._take_ready()
         if ready is None:
             return None
@@ -87,27 +85,27 @@ class WeightFollower:
         return manifest
 
     def away(self) -> str:
-        """Why nothing can be answered now; empty while it can."""
+        """Return the reason why the policy is unavailable; empty when it is available."""
         return ""
 
     def servers(self) -> Standing | None:
-        """How many rollout servers can answer, on any thread; None where the model here does."""
+        """Return the availability of the rollout servers, on any thread; None without them."""
         return None
 
     @contextlib.contextmanager
     def serving(self, version: int | None) -> Iterator[int]:
-        """Another version while something is answered; None and the served one change nothing.
+        """Use another version for an answer. None and the served version change nothing.
 
-        Yields the version. Raises SnapshotError for one that cannot answer. No session may be open.
+        Yields the version. Raises SnapshotError. No session may be open.
         """
         with self.scoring(version) as served:
             yield served
 
     @contextlib.contextmanager
     def scoring(self, version: int | None) -> Iterator[int]:
-        """Another version's weights in the model here; None and the served one change nothing.
+        """Put another version's weights into the model here. None and the served version change nothing.
 
-        Yields the version. Raises SnapshotError for one that is not there or does not fit. No session may be open.
+        Yields the version. Raises SnapshotError when it is missing or does not fit. No session may be open.
         """
         if version is None or version == self.version:
             yield self.version
@@ -116,7 +114,6 @@ class WeightFollower:
             yield version
 
     def _take_ready(self) -> tuple[Manifest, dict[str, Tensor]] | None:
-        """What was read and waits; it does so no longer."""
         with self._lock:
             ready, self._ready = self._ready, None
         return ready
@@ -125,18 +122,12 @@ class WeightFollower:
         for name, parameter in self._parameters.items():
             parameter.data = tensors[name]
 
-    @contextlib.contextmanager
-    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """These weights are the model's inside."""
-        served = {name: parameter.data for name, parameter in self._parameters.items()}
-        try:
-            self._put(tensors)
-            yield
-        finally:
-            self._put(served)
+    def holding(self, tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model has these weights."""
+        return weights_in_place(self._parameters, tensors)
 
     def _tensors(self, version: int) -> dict[str, Tensor]:
-        """A version's weights. Raises SnapshotError for one that is not there or does not fit."""
+        """Return a version's weights. Raises SnapshotError when it is missing or does not fit."""
         if version == 0:
             return self._start
         try:
@@ -146,7 +137,7 @@ class WeightFollower:
             raise SnapshotError(f"Snapshot {version} is not there any more") from error
 
     def _fitting(self, snapshot: Snapshot) -> dict[str, Tensor]:
-        """A snapshot's weights as the model here takes them. Raises SnapshotError where they do not fit."""
+        """Return a snapshot's weights in the model's formats. Raises SnapshotError when they do not fit."""
         tensors = snapshot.tensors(self._device)
         try:
             check_fit(self._parameters, tensors)
@@ -155,7 +146,6 @@ class WeightFollower:
         return {n: t.to(self._parameters[n].dtype) for n, t in tensors.items()}
 
     def stop(self) -> None:
-        """End the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
@@ -165,4 +155,4 @@ class WeightFollower:
             try:
                 self.look()
             except Exception:
-                log.exception("looking for snapshots failed; it is tried again")
+                log.exception("looking for snapshots failed. It is tried again.")

@@ -1,1 +1,1 @@
-"""What engine and worker share on disk: queue, tasks, snapshots, logs."""
+"""Files that engine and worker share: queue, tasks, snapshots, logs."""

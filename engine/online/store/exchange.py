@@ -1,9 +1,7 @@
-"""Files that machines with one queue exchange: snapshots, the worker's states, images. A folder, or a URL of fsspec.
+"""Files that machines with one queue exchange (snapshots, states, images), in a folder or at an fsspec URL.
 
-A file's name says what must be in it (a version, a checksum), it is written once and never changed, and it counts once
-the queue names it. So it does not matter who else writes beside it, and whoever reads one checks it (a manifest with
-size and checksum, or the checksum in the name) before it is used. Every machine keeps copies in its run's folder, where
-all else is as on one machine.
+The name of a file contains its version or checksum. A file is written once and never changed, and it counts once the
+queue names it. Readers check it before use. Every machine keeps copies in its run's folder.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from .update_queue import QueueError
 
 
 class ExchangeError(QueueError):
-    """Files cannot be exchanged now; the message is for a person."""
+    """Files cannot be exchanged now. The message is for the user."""
 
 
 class Exchange:
@@ -43,7 +41,7 @@ class Exchange:
                 files.put_file(str(path), to)
 
     def get(self, name: str, path: Path) -> bool:
-        """Copy a file here, in one instant; False when there is none of this name."""
+        """Copy a file here, atomically. Returns False when it does not exist."""
         with self._in_words("read"):
             files, at = self._there(name)
             make_folder(path.parent)
@@ -59,7 +57,7 @@ class Exchange:
                     temporary.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
-        """What is in a file; None when there is none of this name."""
+        """Return the content of a file, None when it does not exist."""
         with self._in_words("read"):
             files, at = self._there(name)
             try:
@@ -68,7 +66,7 @@ class Exchange:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, whole or not at all."""
+        """Write a small file atomically."""
         with self._in_words("written"):
             files, to = self._there(name)
             if _is_local(files):
@@ -77,7 +75,6 @@ class Exchange:
                 files.pipe_file(to, data)
 
     def names(self, folder: str) -> list[str]:
-        """The names of the files in a folder, without it."""
         with self._in_words("listed"):
             files, at = self._there(folder)
             files.invalidate_cache()
@@ -87,7 +84,7 @@ class Exchange:
                 return []
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there; where that is not allowed, it stays."""
+        """Delete a file if possible."""
         with contextlib.suppress(Exception):
             files, at = self._there(name)
             files.rm_file(at)
@@ -114,7 +111,7 @@ def _is_local(files: Any) -> bool:
 
 
 def _copy(content: Path | bytes, to: Path) -> None:
-    """A file that is there whole or not at all, and outlasts a power cut. Raises OSError."""
+    """Write a file atomically and durably. Raises OSError."""
     make_folder(to.parent)
     temporary = to.with_name(f".{to.name}.{os.getpid()}.{os.urandom(3).hex()}.part")
     try:

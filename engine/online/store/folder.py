@@ -1,4 +1,4 @@
-"""Where the files of learning while serving lie in a run's folder."""
+"""Paths of learning while serving in a run's folder."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from ...runs.paths import SNAPSHOTS
 
 @dataclass(frozen=True)
 class OnlineFolder:
-    """Paths of one run; nothing is made by naming it."""
+    """Paths of one run. Naming them creates nothing."""
 
     run_dir: Path
 
     @property
     def root(self) -> Path:
-        """Everything of ours that has no name in the requirement."""
         return self.run_dir / "online"
 
     @property
     def queue(self) -> Path:
-        """The update queue, with the journal of updates."""
         return self.root / "queue.sqlite"
 
     @property
     def state(self) -> Path:
-        """The folder of the worker's committed states."""
+        """The worker's committed states."""
         return self.root / "state"
 
     @property
@@ -36,15 +34,15 @@ class OnlineFolder:
 
     @property
     def buffer(self) -> Path:
-        """The experience buffer as the engine left it."""
+        """The engine's saved experience buffer."""
         return self.root / "experiences.npz"
 
     @property
     def images(self) -> Path:
-        """What a policy that sees was shown, by content (`images.ImageFolder`)."""
+        """Images that the policy was shown, by content (`images.ImageFolder`)."""
         return self.root / "images"
 
     @property
     def address(self) -> Path:
-        """Where the engine answers over HTTP: `{"url": …, "token_needed": …}`, readable by its owner only."""
+        """The engine's HTTP address, readable by its owner only: `{"url": …, "token_needed": …}`."""
         return self.root / "address.json"

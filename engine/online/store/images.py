@@ -1,6 +1,6 @@
-"""Images that answers were given to: one file each in the run's folder, named by content.
+"""Images that answers were given to: one file each, named by content.
 
-The update queue holds their names alone, and the worker can run the forward pass again.
+The update queue holds only their names, and the worker loads them for its forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT = 256
 
 
 class ImageFolder:
-    """Images as the model took them (`ModelImage`); those that were shown on another machine come from `exchange`."""
+    """Images in the model's form (`ModelImage`). Those from another machine come through `exchange`."""
 
     def __init__(self, folder: Path, exchange: Exchange | None = None) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class ImageFolder:
         self.load = lru_cache(maxsize=KEPT)(self._load)
 
     def save(self, images: Sequence[ModelImage]) -> tuple[str, ...]:
-        """Their names; each is written once. Raises OSError."""
+        """Write each image once and return the names. Raises OSError."""
         for image in images:
             path = self._path(image.key)
             if not path.exists():
@@ -41,14 +41,13 @@ class ImageFolder:
         return tuple(image.key for image in images)
 
     def share(self, names: Iterable[str]) -> None:
-        """Let other machines have these images. Raises ExchangeError."""
+        """Copy these images to the exchange. Raises ExchangeError."""
         for path in map(self._path, names):
             if self.exchange is not None and path.exists():
                 self.exchange.put(path, f"images/{path.name}")
 
     def _load(self, name: str) -> ModelImage:
-        """See `load`: the image of this name. Raises KeyError when it is not there or is damaged,
-        and ExchangeError when it cannot be fetched now."""
+        """Load an image. Raises KeyError when it is missing or damaged, ExchangeError when it cannot be fetched now."""
         path = self._path(name)
         try:
             if self.exchange is not None and not path.exists():

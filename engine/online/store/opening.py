@@ -1,4 +1,4 @@
-"""Which queue a run's processes open, as `online.queue` says."""
+"""Opens the queue that `online.queue` names."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Tell = Callable[[str], None]
 
 
 def engine_name(folder: OnlineFolder, config: OnlineConfig) -> str:
-    """What an engine is called among those that share a queue; empty for one that has its own."""
+    """Return the engine's name among those that share a queue; empty for an engine with its own."""
     return f"{socket.gethostname()}/{folder.run_dir.name}" if config.is_shared else ""
 
 
 def open_queue(
     folder: OnlineFolder, config: OnlineConfig, *, check: bool = False, tell: Tell | None = None
 ) -> UpdateQueue:
-    """The queue that worker and validation use. Raises QueueError."""
+    """Open the queue for the worker or validation. Raises QueueError."""
     if config.is_shared:
         return _redis(config, tell)
-    return SqliteQueue(folder.queue, limit=config.queue_limit, check=check)
+    return SqliteQueue(folder.queue, check=check)
 
 
 def open_engine_queue(folder: OnlineFolder, config: OnlineConfig, tell: Tell) -> SqliteQueue:
-    """The queue that an engine reads and writes: always on its own disk. Raises QueueError."""
+    """Open the engine's queue, which is always on its own disk. Raises QueueError."""
     kind = Outbox if config.is_shared else SqliteQueue
-    return kind(folder.queue, limit=config.queue_limit, on_mended=tell)
+    return kind(folder.queue, on_mended=tell)
 
 
 def link_engine(folder: OnlineFolder, config: OnlineConfig, shown: SqliteQueue, tell: Tell) -> QueueLink | None:
-    """What keeps the engine's queue and the shared one in step, started; None without one. Raises QueueError."""
+    """Start the link between the engine's queue and the shared one; None without one. Raises QueueError."""
     if not config.is_shared or not isinstance(shown, Outbox):
         return None
-    outbox = Outbox(folder.queue, limit=config.queue_limit, on_mended=tell)
+    outbox = Outbox(folder.queue, on_mended=tell)
     name = engine_name(folder, config)
     images = image_folder(folder, config)
     link = QueueLink(
@@ -64,20 +64,20 @@ def link_engine(folder: OnlineFolder, config: OnlineConfig, shown: SqliteQueue, 
 
 
 def image_folder(folder: OnlineFolder, config: OnlineConfig) -> ImageFolder:
-    """What policies were shown, on this machine or on any that shares the queue."""
+    """Return the folder of the images that the policy was shown."""
     exchange = Exchange(config.shared_files) if config.is_shared and config.shared_files is not None else None
     return ImageFolder(folder.images, exchange)
 
 
 def shared_files(folder: OnlineFolder, config: OnlineConfig, queue: UpdateQueue) -> SharedFiles | None:
-    """What machines that share a queue exchange beside it; None for a run that is alone."""
+    """Return the files that machines with a shared queue exchange; None for any other run."""
     if not config.is_shared or config.shared_files is None:
         return None
     return SharedFiles(Exchange(config.shared_files), queue, folder, keep=config.keep_snapshots)
 
 
 def snapshot_reader(folder: OnlineFolder, config: OnlineConfig, tell: Tell) -> SnapshotReader:
-    """Finds the newest version, of this machine or of all. Raises QueueError."""
+    """Return the reader of the newest version, of this machine or of all. Raises QueueError."""
     if not config.is_shared:
         return SnapshotReader(folder.snapshots, tell)
     shared = shared_files(folder, config, _redis(config, None))
@@ -90,4 +90,4 @@ def _redis(config: OnlineConfig, tell: Tell | None) -> RedisQueue:
         url = queue_url(config)
     except ValueError as error:
         raise QueueError(f"{error}.") from error
-    return RedisQueue(url, config.queue_name, limit=config.queue_limit, lease_s=config.lease_s, tell=tell)
+    return RedisQueue(url, config.queue_name, lease_s=config.lease_s, tell=tell)

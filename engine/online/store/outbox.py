@@ -1,8 +1,8 @@
-"""An engine's side of a queue that is shared over machines: a queue of its own, and a thread that keeps both in step.
+"""An engine's side of a shared queue: a queue of its own, and a thread that synchronises both.
 
-The engine only ever waits for its own disk. Its tasks lie there until the shared queue has them, and what the worker
-did is copied here from the shared journal, whose numbers it keeps. So a server that is gone for an hour costs no answer
-and loses nothing; a task that was sent twice, because the first reply was lost, is known by its id.
+The engine only waits for its own disk. Its tasks stay there until the shared queue has them, and the worker's journal
+is copied here with its numbers. If the server is unavailable, no answer waits and nothing is lost. The task id
+identifies a task that was sent twice.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from .update_queue import JournalRow, QueuedTask, QueueError
 log = logging.getLogger(__name__)
 
 ROWS = 500
-"""Journal rows that are copied at once."""
+"""Journal rows per copy."""
 
 
 class Outbox(SqliteQueue):
-    """The engine's own queue: tasks that wait to be sent, the journal as far as it was copied, its facts."""
+    """The engine's own queue: unsent tasks, the copied journal, and its facts."""
 
     elsewhere = 0
-    """Tasks in the shared queue when it was last asked."""
+    """Tasks in the shared queue at the last synchronisation."""
 
     def oldest(self) -> QueuedTask | None:
-        """The task that waits longest."""
         with self._speaking_plainly():
             row = self._db.execute(
                 "SELECT id, policy_version, attempts, payload, checksum FROM tasks WHERE state = 'queued' "
@@ -43,33 +42,32 @@ class Outbox(SqliteQueue):
         return QueuedTask(id_, version, attempts, payload, xxhash.xxh3_128_hexdigest(payload) == checksum)
 
     def sent(self, task_id: str) -> None:
-        """Forget a task that the shared queue has."""
+        """Delete a task that the shared queue has."""
         with self._transaction() as db:
             db.execute("DELETE FROM tasks WHERE id = ?", (task_id,))
 
     def journal_end(self) -> int | None:
-        """The number of the newest row that was copied; None when nothing ever was."""
+        """Return the number of the newest copied row, None before the first."""
         with self._speaking_plainly():
             row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
             return None if row is None else int(row[0])
 
     def copied(self, rows: Sequence[JournalRow]) -> None:
-        """Take over rows of the shared journal, with their numbers."""
+        """Insert rows of the shared journal with their numbers."""
         with self._transaction() as db:
             db.executemany(
                 "INSERT OR IGNORE INTO journal (n, row) VALUES (?, ?)", [(row.n, json.dumps(row.row)) for row in rows]
             )
 
     def depth(self) -> int:
-        """See `UpdateQueue.depth`: here and there."""
         return super().depth() + self.elsewhere
 
 
 class QueueLink:
-    """Keeps an engine's outbox and the shared queue in step, on a thread of its own, until `close`.
+    """Synchronises an engine's outbox with the shared queue on its own thread, until `close`.
 
-    start: the journal row up to which the engine's record has everything, None for a new one. shown: the engine's own
-    connection, which is told how much waits elsewhere. before: called with each task before it is sent.
+    start: the last journal row in the engine's record, None for a new one. shown: the engine's own connection, which
+    shows the depth of the shared queue. before: called with each task before it is sent.
     """
 
     def __init__(
@@ -98,11 +96,10 @@ class QueueLink:
         self._thread = threading.Thread(target=self._run, name="queue-link", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def step(self) -> None:
-        """Send what waits and copy what is new. Raises QueueError; what was not done is done the next time."""
+        """Send waiting tasks and copy new rows. Raises QueueError; the next call continues."""
         while (task := self.outbox.oldest()) is not None:
             if task.whole:
                 if self._before is not None:
@@ -126,7 +123,7 @@ class QueueLink:
             self._recorded = recorded
 
     def close(self) -> None:
-        """A last step, if the server lets it, and the end."""
+        """Synchronise once more if possible, and close both queues."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
@@ -144,8 +141,8 @@ class QueueLink:
             except QueueError as error:
                 if not self._trouble:
                     self._trouble = True
-                    self._tell(f"{error} Serving goes on; tasks wait on this machine's disk, learning waits.")
+                    self._tell(f"{error} Serving continues. Tasks wait on this machine's disk, learning waits.")
             except Exception:
-                log.exception("the shared queue could not be kept in step; it is tried again")
+                log.exception("the shared queue could not be kept in step. It is tried again.")
             if ending:
                 return

@@ -1,12 +1,11 @@
-"""The file under the update queue: who has it open, and what is saved when it is damaged.
+"""The file of the update queue: its locks, and the recovery of a damaged file.
 
-SQLite finds a torn or overwritten page when it reads it. A damaged file is never written to again: it is renamed, and
-what can still be read of it goes into a new one. That is looked for when a process opens the file for itself, and when
-one that has it open meets damage: the others then find at their next call that the name leads to another file, and
-open that. (SQLite leaves a log alone whose database was renamed, so closing the old file harms no new one.)
+SQLite finds a damaged page when it reads it. A damaged file is never written again. It is renamed, and its readable
+rows go into a new file. A process looks for damage when it opens the file alone, or when it meets damage in use. Other
+processes then find at their next call that the path leads to another file, and open that.
 
-Everyone who has the file open holds a shared `flock` on a file beside it, and opening and mending go one at a time;
-locks go with the process, however it dies.
+Every process with the file open holds a shared `flock` on a second file. Opening and recovery take turns. Locks end
+with the process.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from pathlib import Path
 from ...runs.durable import sync_folder
 
 DAMAGE = re.compile(r"malformed|not a database|no such table|no such column|database disk image|file is encrypted")
-"""How SQLite words damage, among its errors."""
+"""SQLite's error messages for damage."""
 TABLES = ("tasks", "journal", "meta")
 
 
 class Hold:
-    """A lock on the queue's file for as long as it is open."""
+    """A lock on the queue's file while it is open."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "a")  # noqa: SIM115 - held until `close`
 
     def alone(self) -> bool:
-        """Try to be the only one."""
+        """Try to take the lock exclusively."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -42,16 +41,15 @@ class Hold:
             return False
 
     def share(self) -> None:
-        """Let others in, and wait for one that is alone."""
+        """Share the lock, after waiting for an exclusive holder."""
         fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Close the file, and with it the lock."""
         self._file.close()
 
 
 def hold(path: Path) -> tuple[Hold, bool]:
-    """A lock on the queue at `path`, and whether nobody else has it open. Raises OSError."""
+    """Lock the queue at `path`. Also return whether no other process has it open. Raises OSError."""
     lock = Hold(path.with_name(f".{path.name}.lock"))
     alone = lock.alone()
     if not alone:
@@ -61,14 +59,14 @@ def hold(path: Path) -> tuple[Hold, bool]:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Keep others from opening or mending the queue meanwhile. Raises OSError."""
+    """Exclude other processes that open or recover the queue. Raises OSError."""
     with open(path.with_name(f".{path.name}.opening"), "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def identity(path: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Which file and which log the path leads to; both must stay while they are open."""
+    """Identify the files of the queue and of its log. Both must stay the same while they are open."""
     return _inode(path), _inode(Path(f"{path}-wal"))
 
 
@@ -81,9 +79,9 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def mend(path: Path, schema: str) -> str | None:
-    """Replace a damaged queue by what can be read of it; returns one sentence about it, None when it is whole.
+    """Replace a damaged queue by its readable rows. Returns a sentence about it, None when the queue is whole.
 
-    Only within `one_at_a_time`. Raises OSError and sqlite3.Error when no new file can be made.
+    Call it within `one_at_a_time`. Raises OSError and sqlite3.Error when no new file can be made.
     """
     if not path.exists() or _whole(path):
         return None
@@ -103,12 +101,12 @@ def mend(path: Path, schema: str) -> str | None:
     sync_folder(path.parent)
     return (
         f"The update queue was damaged: {saved['tasks']} tasks, {saved['journal']} lines of the journal and "
-        f"{saved['meta']} facts could be saved into a new one; the damaged file is {aside.name}."
+        f"{saved['meta']} facts could be saved into a new one. The damaged file is {aside.name}."
     )
 
 
 def _whole(path: Path) -> bool:
-    """Whether every page is sound and the tables are there (a file without any table is new, or was emptied)."""
+    """Return whether all pages are sound. A file without tables is new, or was emptied."""
     db = None
     try:
         db = sqlite3.connect(path, timeout=30.0)
@@ -123,7 +121,7 @@ def _whole(path: Path) -> bool:
 
 
 def _copy(damaged: Path, new: sqlite3.Connection, table: str) -> int:
-    """Copy the rows of a table that can be read, from its beginning and, behind a damaged page, from its end."""
+    """Copy the readable rows of a table: from its beginning and, behind a damaged page, from its end."""
     columns = [row[1] for row in new.execute(f"PRAGMA table_info({table})")]
     saved = 0
     for order in ("", "ORDER BY rowid DESC"):

@@ -1,11 +1,10 @@
-"""The update queue on a Redis server: for engines and workers of several machines that serve and teach one policy.
+"""The update queue on a Redis server, for engines and workers of several machines that share one policy.
 
-One worker at a time. It holds a lease that it renews; a standby takes over when that has run out, or was given back.
-The lease only says when another may come. What keeps a worker that was replaced from doing anything is its token, which
-every script checks (`redis_scripts.py`): a process that was stopped for an hour and goes on finds itself refused.
+One worker is active. It renews a lease, and a standby takes over after the lease expired or was returned. A replaced
+worker cannot do anything, because every script checks its token (`redis_scripts.py`).
 
-A call of the worker that was broken off may have been carried out or not. It is never repeated blindly: the queue is
-lost to this worker then (`LeaseLost`), which begins again at what is committed.
+An interrupted call may have been executed or not, so it is never repeated. The worker then loses the queue
+(`LeaseLost`) and restarts from the last commit.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import xxhash
 from ...launch.redis_server import TIMEOUT_S, RedisMissing, address, connect, in_words, refusals, server_facts
 from . import redis_scripts as scripts
 from .update_queue import (
+    QUEUE_LIMIT,
     REFUSED_KEPT,
     JournalRow,
     LeaseHeld,
@@ -32,22 +32,21 @@ from .update_queue import (
     QueuedTask,
     QueueError,
     Settled,
-    full,
     was_settled,
 )
 
 _START = uuid.uuid4().hex
-"""With its number, names this process in all the world: a lease that it lost hold of is its own to take again."""
+"""Identifies this process with its pid, so that it can take its own lease again."""
 _told: set[str] = set()
-"""What this process has said of servers: a standby opens the queue every second."""
+"""Messages about servers that this process has reported."""
 
 
 class RedisQueue:
-    """One process's connection to the queue `name` on the server `url`. Methods may be called from any thread of it.
+    """One process's connection to the queue `name` on the server `url`, usable from any thread.
 
-    Nothing is sent before the first call; each raises QueueError while the server cannot be used. `lease_s`: seconds
-    after which a worker that has fallen silent is replaced; `timeout_s`: seconds that the server may take to answer.
-    `tell` gets one sentence when the server may lose data.
+    Nothing is sent before the first call. Calls raise QueueError while the server is unavailable. lease_s: seconds
+    after which a silent worker is replaced. timeout_s: time limit of a call. tell: receives a message when the server
+    may lose data.
     """
 
     mended: str | None = None
@@ -57,7 +56,7 @@ class RedisQueue:
         url: str,
         name: str,
         *,
-        limit: int = 512,
+        limit: int = QUEUE_LIMIT,
         lease_s: float = 15.0,
         tell: Callable[[str], None] | None = None,
         process: str | None = None,
@@ -85,11 +84,11 @@ class RedisQueue:
     # ------------------------------------------------------------------------------------------- the engine's side
 
     def put(self, task_id: str, payload: bytes, policy_version: int) -> list[str] | None:
-        """See `UpdateQueue.put`; it may be repeated after an error."""
         checksum = xxhash.xxh3_128_hexdigest(payload)
+        reason = f"the queue was full ({self.limit} tasks)"
         with self._speaking_plainly():
             dropped = self._run(
-                scripts.PUT, task_id, payload, policy_version, checksum, time.time(), self.limit, full(self.limit)
+                scripts.PUT, task_id, payload, policy_version, checksum, time.time(), self.limit, reason
             )
         return None if dropped is None else [i.decode() for i in dropped]
 
@@ -101,7 +100,6 @@ class RedisQueue:
     # ------------------------------------------------------------------------------------------- the worker's side
 
     def lead(self) -> int:
-        """See `UpdateQueue.lead`; LeaseHeld while another worker has the lease."""
         with self._lock:
             token = uuid.uuid4().hex
             with self._speaking_plainly():
@@ -111,7 +109,6 @@ class RedisQueue:
             return int(count)
 
     def take(self) -> QueuedTask | None:
-        """See `UpdateQueue.take`."""
         found = self._as_worker(scripts.TAKE)
         if found is None:
             return None
@@ -125,7 +122,6 @@ class RedisQueue:
         journal: Iterable[Mapping[str, Any]] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> list[JournalRow]:
-        """See `UpdateQueue.settle`."""
         rows = list(journal)
         tasks = [value for s in settled for value in (s.id, s.outcome, s.reason)]
         facts = [value for key, value in (meta or {}).items() for value in (key, json.dumps(value))]
@@ -139,42 +135,35 @@ class RedisQueue:
         return [JournalRow(int(n), row) for n, row in zip(numbers, rows, strict=True)]
 
     def continue_after(self, n: int) -> None:
-        """See `UpdateQueue.continue_after`."""
         with self._speaking_plainly():
             self._run(scripts.CONTINUE, n)
 
     def prune_journal(self, through: int) -> None:
-        """See `UpdateQueue.prune_journal`."""
         with self._speaking_plainly():
             self._redis.xtrim(self._key("journal"), minid=f"{max(through, 0) + 1}-0", approximate=False)
 
     # ----------------------------------------------------------------------------------------------- for everybody
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
-        """See `UpdateQueue.journal`."""
         with self._speaking_plainly():
             found = self._redis.xrange(self._key("journal"), min=f"({after}-0", count=limit)
         return [JournalRow(int(n.split(b"-")[0]), json.loads(fields[b"row"])) for n, fields in found]
 
     def journal_end(self) -> int:
-        """The number of the newest row, 0 before the first."""
         with self._speaking_plainly():
             return int(self._redis.get(self._key("journal_n")) or 0)
 
     def depth(self) -> int:
-        """See `UpdateQueue.depth`."""
         with self._speaking_plainly():
             return self._redis.zcard(self._key("waiting")) + self._redis.zcard(self._key("taken"))
 
     def counts(self) -> dict[str, int]:
-        """See `UpdateQueue.counts`."""
         with self._speaking_plainly():
             open_ = {"queued": self._redis.zcard(self._key("waiting")), "taken": self._redis.zcard(self._key("taken"))}
             settled = self._redis.hgetall(self._key("counts"))
         return {k: n for k, n in open_.items() if n} | {k.decode(): int(n) for k, n in settled.items()}
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
-        """See `UpdateQueue.tasks`; of settled ones the newest that are remembered."""
         where = {"queued": "waiting", "taken": "taken"}.get(state, f"settled:{state}")
         with self._speaking_plainly():
             ids = [i.decode() for i in self._redis.zrange(self._key(where), 0, -1)]
@@ -185,12 +174,11 @@ class RedisQueue:
         return [(i, (reason or b"").decode()) for i, reason in zip(ids, reasons, strict=True)]
 
     def payload(self, task_id: str) -> bytes | None:
-        """See `UpdateQueue.payload`."""
         with self._speaking_plainly():
             return self._redis.hget(self._key(f"task:{task_id}"), "payload")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """See `UpdateQueue.get`. `recorded` is what every engine has in its record."""
+        """`recorded` is the lowest row that every engine has in its record."""
         with self._speaking_plainly():
             if key == "recorded":
                 return min(map(int, self._redis.hvals(self._key("recorded"))), default=default)
@@ -198,7 +186,7 @@ class RedisQueue:
         return default if found is None else json.loads(found)
 
     def set(self, **meta: Any) -> None:
-        """See `UpdateQueue.set`; the worker's own are refused once it was replaced."""
+        """Facts of a replaced worker are refused."""
         if self._token is not None:
             self.settle([], (), meta)
             return
@@ -206,7 +194,7 @@ class RedisQueue:
             self._redis.hset(self._key("facts"), mapping={k: json.dumps(v) for k, v in meta.items()})
 
     def close(self) -> None:
-        """Give the lease back, so that nobody has to wait for its end, and close the connection."""
+        """Return the lease and close the connection."""
         self._ended.set()
         with self._lock:
             token, self._token = self._token, None
@@ -228,7 +216,7 @@ class RedisQueue:
         return self._redis.register_script(script)(keys=[self._prefix], args=arguments)
 
     def _as_worker(self, script: str, *arguments: Any) -> Any:
-        """A numbered call of the one worker. Whatever breaks it off makes the queue lost to this worker."""
+        """Make a numbered call of the active worker. Any error loses the queue for this worker."""
         with self._lock:
             if self._lost is not None:
                 raise LeaseLost(self._lost)
@@ -245,7 +233,7 @@ class RedisQueue:
                 raise LeaseLost(str(error)) from error
 
     def _keep_lease(self, token: str) -> None:
-        """Renew the lease while the process lives, however long an update takes."""
+        """Renew the lease while the process lives."""
         while not self._ended.wait(self._lease_ms / 3000) and self._token == token and self._lost is None:
             try:
                 with self._speaking_plainly():
@@ -280,7 +268,7 @@ class RedisQueue:
             raise QueueError(in_words(self._url, error)) from error
 
     def _check(self) -> None:
-        """Refuse a server that would lose tasks by itself; say once what its restart would cost."""
+        """Refuse a server that can lose tasks; report once the consequences of its restart."""
         facts = server_facts(self._redis, self._url)
         refused = refusals(facts)
         if refused is not None:
@@ -294,4 +282,4 @@ class RedisQueue:
 
 
 class _AlreadySettled(QueueError):
-    """A task of a commit is not open any more; nothing was committed."""
+    """A task of a commit was settled before. Nothing was committed."""

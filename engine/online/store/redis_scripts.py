@@ -1,19 +1,18 @@
-"""What the queue does on the Redis server, each in one script: all of it or nothing, as one writer sees the data.
+"""The atomic operations of the queue, as Lua scripts on the Redis server.
 
-Keys, below the queue's prefix: `waiting` and `taken`, sorted sets of task ids by their number; `task:<id>`, a hash
-with state, reason and payload; `settled` and `settled:<outcome>`, sorted sets; `counts` by outcome; `journal`, a stream
-whose ids are the rows' numbers; `facts` and `recorded`, hashes; `holder`, a hash about the one worker; `lease`, a name
-that expires.
+Keys below the queue's prefix: `waiting` and `taken`, sorted sets of task ids by number. `task:<id>`, a hash with state,
+reason and payload. `settled` and `settled:<outcome>`, sorted sets. `counts` by outcome. `journal`, a stream with the
+row numbers as ids. `facts` and `recorded`, hashes. `holder`, a hash about the active worker. `lease`, a key that
+expires.
 
-A worker's calls are numbered under its token (`enter`): a worker that was replaced, and one that does not know whether
-its last call was carried out or finds that the server has forgotten it, is refused and begins again at what is
-committed.
+A worker's calls are numbered under its token (`enter`). A worker that was replaced, or does not know whether its last
+call was executed, is refused and restarts from the last commit.
 """
 
 from __future__ import annotations
 
 SETTLED_KEPT = 100_000
-"""Settled tasks whose ids are remembered, so that they are not queued again."""
+"""Settled tasks whose ids are kept, so that they are not queued again."""
 JOURNAL_KEPT = 50_000
 """Journal rows that are kept for engines that have not read them."""
 
@@ -69,7 +68,7 @@ for _, old in ipairs(dropped) do settle(old, 'dropped', full) end
 return dropped
 """
 )
-"""Add a task: the ids that made room, or nil when the id is known."""
+"""Add a task. Returns the ids of dropped tasks, or nil when the id is known."""
 
 LEAD = (
     _COMMON
@@ -92,7 +91,7 @@ redis.call('DEL', key('taken'))
 return #ids / 2
 """
 )
-"""Take the lease, unless a living worker has it, and queue again what the one before had taken."""
+"""Take the lease, unless another worker has it, and queue again the tasks that its predecessor had taken."""
 
 RENEW = (
     _COMMON
@@ -103,7 +102,7 @@ redis.call('SET', key('lease'), who, 'PX', ttl)
 return 1
 """
 )
-"""Keep the lease. One that has run out while nobody wanted it is simply taken again."""
+"""Renew the lease. An expired lease that no other worker has taken is taken again."""
 
 RELEASE = (
     _COMMON
@@ -170,7 +169,7 @@ end
 return numbers
 """
 )
-"""Commit: outcomes, journal rows and facts. A task that is not open any more refuses all of it."""
+"""Commit outcomes, journal rows and facts. A task that was settled before refuses the whole commit."""
 
 CONTINUE = (
     _COMMON

@@ -1,7 +1,7 @@
-"""Snapshots and states of a policy that several machines serve and teach, through the exchange and the queue's facts.
+"""Snapshots and states that several machines share, through the exchange and the queue's facts.
 
-The queue decides: a snapshot is published when the fact `snapshot` names it, a state counts when the fact `state` does,
-and a worker that was replaced can set neither. Whatever it left in the exchange has a name that nobody reads.
+A snapshot is published when the fact `snapshot` names it, a state counts when the fact `state` does. A replaced worker
+can set neither, and its files have names that are never read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATE = re.compile(r"state\.(\d+)-(\d+)\.[0-9a-f]{32}\.safetensors")
 
 
 class SharedFiles:
-    """One process's view of them. Raises QueueError where they or the queue cannot be reached."""
+    """One process's view of them. Methods raise QueueError when they or the queue are unavailable."""
 
     def __init__(self, exchange: Exchange, queue: UpdateQueue, folder: OnlineFolder, *, keep: int) -> None:
         self.exchange = exchange
@@ -35,7 +35,7 @@ class SharedFiles:
         self.keep = keep
 
     def lead(self, parameters: Mapping[str, Tensor]) -> None:
-        """Become the one worker, unless the queue is of a policy with other `parameters`. Raises QueueError."""
+        """Become the active worker. Raises QueueError when the queue belongs to a policy with other `parameters`."""
         shapes = "\n".join(f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(parameters.items()))
         policy = xxhash.xxh3_128_hexdigest(shapes.encode())
         if self.queue.get("policy", policy) != policy:
@@ -49,7 +49,7 @@ class SharedFiles:
     # --------------------------------------------------------------------------------------------------- snapshots
 
     def offer_snapshot(self, tensors: Path, manifest: Manifest) -> None:
-        """Publish a version: its files first, then the fact. Raises SnapshotError, and the version is not published."""
+        """Publish a version: first its files, then the fact. Raises SnapshotError, and the version is not published."""
         name = f"v{manifest.version}.{manifest.checksum}"
         try:
             self.exchange.put(tensors, f"snapshots/{name}.safetensors")
@@ -59,9 +59,8 @@ class SharedFiles:
             raise SnapshotError(f"Version {manifest.version} could not be published. {error}") from error
 
     def fetch_snapshot(self) -> bool:
-        """Bring the published version here, checked; False when it is here already, or nothing is published.
-
-        Raises SnapshotError when it is damaged.
+        """Fetch the published version and check it. Returns False when there is nothing new. Raises SnapshotError when
+        it is damaged.
         """
         published = self.queue.get("snapshot")
         here = pointed_version(self.folder.snapshots) or 0
@@ -73,8 +72,9 @@ class SharedFiles:
         return True
 
     def newest_snapshot(self, tell: Callable[[str], None]) -> int:
-        """For a worker that begins: bring the published version here or, if that is lost or damaged, the newest whole
-        one; returns the highest number that was used."""
+        """Fetch the published version for a new worker, or the newest whole one. Returns the highest number that was
+        used.
+        """
         published = self.queue.get("snapshot")
         used = int(published["version"]) if isinstance(published, dict) else 0
         try:
@@ -91,8 +91,7 @@ class SharedFiles:
         return max([used, *(version for version, _ in offered)])
 
     def prune_snapshots(self, protect: Iterable[int]) -> None:
-        """Delete what the newest versions have outlived. Only older ones go, so a worker that was replaced and does not
-        know it takes nothing from the one that works now."""
+        """Delete versions older than the newest `keep`. A replaced worker deletes none of its successor's."""
         try:
             found = sorted(self._offered())
         except ExchangeError:
@@ -129,12 +128,10 @@ class SharedFiles:
     # ------------------------------------------------------------------------------------------------------ states
 
     def put_state(self, name: str) -> None:
-        """Let other machines have a state of this one."""
         self.exchange.put(self.folder.state / name, f"states/{name}")
 
     def fetch_states(self, counts: str | None, candidate: str | None) -> None:
-        """Bring the state that counts here, and the one that waits for validation. Where the former is lost, the newest
-        ones that are there."""
+        """Fetch the committed state and the candidate's. If the former is lost, fetch the newest ones."""
         wanted = [name for name in (counts, candidate) if name]
         if counts is None or not self._fetch_state(counts):
             wanted += _by_age(self.exchange.names("states"))[:2]
@@ -142,14 +139,14 @@ class SharedFiles:
             self._fetch_state(name)
 
     def _fetch_state(self, name: str) -> bool:
-        """Whether the state is here now."""
+        """Return whether the state exists here now."""
         path = self.folder.state / name
         if not _STATE.fullmatch(name):  # it comes out of a queue: it must not lead elsewhere
             return False
         return path.exists() or self.exchange.get(f"states/{name}", path)
 
     def prune_states(self, counts: str, keep: str | None) -> None:
-        """Delete the states before the one that `counts` and its predecessor; never a later one (`prune_snapshots`)."""
+        """Delete states older than `counts` and its predecessor."""
         try:
             names = _by_age(self.exchange.names("states"))
         except ExchangeError:
@@ -161,14 +158,13 @@ class SharedFiles:
 
 
 class SharedReader(SnapshotReader):
-    """Reads the copies in the run's folder, after bringing there what was published."""
+    """Reads the copies in the run's folder, after fetching new ones."""
 
     def __init__(self, shared: SharedFiles, on_problem: Callable[[str], None] | None = None) -> None:
         super().__init__(shared.folder.snapshots, on_problem)
         self._shared = shared
 
     def newer_than(self, version: int) -> Snapshot | None:
-        """See `SnapshotReader.newer_than`."""
         try:
             self._shared.fetch_snapshot()
         except (ExchangeError, SnapshotError) as error:
@@ -179,6 +175,6 @@ class SharedReader(SnapshotReader):
 
 
 def _by_age(names: Iterable[str]) -> list[str]:
-    """States, newest first: by update, then by time."""
+    """Sort states, newest first."""
     found = [(int(m[1]), int(m[2]), n) for n in names if (m := _STATE.fullmatch(n))]
     return [name for *_, name in sorted(found, reverse=True)]

@@ -1,20 +1,16 @@
 """Versioned snapshots of the served model, published atomically.
 
-Writer, for version N, in this order:
+The writer of version N: 1. Write the tensors, the manifest (size, checksum, keys, base model, parent version) and the
+new pointer to temporary names (`ema_model_snapshot.v<N>.safetensors.tmp`, `….json.tmp`, `latest_model_version.txt.tmp`)
+and fsync them. 2. Rename the manifest, then the tensors. A version exists once its tensors have their name. 3. fsync
+the folder. 4. `os.replace` the pointer `latest_model_version.txt` and fsync the folder.
 
-1. write the tensors, the manifest (size, checksum, keys, base model, parent version) and the new pointer to temporary
-   names (`ema_model_snapshot.v<N>.safetensors.tmp`, `….json.tmp`, `latest_model_version.txt.tmp`) and fsync all three;
-2. rename the manifest, then the tensors, to their final names: a version exists from its tensors' name on, and then
-   its manifest is there already;
-3. fsync the folder;
-4. `os.replace` the pointer `latest_model_version.txt`, and fsync the folder.
+A reader: read the pointer, take a shared lock on its file, check size and checksum against the manifest, map the file.
+If the check fails, the newest version that passes is served.
 
-Reader: read the pointer, take a shared lock on that file, check size and checksum against the manifest, map it. What
-fails the check is reported and the newest version that passes is served instead.
-
-Nothing is overwritten in place, versions only grow (also over restarts), and an old version is deleted only when an
-exclusive lock on it can be had, which no reader's hold allows. Locks are `flock`s: they go with the process that held
-them, however it died. `docs/architecture/online.md` says what each step protects from.
+No file is overwritten in place. Version numbers only grow, also over restarts. A version is deleted under an exclusive
+lock, which a reader's lock prevents. Locks are `flock`s and end with their process. `docs/architecture/online.md`
+explains each step.
 """
 
 from __future__ import annotations
@@ -48,19 +44,16 @@ _LEFTOVER = re.compile(
     r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp|\.tmp\w{6}"
     r"|\.{1,2}ema_model_snapshot\..*\.(fetched|part)"
 )
-"""Ours, the temporary file that safetensors itself writes into, and a version of another machine that was cut short."""
+"""Our temporary files, those of safetensors, and versions of another machine that were not fully copied."""
 
 
 class SnapshotError(GrpoTuiError, RuntimeError):
-    """A snapshot could not be written or none could be read; the message is for a person."""
+    """A snapshot cannot be written, or none can be read. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a snapshot holds and where it comes from. `size` in bytes; `checksum` is the file's XXH3-128.
-
-    `update` is the number of the last update in it; `copy_of` is set when an older version was published again.
-    """
+    """The content and origin of a snapshot. size: bytes. checksum: XXH3-128. update: the last update in it."""
 
     version: int
     file: str
@@ -74,12 +67,11 @@ class Manifest:
     created: float = 0.0
 
     def to_bytes(self) -> bytes:
-        """JSON, as stored beside the tensors."""
         return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The inverse of `to_bytes`; ValueError when it is not a manifest."""
+        """Raises ValueError when the bytes are not a manifest."""
         values = json.loads(data)
         if not isinstance(values, dict):
             raise ValueError("not a manifest")
@@ -94,18 +86,18 @@ class Manifest:
 
 
 def file_name(version: int) -> str:
-    """`ema_model_snapshot.v<N>.safetensors`."""
+    """Return `ema_model_snapshot.v<N>.safetensors`."""
     return f"ema_model_snapshot.v{version}.safetensors"
 
 
 def version_of(name: str) -> int | None:
-    """The version in a snapshot's file name, None for any other name."""
+    """Return the version in a snapshot's file name, None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def published_versions(folder: Path) -> list[int]:
-    """Versions under their final names, oldest first; they may still be damaged."""
+    """Return the versions under their final names, oldest first. They may be damaged."""
     try:
         return sorted(v for v in map(version_of, os.listdir(folder)) if v is not None)
     except FileNotFoundError:
@@ -113,13 +105,12 @@ def published_versions(folder: Path) -> list[int]:
 
 
 def pointed_version(folder: Path) -> int | None:
-    """The version that the pointer names; None when there is no pointer or it does not hold a snapshot's name."""
+    """Return the version that the pointer names, None when it names none."""
     name = _pointer_text(folder)
     return None if name is None else version_of(name)
 
 
 def _pointer_text(folder: Path) -> str | None:
-    """What the pointer says, read once; None when there is none."""
     try:
         with open(folder / POINTER, encoding="utf-8", errors="replace") as file:
             return file.read(200).strip()
@@ -128,7 +119,7 @@ def _pointer_text(folder: Path) -> str | None:
 
 
 def _checksum(file: BinaryIO) -> str:
-    """XXH3-128 of a file: it finds damage, at memory speed; it is no seal against people who may write here."""
+    """Compute the XXH3-128 of a file. It detects damage, not tampering."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return xxhash.xxh3_128_hexdigest(content)
 
@@ -138,14 +129,15 @@ def _manifest_path(folder: Path, version: int) -> Path:
 
 
 class SnapshotWriter:
-    """Publishes versions into a folder. One writer a folder: a second one is refused while the first lives.
+    """Publishes versions into a folder, as its only writer.
 
     Raises SnapshotError when the folder cannot be used, or another process publishes into it.
     """
 
     offer: Callable[[Path, Manifest], None] | None = None
-    """Called with the written tensors and their manifest before the version gets its name: what it raises keeps the
-    version from being published."""
+    """Called with the written tensors and the manifest before the version gets its name. An exception prevents the
+    publication.
+    """
 
     def __init__(self, folder: Path, *, base_model: str, keep: int = 4) -> None:
         self.folder = folder
@@ -177,9 +169,8 @@ class SnapshotWriter:
         update: int = 0,
         copy_of: int | None = None,
     ) -> Manifest:
-        """Publish `tensors` as the next version and point to it.
-
-        Raises SnapshotError (disk full, folder read-only, …): then the pointer still names the version before.
+        """Publish `tensors` as the next version. Raises SnapshotError; the pointer then still names the previous
+        version.
         """
         try:
             return self._publish({k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, update, copy_of)
@@ -242,23 +233,18 @@ class SnapshotWriter:
         return manifest
 
     def prune(self, protect: Iterable[int] = ()) -> list[int]:
-        """Delete all but the newest `keep` versions, except `protect`, the pointed-at one and those a reader holds.
-
-        Returns the versions that went.
-        """
         return prune(self.folder, self.keep, protect)
 
     def close(self) -> None:
-        """Let another writer have the folder."""
         self._syncer.shutdown()
         self._lock.close()
 
 
 def install(folder: Path, tensors: Path, manifest: Manifest) -> None:
-    """Give a version that another machine published its name here, and point to it unless a newer one is pointed to.
+    """Install a version of another machine. The pointer moves only to a newer version.
 
-    `tensors`, a file in `folder`, is checked and then renamed. Raises SnapshotError when it is not what the manifest
-    says, OSError.
+    tensors: a file in `folder`, which is checked and renamed. Raises SnapshotError when it does not match the manifest,
+    and OSError.
     """
     with open(tensors, "rb") as file:
         if os.fstat(file.fileno()).st_size != manifest.size or _checksum(file) != manifest.checksum:
@@ -274,14 +260,16 @@ def install(folder: Path, tensors: Path, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """One at a time gives versions their names: a worker, and whoever copies versions of another machine."""
+    """Serialise the naming of versions between the worker and the copies from other machines."""
     with open(folder / ".naming.lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def prune(folder: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
-    """See `SnapshotWriter.prune`."""
+    """Delete all but the newest `keep` versions, except `protect`, the pointed-at one and those that a reader holds.
+    Returns the deleted ones.
+    """
     kept = {*protect, pointed_version(folder)}
     gone = []
     for version in published_versions(folder)[:-keep]:
@@ -303,7 +291,7 @@ def _delete_unheld(folder: Path, version: int) -> bool:
 
 
 class Snapshot:
-    """One checked version, held so that no writer deletes it until `close` (or the end of the `with` block)."""
+    """One checked version, protected from deletion until `close`."""
 
     def __init__(self, path: Path, manifest: Manifest, hold: Any) -> None:
         self.path = path
@@ -312,16 +300,14 @@ class Snapshot:
 
     @property
     def version(self) -> int:
-        """Its version number."""
         return self.manifest.version
 
     def tensors(self, device: str = "cpu") -> dict[str, Tensor]:
-        """All tensors, by name, copied out of the mapped file."""
+        """Copy all tensors out of the mapped file."""
         with safetensors.safe_open(self.path, framework="pt", device=device) as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dictionary
 
     def close(self) -> None:
-        """Let go of the file."""
         self._hold.close()
 
     def __enter__(self) -> Self:
@@ -332,7 +318,7 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """Finds the newest good version. `on_problem` gets one sentence for each damaged thing met, once."""
+    """Finds the newest good version. `on_problem` receives each problem once."""
 
     def __init__(self, folder: Path, on_problem: Callable[[str], None] | None = None) -> None:
         self.folder = folder
@@ -341,7 +327,7 @@ class SnapshotReader:
         self._damaged: set[tuple[int, int, int]] = set()  # not hashed again at every poll
 
     def newer_than(self, version: int) -> Snapshot | None:
-        """The newest good version above `version`, held; None when there is none. Never goes back."""
+        """Return the newest good version above `version`, held; None when there is none."""
         pointed = self._pointed()
         candidates = [v for v in reversed(published_versions(self.folder)) if v > version]
         while pointed is not None and pointed > version and pointed not in candidates:
@@ -374,7 +360,7 @@ class SnapshotReader:
         return version, status.st_mtime_ns, status.st_size
 
     def open(self, version: int) -> Snapshot:
-        """That version, checked and held. Raises SnapshotError when damaged, FileNotFoundError when it is not there."""
+        """Return a version, checked and held. Raises SnapshotError when damaged, FileNotFoundError when missing."""
         path = self.folder / file_name(version)
         hold = open(path, "rb")  # noqa: SIM115 - kept open: the lock lives as long as the file
         try:
@@ -388,7 +374,7 @@ class SnapshotReader:
         return Snapshot(path, manifest, hold)
 
     def manifest(self, version: int) -> Manifest:
-        """What a version says of itself, unchecked. Raises SnapshotError when it says nothing."""
+        """Read a version's manifest without a check. Raises SnapshotError when it is not readable."""
         try:
             return Manifest.from_bytes(_manifest_path(self.folder, version).read_bytes())
         except (OSError, ValueError) as error:
@@ -413,7 +399,7 @@ class SnapshotReader:
     def _report(self, message: str) -> None:
         if self._on_problem is not None and message not in self._reported:
             self._reported.add(message)
-            self._on_problem(f"{message}; serving goes on with the newest version that is whole.")
+            self._on_problem(f"{message}. Serving continues with the newest whole version.")
 
 
 def check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
@@ -425,3 +411,16 @@ def check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -
         if parameter.shape != tensors[name].shape:
             shapes = f"{tuple(tensors[name].shape)}, not {tuple(parameter.shape)}"
             raise ValueError(f"the weights are of another model: {name} is {shapes}")
+
+
+@contextlib.contextmanager
+def weights_in_place(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give the parameters the data of `tensors`, by reference, inside the block."""
+    before = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = tensors[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = before[name]

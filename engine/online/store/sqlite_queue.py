@@ -1,8 +1,7 @@
-"""The update queue in one SQLite file: for the processes of one run, on one machine.
+"""The update queue in one SQLite file, for the processes of one run on one machine.
 
-Every task carries the checksum of its bytes. What a damaged file still holds goes into a new one, also while it is in
-use, and the damaged file stays beside it (`queue_file.py`). The one worker is the one that holds the lock of the
-snapshot folder, so `lead` has nobody to refuse.
+Every task has a checksum. The readable rows of a damaged file go into a new one, also while it is in use
+(`queue_file.py`). The holder of the snapshot folder's lock is the only worker, so `lead` refuses none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,16 @@ import xxhash
 
 from ...runs.durable import make_folder
 from .queue_file import DAMAGE, hold, identity, mend, one_at_a_time
-from .update_queue import REFUSED_KEPT, JournalRow, QueueDamaged, QueuedTask, QueueError, Settled, full, was_settled
+from .update_queue import (
+    QUEUE_LIMIT,
+    REFUSED_KEPT,
+    JournalRow,
+    QueueDamaged,
+    QueuedTask,
+    QueueError,
+    Settled,
+    was_settled,
+)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tasks (
@@ -32,7 +40,7 @@ CREATE TABLE IF NOT EXISTS tasks (
     state TEXT NOT NULL DEFAULT 'queued',
     reason TEXT NOT NULL DEFAULT '',
     payload BLOB,
-    checksum TEXT NOT NULL DEFAULT ''
+    checksum TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS tasks_waiting ON tasks (seq) WHERE state = 'queued';
 CREATE TABLE IF NOT EXISTS journal (n INTEGER PRIMARY KEY AUTOINCREMENT, row TEXT NOT NULL);
@@ -41,19 +49,19 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 class SqliteQueue:
-    """One process's connection to the queue. Methods may be called from any thread of it.
+    """One process's connection to the queue, usable from any thread.
 
-    `mended`: one sentence when opening it found it damaged, with what was saved. `check`: look for damage although
-    others have it open. Raises QueueError when the file cannot be opened or, later, read or written; QueueDamaged when
-    it is damaged, or no longer the file that was opened. With `on_mended` it then opens what is there now, mended,
-    tells that sentence, and raises a QueueError after which the call can be made again.
+    mended: a sentence when opening found damage, with the number of saved rows. check: look for damage although other
+    processes have the file open. on_mended: called after damage in use was repaired; the failed call then raises a
+    QueueError and can be repeated. Raises QueueError when the file cannot be used, QueueDamaged when it is damaged or
+    was replaced.
     """
 
     def __init__(
         self,
         path: Path,
         *,
-        limit: int = 512,
+        limit: int = QUEUE_LIMIT,
         check: bool = False,
         on_mended: Callable[[str], None] | None = None,
     ) -> None:
@@ -88,13 +96,10 @@ class SqliteQueue:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
         self._db.executescript(_SCHEMA)
-        if not any(row[1] == "checksum" for row in self._db.execute("PRAGMA table_info(tasks)")):
-            self._db.execute("ALTER TABLE tasks ADD COLUMN checksum TEXT NOT NULL DEFAULT ''")
 
     # ------------------------------------------------------------------------------------------- the engine's side
 
     def put(self, task_id: str, payload: bytes, policy_version: int) -> list[str] | None:
-        """Add a task. Returns the ids of older tasks that had to make room; None if this id was queued before."""
         with self._transaction() as db:
             cursor = db.execute(
                 "INSERT OR IGNORE INTO tasks (id, policy_version, created, payload, checksum) VALUES (?, ?, ?, ?, ?)",
@@ -107,18 +112,16 @@ class SqliteQueue:
                 return []
             rows = db.execute("SELECT id FROM tasks WHERE state = 'queued' ORDER BY seq LIMIT ?", (excess,)).fetchall()
             dropped = [row[0] for row in rows]
-            self._settle(db, [Settled(i, "dropped", full(self.limit)) for i in dropped])
+            self._settle(db, [Settled(i, "dropped", f"the queue was full ({self.limit} tasks)") for i in dropped])
             return dropped
 
     # ------------------------------------------------------------------------------------------- the worker's side
 
     def lead(self) -> int:
-        """Queue again what a worker that died had taken; returns how many. Only the one live worker may call this."""
         with self._transaction() as db:
             return db.execute("UPDATE tasks SET state = 'queued' WHERE state = 'taken'").rowcount
 
     def take(self) -> QueuedTask | None:
-        """The oldest waiting task, now taken; None when there is none."""
         with self._transaction() as db:
             row = db.execute(
                 "SELECT id, policy_version, attempts + 1, payload, checksum, seq FROM tasks WHERE state = 'queued' "
@@ -128,7 +131,7 @@ class SqliteQueue:
                 return None
             id_, version, attempts, payload, checksum, seq = row
             db.execute("UPDATE tasks SET state = 'taken', attempts = attempts + 1 WHERE seq = ?", (seq,))
-            whole = not checksum or xxhash.xxh3_128_hexdigest(payload) == checksum
+            whole = xxhash.xxh3_128_hexdigest(payload) == checksum
             return QueuedTask(id_, version, attempts, payload, whole)
 
     def settle(
@@ -137,10 +140,6 @@ class SqliteQueue:
         journal: Iterable[Mapping[str, Any]] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> list[JournalRow]:
-        """Commit what was done, all or nothing: outcomes, journal rows and facts. Returns the rows, numbered.
-
-        A task that is settled already is left as it is; QueueError then, and nothing is committed.
-        """
         with self._transaction() as db:
             if self._settle(db, settled) != len(settled):
                 raise was_settled(settled)
@@ -157,7 +156,6 @@ class SqliteQueue:
             return rows
 
     def continue_after(self, n: int) -> None:
-        """Number further journal rows above `n`: the logs and the record may know of rows that a lost queue held."""
         with self._transaction() as db:
             last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
             if last is None:
@@ -166,52 +164,43 @@ class SqliteQueue:
                 db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'journal'", (n,))
 
     def prune_journal(self, through: int) -> None:
-        """Forget journal rows up to and including number `through`: they are in the logs and in the record."""
         with self._transaction() as db:
             db.execute("DELETE FROM journal WHERE n <= ?", (through,))
 
     # ----------------------------------------------------------------------------------------------- for everybody
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
-        """Rows above number `after`, oldest first."""
         with self._speaking_plainly():
             rows = self._db.execute("SELECT n, row FROM journal WHERE n > ? ORDER BY n LIMIT ?", (after, limit))
             return [JournalRow(n, _json(row, {"kind": "unreadable"})) for n, row in rows.fetchall()]
 
     def depth(self) -> int:
-        """Tasks that wait or are being worked on."""
         with self._speaking_plainly():
             return self._count(self._db, "queued") + self._count(self._db, "taken")
 
     def counts(self) -> dict[str, int]:
-        """How many tasks are in each state."""
         with self._speaking_plainly():
             return dict(self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall())
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
-        """Ids and reasons of the tasks in a state, in the order of arrival."""
         with self._speaking_plainly():
             return self._db.execute("SELECT id, reason FROM tasks WHERE state = ? ORDER BY seq", (state,)).fetchall()
 
     def payload(self, task_id: str) -> bytes | None:
-        """A task's bytes, while they are kept."""
         with self._speaking_plainly():
             row = self._db.execute("SELECT payload FROM tasks WHERE id = ?", (task_id,)).fetchone()
             return row[0] if row else None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A fact stored by `set` or `settle`."""
         with self._speaking_plainly():
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
             return default if row is None else _json(row[0], default)
 
     def set(self, **meta: Any) -> None:
-        """Store facts (JSON values), durably."""
         with self._transaction() as db:
             self._set(db, meta)
 
     def close(self) -> None:
-        """Close the connection."""
         self._db.close()
         self._hold.close()
 
@@ -262,7 +251,7 @@ class SqliteQueue:
                     raise
                 self.close()
                 self._open(check=True)
-                told = self.mended or f"{error} What is there now is used."
+                told = self.mended or f"{error} The present file is used."
                 self._on_mended(told)
                 raise QueueError(told) from error
 
@@ -280,12 +269,12 @@ class SqliteQueue:
             raise QueueDamaged(f"The update queue {self.path} was removed or replaced while it was in use.")
 
     def _replaced(self) -> bool:
-        """Whether the path no longer leads to the file that is open."""
+        """Return whether the path leads to another file than the open one."""
         return self._identity is not None and identity(self.path) != self._identity
 
 
 def _json(text: Any, otherwise: Any) -> Any:
-    """A stored value; `otherwise` for one whose bytes were damaged, which SQLite does not see inside a row."""
+    """Parse a stored value; `otherwise` for one with damaged bytes, which SQLite does not detect."""
     try:
         return json.loads(text)
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
-"""`update_audit.log` and `update_contribution.jsonl`: append-only, each update once, whatever happens to the worker.
+"""`update_audit.log` and `update_contribution.jsonl`: append-only logs with each update once.
 
-Both files are written from the queue's journal, which the worker commits together with its updates. Every line carries
-its journal number, so that after a crash a half-written last line is cut off and what is missing is appended.
+Both are written from the queue's journal. Every line has its journal number, so after a crash an incomplete last line
+is cut off and missing lines are appended.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _TAIL_BYTES = 1 << 20
 
 
 class UpdateLogs:
-    """The two logs of a run. `append` raises OSError when they cannot be written; nothing is lost then, because
-    appending the same rows again, in this process or after a restart, goes on from the last whole line."""
+    """The two logs of a run. `append` raises OSError when they cannot be written, and can be repeated without loss."""
 
     def __init__(self, run_dir: Path) -> None:
         self.audit = run_dir / AUDIT
         self.contribution = run_dir / CONTRIBUTION
 
     def last(self) -> dict[str, int]:
-        """What the last whole lines say, each 0 when there is none: `n` of the journal, `update`, `request`, and the
-        `version` that was published."""
+        """Return the values of the last whole lines, 0 when there are none: journal number `n`, `update`, `request`,
+        and the published `version`.
+        """
         found = {
             "n": max(_last_number(self.audit, _audit_number), _last_number(self.contribution, _contribution_number))
         }
@@ -46,7 +46,7 @@ class UpdateLogs:
         return {**found, "update": 0, "request": 0, "version": 0}
 
     def experiences(self, *, after: int) -> dict[str, bool]:
-        """Tasks of updates above number `after`, as whole lines name them; False for those that were taken back."""
+        """Return the tasks of updates above number `after`, with False for reverted updates."""
         found: dict[str, bool] = {}
         with contextlib.suppress(FileNotFoundError), open(self.contribution, "rb") as file:
             for line in file:
@@ -57,9 +57,8 @@ class UpdateLogs:
         return found
 
     def append(self, rows: Sequence[JournalRow]) -> None:
-        """Append the lines of `rows` that are not there yet, and wait until they are on the disk.
-
-        The audit log gets every row, the contribution log those of updates.
+        """Append the missing lines of `rows` and fsync. The audit log gets every row, the contribution log those of
+        updates.
         """
         updates = [row for row in rows if row.row.get("kind") == "update"]
         _append(self.audit, rows, _audit_number, audit_line)
@@ -67,7 +66,7 @@ class UpdateLogs:
 
 
 def audit_line(row: JournalRow) -> str:
-    """One line for a person: number, time, what happened, and its facts as `key=value`."""
+    """Format a row for people: time, number, kind, and its facts as `key=value`."""
     values = row.row
     when = datetime.fromtimestamp(float(values.get("time", 0.0)), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     facts = " ".join(
@@ -80,7 +79,7 @@ def audit_line(row: JournalRow) -> str:
 
 
 def contribution_line(row: JournalRow) -> str:
-    """One JSON object: everything that was measured about an update."""
+    """Format an update as one JSON object."""
     return json.dumps({"n": row.n, **row.row})
 
 
@@ -105,7 +104,7 @@ def _contribution_number(line: bytes) -> int | None:
 
 
 def _whole_lines(path: Path) -> tuple[int, bytes]:
-    """The length of the file up to the end of its last whole line, and the last lines before that."""
+    """Return the length of the file up to its last whole line, and the last lines before that."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

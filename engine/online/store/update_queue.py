@@ -1,15 +1,15 @@
-"""What engine, worker and validation know of the queue between them, whatever keeps it (`opening.open_queue`).
+"""The interface of the queue between engine, worker and validation (`opening.open_queue`).
 
-A task is *queued* by an engine, *taken* by the worker, and *settled* once: `applied`, `rejected` (applied and taken
-back, too large a move), `stale` (answered by a policy too many versions ago), `refused` (it would do harm; kept aside,
-not retried) or `dropped` (the queue was full).
+An engine *queues* a task, the worker *takes* it, and it is *settled* once: `applied`, `rejected` (reverted, too large a
+move), `stale` (from a policy too many versions ago), `refused` (harmful; kept, not retried) or `dropped` (the queue was
+full).
 
-Delivery is at least once: a task that was taken by a worker that died is queued again at the next start. Its effect
-is exactly once, because `settle` commits in one transaction which tasks are applied, the name of the state file (model,
-EMA, optimiser, beta) that contains exactly those updates, and the journal rows that the logs are made from. A worker
-killed before the commit comes back to the state file and to the tasks from before; one killed after it, to both after.
+Delivery is at least once: a task that a dead worker had taken is queued again. Its effect is exactly once: one
+transaction of `settle` commits the outcomes, the name of the state file that contains exactly those updates, and their
+journal rows. A worker killed before the commit continues from the previous state, one killed after it from the new
+state.
 
-When the queue is full the oldest waiting task goes: the freshest experience is the one nearest to the current policy.
+A full queue drops its oldest task, because newer experience is closer to the present policy.
 """
 
 from __future__ import annotations
@@ -22,31 +22,35 @@ from ....configs.errors import GrpoTuiError
 
 Outcome = Literal["applied", "rejected", "stale", "refused", "dropped"]
 
+QUEUE_LIMIT = 512
+"""Tasks that may wait. Beyond it the oldest is dropped."""
 REFUSED_KEPT = 64
-"""Refused tasks whose content is kept for looking at."""
+"""Refused tasks whose content is kept."""
 
 
 class QueueError(GrpoTuiError, RuntimeError):
-    """The queue cannot be used now (a full disk, a lock); the message is for a person."""
+    """The queue cannot be used now (a full disk, a lock). The message is for the user."""
 
 
 class QueueDamaged(QueueError):
-    """What this process knew of the queue is no longer so: only opening it anew mends that."""
+    """The connection is invalid. Only a new one helps."""
 
 
 class LeaseHeld(QueueError):
-    """Another worker is at work: this one stands by until that one ends."""
+    """Another worker is active."""
 
 
 class LeaseLost(QueueDamaged):
-    """What this worker does may not count any more: another has taken over, or one of its calls was broken off, and
-    nobody knows whether it was carried out. It begins again at what is committed."""
+    """The worker may have been replaced, or a call was interrupted with an unknown result. It must restart from the
+    last commit.
+    """
 
 
 @dataclass(frozen=True)
 class QueuedTask:
-    """A task as it comes out of the queue. `attempts` counts how often it was taken, this time included; `whole` is
-    false when its bytes are not those that were put in."""
+    """A task from the queue. attempts: how often it was taken, including now. whole: whether its bytes match their
+    checksum.
+    """
 
     id: str
     policy_version: int
@@ -57,7 +61,7 @@ class QueuedTask:
 
 @dataclass(frozen=True)
 class Settled:
-    """What became of one task, and why if it was not applied."""
+    """The outcome of one task, and the reason if it was not applied."""
 
     id: str
     outcome: Outcome
@@ -66,41 +70,40 @@ class Settled:
 
 @dataclass(frozen=True)
 class JournalRow:
-    """One thing that the worker did; `n` grows by at least one a row and is never used twice."""
+    """One action of the worker. `n` grows and is never reused."""
 
     n: int
     row: Mapping[str, Any]
 
 
 class UpdateQueue(Protocol):
-    """One process's connection to the queue. Methods may be called from any thread of it.
+    """One process's connection to the queue, usable from any thread.
 
-    Each raises QueueError when it cannot be done now, and has then done nothing; QueueDamaged when the queue has to be
-    opened anew, whereupon the worker begins again at what is committed.
+    A method raises QueueError when it cannot act now, and has then done nothing. It raises QueueDamaged when a new
+    connection is needed; the worker then restarts from the last commit.
     """
 
     limit: int
     """Tasks that may wait."""
     mended: str | None
-    """One sentence when opening the queue found it damaged, with what was saved."""
+    """A sentence when opening found damage."""
 
     # An engine's side.
 
     def put(self, task_id: str, payload: bytes, policy_version: int) -> list[str] | None:
-        """Add a task, durably. Returns the ids of older tasks that had to make room; None if this id was queued
-        before."""
+        """Add a task durably. Returns the ids of dropped older tasks, None if this id was queued before."""
         ...
 
     # The worker's side.
 
     def lead(self) -> int:
-        """Become the one worker, and queue again what a worker that died had taken; returns how many.
-
-        LeaseHeld while another one is at work."""
+        """Become the active worker and queue again the tasks that a dead one had taken. Raises LeaseHeld while another
+        is active.
+        """
         ...
 
     def take(self) -> QueuedTask | None:
-        """The oldest waiting task, now taken; None when there is none."""
+        """Take the oldest waiting task; None when there is none."""
         ...
 
     def settle(
@@ -109,60 +112,53 @@ class UpdateQueue(Protocol):
         journal: Iterable[Mapping[str, Any]] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> list[JournalRow]:
-        """Commit what was done, all or nothing: outcomes, journal rows and facts. Returns the rows, numbered.
+        """Commit outcomes, journal rows and facts atomically. Returns the rows with their numbers.
 
-        A task that is settled already is left as it is; QueueError then, and nothing is committed.
+        Raises QueueError, with nothing committed, when a task was settled before.
         """
         ...
 
     def continue_after(self, n: int) -> None:
-        """Number further journal rows above `n`: the logs and the record may know of rows that a lost queue held."""
+        """Number later journal rows above `n`, for a queue that lost rows."""
         ...
 
     def prune_journal(self, through: int) -> None:
-        """Forget journal rows up to and including number `through`: they are in the logs and in the record."""
+        """Delete journal rows up to number `through`."""
         ...
 
     # For everybody.
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
-        """Rows above number `after`, oldest first."""
+        """Return rows above number `after`, oldest first."""
         ...
 
     def depth(self) -> int:
-        """Tasks that wait or are being worked on."""
+        """Count the tasks that wait or are taken."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """How many tasks are in each state."""
+        """Count the tasks in each state."""
         ...
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
-        """Ids and reasons of the tasks in a state, in the order of arrival."""
+        """Return the ids and reasons of the tasks in a state, in the order of arrival."""
         ...
 
     def payload(self, task_id: str) -> bytes | None:
-        """A task's bytes, while they are kept."""
+        """Return a task's bytes while they are kept."""
         ...
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A fact (a JSON value) stored by `set` or `settle`."""
+        """Return a fact (a JSON value)."""
         ...
 
     def set(self, **meta: Any) -> None:
-        """Store facts (JSON values), durably."""
+        """Store facts durably."""
         ...
 
-    def close(self) -> None:
-        """Let go of the queue."""
-        ...
-
-
-def full(limit: int) -> str:
-    """Why a task was dropped."""
-    return f"the queue was full ({limit} tasks)"
+    def close(self) -> None: ...
 
 
 def was_settled(settled: Sequence[Settled]) -> QueueError:
-    """What `settle` raises for tasks of which one was settled before."""
-    return QueueError(f"A task in {[s.id for s in settled]} was settled before; nothing was committed.")
+    """Return the error of a commit with a task that was settled before."""
+    return QueueError(f"A task in {[s.id for s in settled]} was settled before. Nothing was committed.")

@@ -175,7 +175,7 @@ class UpdateTask:
             raise TaskError("the behaviour log-probs hold NaN or infinity")
         ids = np.concatenate([row.token_ids for row in e.rows])
         if int(ids.min()) < 0 or (vocabulary is not None and int(ids.max()) >= vocabulary):
-            raise TaskError(f"a token id lies outside the vocabulary of {vocabulary}")
+            raise TaskError(f"a token id is outside the vocabulary of {vocabulary}")
         full = self.original_logits.full
         if vocabulary is not None and full is not None and full.shape[-1] != vocabulary:
             raise TaskError(f"the original logits are over {full.shape[-1]} tokens, the vocabulary has {vocabulary}")

@@ -116,14 +116,17 @@ def leading(begin: Callable[[], T]) -> T:
 
 def work(folder: Path, steps: int, online: dict[str, Any]) -> None:
     """A worker takes up to so many tasks; one that ends by itself closes as it should."""
+    from grpo_tui.engine.online.learn import update_worker
     from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
     from grpo_tui.engine.online.learn.update_worker import UpdateWorker
     from grpo_tui.engine.online.store.folder import OnlineFolder
 
     from .tiny import lora_model, online_config
 
+    update_worker.MAX_ATTEMPTS = 10**6  # kills are frequent here
+
     config = online_config(
-        commit_every=2, snapshot_every=2, keep_snapshots=2, staleness_limit=10**6, max_attempts=10**6,
+        commit_every=2, snapshot_every=2, keep_snapshots=2, staleness_limit=10**6,
         kl={"limit": 1e-3},  # so that some updates stay and some are taken back
         **online,
     )  # fmt: skip

@@ -75,18 +75,20 @@ def work(run_dir: Path) -> None:
     """A real worker of a run, which ends when its queue is empty."""
     import torch
 
+    from grpo_tui.engine.online.learn import update_worker
     from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
     from grpo_tui.engine.online.learn.update_worker import UpdateWorker
     from grpo_tui.engine.online.store.folder import OnlineFolder
 
     from .tiny import lora_model, online_config
 
+    update_worker.MAX_ATTEMPTS = 10**6  # kills are frequent here
+
     torch.set_num_threads(1)
     config = online_config(
         commit_every=3,
         snapshot_every=2,
         keep_snapshots=2,
-        max_attempts=1000,
         staleness_limit=10**6,
         kl={"limit": 3e-3},  # about the first ten updates stay, and most of those after them are taken back
     )

@@ -1,7 +1,7 @@
 """Each file that a learning run loads again, in turn truncated, emptied, deleted or overwritten: what is whole goes on.
 
 Whatever happens: no version goes back, no weight is served or learnt from that was never there, no update number is
-used twice, learning goes on, and what was lost is said.
+used twice, learning continues, and what was lost is said.
 """
 
 from __future__ import annotations

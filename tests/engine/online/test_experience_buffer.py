@@ -33,7 +33,7 @@ def test_only_the_alike_vote() -> None:
     buffer = ExperienceBuffer(4)
     buffer.add("near", np.array([1.0, 0.01]), "a")
     buffer.add("far", np.array([0.0, 1.0]), "b")
-    voters = buffer.neighbours(np.array([1.0, 0.0]), 2, 0.9)
+    voters = buffer.neighbours(np.array([1.0, 0.0]), 2)
     assert [(v.id, v.answer) for v in voters] == [("near", "a")]
     assert voters[0].weight == pytest.approx(0.5, abs=1e-3)
 

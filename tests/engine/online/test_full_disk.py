@@ -79,7 +79,7 @@ def test_an_engine_that_is_resumed_on_a_full_disk_waits(disk: Disk, monkeypatch:
     disk.free()
     thread.join(60)
     assert opened[0] is not None and opened[0].depth() == 0
-    assert told[1:] == ["The disk can be written to again: serving goes on."]
+    assert told[1:] == ["The disk can be written to again: serving continues."]
 
 
 def test_tasks_and_updates_wait_for_room_and_none_is_lost(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

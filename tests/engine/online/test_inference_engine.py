@@ -13,6 +13,7 @@ import torch
 
 from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.online.serve import inference_engine
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import (
@@ -149,8 +150,10 @@ def test_only_the_initial_trajectory_when_asked_for() -> None:
         assert initial is not None and task.experience.trajectories == (initial.id,)
 
 
-def test_a_large_vocabulary_keeps_top_k_and_a_tail() -> None:
-    made = engine(kl={"full_vocabulary": 16, "top_k": 4})
+def test_a_large_vocabulary_keeps_top_k_and_a_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference_engine, "FULL_VOCABULARY", 16)
+    monkeypatch.setattr(inference_engine, "TOP_K", 4)
+    made = engine()
     learned = made.learn(made.answer(requests(6), 1))
     task = next(item.task for item in learned if item.task is not None)
     assert task.original_logits.kind == "top-4+tail"
@@ -167,7 +170,7 @@ def test_nothing_is_learnt_below_the_confidence_or_with_updates_off() -> None:
 
 
 def test_alike_experiences_vote() -> None:
-    made = engine(neighbours=2, neighbour_similarity=0.9999, min_confidence=0.0)
+    made = engine(neighbours=2, min_confidence=0.0)
     first = made.answer(requests(1), 1)[0]
     assert first.neighbours == ()
     assert first.embedding is not None

@@ -115,7 +115,7 @@ def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
     wait_for(lambda: "loaded" in snapshot_actions(run_dir), "a version to serve")
     paused = control.request(run_dir, "pause")
     assert "paused" in wait_for(lambda: control.outcome(run_dir, paused, "worker"), "an answer to pause")
-    assert ask(1)  # serving goes on
+    assert ask(1)  # serving continues
     with contextlib.closing(sqlite3.connect(OnlineFolder(run_dir).queue, isolation_level=None)) as held:
         held.execute("BEGIN IMMEDIATE")  # as a worker that was stopped inside a transaction holds it
         assert all(a["choices"] for a in ask(3, timeout=20))

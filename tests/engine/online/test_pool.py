@@ -42,7 +42,7 @@ class World(PoolRun):
     """Such a run, and two servers."""
 
     def __init__(self, folder: Path, server_wait_s: float = 60.0, **online: Any) -> None:
-        config = run_config(folder / "policy", **{"serve": "127.0.0.1:0", "engine_threads": 1, **online})
+        config = run_config(folder / "policy", **{"serve": "127.0.0.1:0", **online})
         base = load_base(config.model)
         self.servers = [FakeVLLM(copy.deepcopy(base), tokenizer()) for _ in range(2)]
         for server in self.servers:

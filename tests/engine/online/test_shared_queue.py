@@ -179,7 +179,7 @@ def test_an_engine_goes_on_while_the_server_is_silent_and_nothing_is_lost(tmp_pa
         worker.close()
     address = f"redis://127.0.0.1:{server.port}/0"
     assert told == [
-        f"The Redis server {address} does not answer. Serving goes on; tasks wait on this machine's disk, learning "
+        f"The Redis server {address} does not answer. Serving continues. Tasks wait on this machine's disk, learning "
         "waits.",
         "The shared queue can be used again: what waited here was sent.",
     ]

@@ -56,7 +56,7 @@ def test_a_machine_that_dies_is_replaced_by_the_one_that_stood_by(
         wait_for(lambda: "has taken over" in (stays / "logs" / "worker.log").read_text(), "the standby to take over")
         wait_for(lambda: queue.get("update") > before + 4, "learning to go on")
         server.kill()
-        wait_for(lambda: "Serving goes on" in (stays / "logs" / "engine.log").read_text(), "the engine to say so")
+        wait_for(lambda: "Serving continues" in (stays / "logs" / "engine.log").read_text(), "the engine to say so")
         asked = look(stays).step
         wait_for(lambda: look(stays).step > asked + 8, "answers without the server")
         server.start()

@@ -101,8 +101,8 @@ def run_config(folder: Path, **online: Any) -> RunConfig:
         "max_trajectory_tokens": 64,
         "poll_interval_s": 0.02,
         "min_confidence": 0.3,
-        "worker_nice": 0,  # a test waits for both, beside others that run
-        "validation": {"nice": 0, **online.pop("validation", {"enabled": False})},
+        "worker_nice": 0,  # a test waits for the worker while other tests run
+        "validation": {"enabled": False},
         **online,
     }
     return RunConfig.model_validate(

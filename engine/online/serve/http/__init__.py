@@ -1,1 +1,1 @@
-"""The engine over HTTP, in OpenAI's words: what a caller may send, how it becomes a task, how answers go back."""
+"""The engine's HTTP API, compatible with OpenAI's."""

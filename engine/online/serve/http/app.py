@@ -1,7 +1,4 @@
-"""The routes: OpenAI's chat completions, responses and models, and feedback, health and metrics of our own.
-
-A handler reads and checks, and asks the engine (`asking.py`).
-"""
+"""The routes: OpenAI's chat completions, responses and models, and our feedback, health and metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,15 +16,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..answers import Answer, answer_as_json
 from ..requests import (
+    Answer,
     Request,
     RequestError,
     Sampling,
+    answer_as_json,
     parse_request,
 )
 from .asking import Engine
-from .backend import Backend
 from .completion import ChatStream, Completion, ResponseStream
 from .conversation import row_of
 from .guard import Guard
@@ -36,17 +33,20 @@ from .problems import HttpProblem
 from .schema import Asked, ChatMessage, ChatRequest, Feedback, ResponsesRequest, read
 from .uploads import Uploads
 
+if TYPE_CHECKING:
+    from ..backend import EngineBackend
+
 log = logging.getLogger(__name__)
 
 CHARACTERS_A_TOKEN = 16
-"""Texts with more characters than this for each token of the limit are refused without counting their tokens."""
+"""A text with more characters than this per token of the limit is refused without tokenising it."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """Everything that the handlers share."""
+    """The shared objects of the handlers."""
 
-    backend: Backend
+    backend: EngineBackend
     engine: Engine
     guard: Guard
     uploads: Uploads
@@ -95,7 +95,7 @@ class Api:
         return JSONResponse(answer_as_json(await self.engine.answer(ask, request)))
 
     async def feedback(self, request: HttpRequest) -> Response:
-        """`POST /v1/feedback`: what a person says of an answer, as its label."""
+        """`POST /v1/feedback`: feedback on an answer."""
         said = read(Feedback, await self.guard.json_body(request))
         if said.verdict is None and said.answer is None and said.correction is None:
             raise HttpProblem(400, "give verdict (right or wrong), the right answer, or a correction", param="verdict")
@@ -116,7 +116,7 @@ class Api:
         return JSONResponse(dict(await self.backend.unjudged(int(limit))))
 
     async def feedback_outcome(self, request: HttpRequest) -> Response:
-        """`GET /v1/feedback/{id}`: whether a version contains what the feedback taught, and which."""
+        """`GET /v1/feedback/{id}`: the update and the version that contain the feedback."""
         identifier = request.path_params["id"]
         try:
             return JSONResponse(dict(await self.backend.feedback_outcome(identifier)))
@@ -124,7 +124,7 @@ class Api:
             raise HttpProblem(404, f"there is no feedback on the answer {identifier[:100]!r}", param="id") from None
 
     async def models(self, request: HttpRequest) -> Response:
-        """`GET /v1/models`: the served policy, and each version that can be asked for."""
+        """`GET /v1/models`: the served policy and each version that can be requested."""
         names = [self.backend.model, *(self._model_name(v) for v in self._versions())]
         return JSONResponse({"object": "list", "data": [_model(name) for name in names]})
 
@@ -135,7 +135,7 @@ class Api:
         return JSONResponse(_model(name))
 
     async def health(self, request: HttpRequest) -> Response:
-        """`GET /health`: 200 while questions are answered and, where the run learns, the update worker lives."""
+        """`GET /health`: 200 while requests are answered and, if the run learns, the update worker is alive."""
         learning, servers = self.backend.learning(), self.backend.servers()
         answering = servers is None or servers.up > 0
         status = "ok" if answering and learning != "dead" else "degraded"
@@ -151,14 +151,14 @@ class Api:
     # ------------------------------------------------------------------------------------ from the body to a task
 
     async def _row(self, messages: list[ChatMessage]) -> dict[str, Any]:
-        """The task of a conversation, made on a thread: decoding a picture must not hold up other callers."""
+        """Make the task of a conversation on a thread, since decoding a picture would block other callers."""
         backend = self.backend
         return await asyncio.to_thread(
             row_of, messages, self.uploads, backend.environment, backend.env_class, backend.sees
         )
 
     def _request(self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None) -> Request:
-        """The request for the engine. Raises HttpProblem."""
+        """Return the request for the engine. Raises HttpProblem."""
         version = None if asked.model is None else self._version(asked.model)
         try:
             request = parse_request(row, self.backend.environment)
@@ -177,7 +177,7 @@ class Api:
         )
 
     def _measured(self, task: Mapping[str, Any]) -> int:
-        """Tokens of a task's texts. Raises HttpProblem when they leave no room for an answer."""
+        """Count the tokens of a task's texts. Raises HttpProblem when they leave no room for an answer."""
         limit = self.backend.max_trajectory_tokens
         texts = list(_texts(task))
         characters = sum(map(len, texts))
@@ -204,7 +204,7 @@ class Api:
         return self.backend.model if version is None else f"{self.backend.model}@{version}"
 
     def _version(self, name: str) -> int | None:
-        """The version that a model's name asks for; None for the one that serves. Raises HttpProblem (404)."""
+        """Parse the version in a model's name; None for the served one. Raises HttpProblem (404)."""
         if name == self.backend.model:
             return None
         base, _, version = name.rpartition("@")
@@ -221,24 +221,22 @@ class Api:
 
 
 class _Naming:
-    """The id, the model's name and the time that all events of one completion carry."""
+    """The id, the model's name and the time of all events of one completion."""
 
     def __init__(self, prefix: str, model: str) -> None:
         self._prefix, self._model = prefix, model
         self._random, self._created = secrets.token_hex(6), int(time.time())
 
     def of(self, number: int) -> tuple[str, str, int]:
-        """For the request of this number."""
         return f"{self._prefix}{number}-{self._random}", self._model, self._created
 
     def whole(self, answer: Answer) -> Completion:
-        """The completion of an answer."""
         identifier, model, created = self.of(answer.request.number)
         return Completion(identifier, model, answer, answer_as_json(answer), created)
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a task."""
+    """Yield all texts in a task."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -270,7 +268,7 @@ def make_app(api: Api) -> Starlette:
                 response = problem.response()
             except Exception:
                 log.exception("an HTTP request failed")
-                response = HttpProblem(500, "something went wrong here; the run's log says what").response()
+                response = HttpProblem(500, "something went wrong here. See the run's log.").response()
             api.metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 

@@ -1,7 +1,4 @@
-"""Asking the engine: a request goes to its thread, and its answer is awaited without holding one.
-
-A caller that goes away takes its request out of the queue.
-"""
+"""Passes requests to the engine's thread and awaits answers. A caller that disconnects cancels its request."""
 
 from __future__ import annotations
 
@@ -15,30 +12,29 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from ..answers import Answer
-from ..requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from ..requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .completion import ChatStream, Completion, ResponseStream, event
 from .metrics import ServerMetrics
 from .problems import HttpProblem
 
 KEEP_ALIVE_S = 10.0
-"""A stream that waits for its answer sends a comment this often, so that no proxy takes it for dead."""
+"""Interval of comments in a waiting stream, which keep proxies from closing it."""
 PIECE = 48
-"""Characters in one event where the whole answer is known before its first character goes out, as after a vote."""
+"""Characters per event when the whole answer is known at once, as after a vote."""
 Stream = ChatStream | ResponseStream
 AWAY_AGAIN_S = 10
-"""When callers may try again while no rollout server is in."""
+"""`Retry-After` while no rollout server is available."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine's thread, as the handlers see it."""
+    """The engine's thread for the handlers."""
 
     source: RequestSource
     metrics: ServerMetrics
 
     def _submit(self, request: Request) -> asyncio.Future[Answer]:
-        """Hand a request to the engine; its answer, or what kept it from one. Raises HttpProblem when all is full."""
+        """Submit a request; return the future of its answer. Raises HttpProblem when the queue is full."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
 
@@ -61,12 +57,12 @@ class Engine:
         except queue.Full:
             wait = max(1, math.ceil(self.source.waiting * (self.source.seconds_a_request or 1.0)))
             raise HttpProblem(
-                429, "too many requests wait; try again later", code="rate_limit_exceeded", retry_after_s=wait
+                429, "too many requests wait. Try again later.", code="rate_limit_exceeded", retry_after_s=wait
             ) from None
         return future
 
     async def answer(self, request: Request, http: HttpRequest) -> Answer:
-        """The engine's answer; a caller that hangs up, or a time that is over, takes the request back."""
+        """Return the engine's answer. A disconnect or a timeout cancels the request."""
         future = self._submit(request)
         gone = asyncio.ensure_future(_disconnected(http))
         try:
@@ -83,8 +79,7 @@ class Engine:
     def stream(
         self, request: Request, begin: Callable[[int], Stream], whole: Callable[[Answer], Completion]
     ) -> Response:
-        """The engine's answer as server-sent events, each piece as soon as it is written, with a comment now and then
-        until the first.
+        """Return the answer as server-sent events, each piece as it is written, with comments until the first.
 
         begin: makes the stream of a request's number. whole: the completion of an answer.
         """
@@ -141,13 +136,13 @@ class Engine:
         if isinstance(error, ServerEnds):
             raise _ending()
         if isinstance(error, PolicyAway):
-            raise HttpProblem(503, f"{error}; try again later", retry_after_s=AWAY_AGAIN_S)
+            raise HttpProblem(503, f"{error}. Try again later.", retry_after_s=AWAY_AGAIN_S)
         if isinstance(error, RequestDropped):
             raise _late(request)
         if isinstance(error, RequestError):
             raise HttpProblem(404, str(error), param="model", code="model_not_found")
         if error is not None:
-            raise HttpProblem(500, "the request could not be answered; the run's log says why")
+            raise HttpProblem(500, "the request could not be answered. See the run's log.")
         answer = future.result()
         if answer.error is not None:
             raise HttpProblem(422, f"the environment cannot begin this task: {answer.error}")
@@ -164,15 +159,15 @@ def _left(request: Request) -> float:
 
 
 async def _disconnected(request: HttpRequest) -> None:
-    """Returns when the caller hangs up (its body has been read)."""
+    """Return when the caller disconnects (its body has been read)."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 
 
 def _late(request: Request) -> HttpProblem:
     waited = (request.deadline or 0.0) - request.arrived
-    return HttpProblem(503, f"there was no answer within {round(waited, 1):g} s; try again later", retry_after_s=5)
+    return HttpProblem(503, f"there was no answer within {round(waited, 1):g} s. Try again later.", retry_after_s=5)
 
 
 def _ending() -> HttpProblem:
-    return HttpProblem(503, "the run is being stopped; try again later", retry_after_s=5)
+    return HttpProblem(503, "the run is being stopped. Try again later.", retry_after_s=5)

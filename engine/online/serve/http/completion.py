@@ -1,4 +1,4 @@
-"""Answers in the forms of the OpenAI API: chat completions and responses, whole or as server-sent events."""
+"""Answers in the formats of the OpenAI API: chat completions and responses, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..answers import Answer
+from ..requests import Answer
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of the trajectory that gave the answer: what it read (prompt and observations) and what it wrote."""
+    """Tokens of the answer's trajectory: those it read (prompt and observations) and those it wrote."""
 
     read: int
     written: int
 
     @classmethod
     def of(cls, answer: Answer) -> Usage:
-        """Counted from the arrays of the rollout."""
         for sample in answer.samples:
             if sample.trajectory is not None and sample.trajectory.id == answer.trajectory_id:
                 written = int(sample.agent_mask.sum())
@@ -28,7 +27,6 @@ class Usage:
         return cls(0, 0)
 
     def as_chat(self) -> dict[str, int]:
-        """As chat completions name it."""
         return {
             "prompt_tokens": self.read,
             "completion_tokens": self.written,
@@ -36,7 +34,6 @@ class Usage:
         }
 
     def as_response(self) -> dict[str, Any]:
-        """As responses name it."""
         return {
             "input_tokens": self.read,
             "input_tokens_details": {"cached_tokens": 0},
@@ -48,7 +45,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer on its way to its caller. facts: the fields under `grpo_tui` (votes, version, trajectory)."""
+    """One answer for its caller. facts: the fields under `grpo_tui` (votes, version, trajectory)."""
 
     identifier: str
     model: str
@@ -58,7 +55,7 @@ class Completion:
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
-        """`length` when the rollout that is shown ran out of tokens or turns."""
+        """`length` when the shown rollout ran out of tokens or turns."""
         for sample in self.answer.samples:
             shown = sample.trajectory
             if shown is not None and shown.id == self.answer.trajectory_id:
@@ -68,13 +65,11 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The answer; empty when no rollout came to one."""
         return self.answer.text or ""
 
     # ------------------------------------------------------------------------------------------ chat completions
 
     def chat(self) -> dict[str, Any]:
-        """A `chat.completion`."""
         message = {"role": "assistant", "content": self.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish_reason}
         return {
@@ -90,7 +85,6 @@ class Completion:
     # ------------------------------------------------------------------------------------------------- responses
 
     def response(self) -> dict[str, Any]:
-        """A `response` with one message."""
         cut = self.finish_reason == "length"
         status = "incomplete" if cut else "completed"
         return response_in(
@@ -113,15 +107,13 @@ class ChatStream:
         self._head = {"id": identifier, "object": "chat.completion.chunk", "created": created, "model": model}
 
     def begin(self) -> str:
-        """The chunk with the role."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def piece(self, text: str) -> str:
-        """A chunk with text."""
         return self._chunk({"content": text})
 
     def end(self, whole: Completion) -> Iterator[str]:
-        """The last chunks: the reason for the end, tokens where they were asked for, and the mark of the end."""
+        """Yield the finish reason, the usage if requested, and the end mark."""
         yield self._chunk({}, whole.finish_reason, grpo_tui=whole.facts)
         if self._usage:
             yield event({**self._head, "choices": [], "usage": Usage.of(whole.answer).as_chat()})
@@ -134,7 +126,7 @@ class ChatStream:
 
 
 class ResponseStream:
-    """A streamed response as server-sent events; see `ChatStream`."""
+    """A streamed response with the methods of `ChatStream`."""
 
     def __init__(self, identifier: str, model: str, created: int) -> None:
         self._number = itertools.count()
@@ -142,7 +134,6 @@ class ResponseStream:
         self._place = {"item_id": _message_id(identifier), "output_index": 0, "content_index": 0}
 
     def begin(self) -> str:
-        """The events before the first text."""
         item = _message(self._started["id"], "in_progress", "")
         part = {"type": "output_text", "text": "", "annotations": []}
         return "".join(
@@ -155,11 +146,9 @@ class ResponseStream:
         )
 
     def piece(self, text: str) -> str:
-        """An event with text."""
         return self._named("response.output_text.delta", **self._place, delta=text, logprobs=[])
 
     def end(self, whole: Completion) -> Iterator[str]:
-        """The events after the last text."""
         item = _message(self._started["id"], "completed", whole.text)
         yield self._named("response.output_text.done", **self._place, text=whole.text, logprobs=[])
         yield self._named("response.content_part.done", **self._place, part=item["content"][0])
@@ -172,7 +161,7 @@ class ResponseStream:
 
 
 def response_in(identifier: str, model: str, created: int, **filled: Any) -> dict[str, Any]:
-    """A `response` in progress, or with the fields that are `filled` in."""
+    """Return a `response` in progress, or with the `filled` fields."""
     return {
         "id": identifier,
         "object": "response",
@@ -210,5 +199,5 @@ def _message(identifier: str, status: str, text: str) -> dict[str, Any]:
 
 
 def event(data: dict[str, Any]) -> str:
-    """One server-sent event."""
+    """Format one server-sent event."""
     return f"data: {json.dumps(data)}\n\n"

@@ -1,7 +1,7 @@
-"""From a conversation to a task.
+"""Converts a conversation to a task.
 
-One question (with at most a system message before it) is a task of the run's environment, if that can be asked in
-words. Any other conversation is held in `ChatEnv`: the policy reads it as it is and writes one turn.
+A single question (with an optional system message) is a task of the run's environment, if that accepts questions.
+`ChatEnv` serves any other conversation in one turn.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def row_of(
     env_class: type[Env] | None,
     sees: bool = False,
 ) -> dict[str, Any]:
-    """A row (`env_class_path`, `env_config`, `task_data`) for a conversation. Raises HttpProblem.
+    """Return a row (`env_class_path`, `env_config`, `task_data`) for a conversation. Raises HttpProblem.
 
-    sees: whether the policy is shown pictures.
+    sees: whether the policy sees pictures.
     """
     if not messages:
-        raise HttpProblem(400, "messages is empty; it must end with a message of the role user", param="messages")
+        raise HttpProblem(400, "messages is empty: it must end with a message of the role user", param="messages")
     if messages[-1].role != "user":
         raise HttpProblem(400, f"the last message must be of the role user, not {messages[-1].role}", param="messages")
     plain: list[dict[str, Any]] = []
@@ -61,14 +61,14 @@ def row_of(
 
 
 def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
-    """What `ChatEnv` reads: text, or pictures and then the text."""
+    """Return the content for `ChatEnv`: text, or pictures and then the text."""
     if not pictures:
         return text
     return [*({"type": "image", "image": path} for path in pictures), {"type": "text", "text": text}]
 
 
 def _content(message: ChatMessage, where: str, uploads: Uploads) -> tuple[str, list[str]]:
-    """A message's text, and the files of its pictures."""
+    """Return a message's text, and the files of its pictures."""
     if message.content is None:
         return "", []
     if isinstance(message.content, str):

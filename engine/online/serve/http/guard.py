@@ -1,4 +1,4 @@
-"""Who may call, and how large a body may be: checked before anything else reads the request."""
+"""Access control and size limits, checked before any other code reads a request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .problems import HttpProblem
 MAX_DEPTH = 64
 MAX_DIGITS = 300
 BODY_SECONDS = 30.0
-"""A caller that sends its body slower than this is given up."""
+"""Time limit for the body of a request."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine only."""
+    """Return whether a host name or address is this machine only."""
     if host == "localhost":
         return True
     try:
@@ -33,15 +33,16 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """`tokens`: secrets of which a caller must send one (none: everybody may). `loopback`: the `Host` header must
-    name this machine, so that no web page reaches in by a name of its own (DNS rebinding)."""
+    """tokens: secrets of which a caller must send one (none: open access). loopback: the `Host` header must name this
+    machine, which prevents DNS rebinding by web pages.
+    """
 
     loopback: bool
     tokens: Sequence[str] = ()
     max_body_bytes: int = 8 * 2**20
 
     def admit(self, request: Request) -> None:
-        """Raises HttpProblem for who may not ask."""
+        """Raise HttpProblem for a caller without access."""
         hosts = request.headers.getlist("host")
         if len(hosts) != 1:
             raise HttpProblem(400, f"send one Host header, not {len(hosts)}")
@@ -53,24 +54,24 @@ class Guard:
             raise HttpProblem(401, "a token is needed: send `Authorization: Bearer <token>`", code="invalid_api_key")
 
     def source(self, request: Request, user: str | None) -> str:
-        """Who asks, as `caller` or `caller/user`: what one source can teach is limited.
+        """Return the source `caller` or `caller/user`, in hashed form, for the limit on how much one source can teach.
 
-        The caller is its token, if there are any, else its address (of IPv6 the network, of which a machine has 2⁶⁴
-        addresses). `user` is the caller's own word, so it never stands alone. Neither can be read from what is kept.
+        The caller is its token if there are tokens, else its address (for IPv6 its /64 network). `user` is unverified,
+        so it only counts below its caller.
         """
         token = self._token(request)
         caller = f"token-{token + 1}" if token is not None else f"address-{_digest(_network(request))}"
         return f"{caller}/{_digest(user)}" if user else caller
 
     def _token(self, request: Request) -> int | None:
-        """The number of the token that was sent; None when there is none, or it is not known."""
+        """Return the number of the token that was sent; None for an unknown or missing one."""
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         sent = given.strip().encode()
         known = [hmac.compare_digest(sent, token.encode()) for token in self.tokens]
         return known.index(True) if kind.lower() == "bearer" and any(known) else None
 
     async def json_body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of a request's body. Raises HttpProblem."""
+        """Return the JSON object of a request's body. Raises HttpProblem."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpProblem(415, "send `Content-Type: application/json`")
         length = request.headers.get("content-length", "")
@@ -91,10 +92,7 @@ class Guard:
 
 
 def parsed(body: bytes) -> Any:
-    """A body's JSON, which means one thing only: no key twice, no half characters, no depth that breaks a reader.
-
-    Raises HttpProblem.
-    """
+    """Parse a body as unambiguous JSON: no duplicate keys, lone surrogates or deep nesting. Raises HttpProblem."""
     try:
         data = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_number)
     except RecursionError:
@@ -126,7 +124,7 @@ def _number(digits: str) -> int:
 
 
 def _depth(data: Any) -> int:
-    """How many lists and objects are nested, without recursion."""
+    """Return the nesting depth of lists and objects, without recursion."""
     depth, level = 0, [data]
     while level := [v for v in level if isinstance(v, (dict, list))]:
         depth += 1

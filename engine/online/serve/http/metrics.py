@@ -1,4 +1,4 @@
-"""`GET /metrics`: what the engine does, for Prometheus."""
+"""`GET /metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class ServerMetrics:
-    """Counters of one server, in a registry of its own."""
+    """Counters of one server, in its own registry."""
 
     def __init__(self, *, waiting: Callable[[], int], version: Callable[[], int], learning: Callable[[], bool]) -> None:
         self.registry = CollectorRegistry()
@@ -35,5 +35,4 @@ class ServerMetrics:
             gauge.set_function(lambda value=value: float(value()))
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
         return generate_latest(self.registry)

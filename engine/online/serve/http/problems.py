@@ -1,4 +1,4 @@
-"""Errors over HTTP, in the form that OpenAI's clients read."""
+"""HTTP errors in the format of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 class HttpProblem(Exception):
-    """A request that is answered with an error: HTTP status, a sentence for a person, and what a program can read.
+    """An error response: HTTP status and a sentence for people.
 
-    `param` names the field at fault, `code` is OpenAI's name of the case where it has one; `retry_after_s` goes out
-    as the header `Retry-After`.
+    param: the wrong field. code: OpenAI's name of the case, if any. retry_after_s: the header `Retry-After`.
     """
 
     def __init__(
@@ -33,12 +32,10 @@ class HttpProblem(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.reason, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """The whole answer."""
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)

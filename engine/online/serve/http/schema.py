@@ -1,4 +1,4 @@
-"""What callers may send, as pydantic models. What is not honoured is refused by name; what changes nothing is taken."""
+"""Request bodies as pydantic models. Unsupported fields are refused by name, harmless ones are accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "top_p": (1, 1.0),
     "truncation": ("disabled",),
 }
-"""Fields of OpenAI's that are not honoured, with the values that ask for nothing; others are refused by name."""
+"""Unsupported fields of OpenAI's API, with the values that request nothing."""
 
 IGNORED = frozenset(
     {
@@ -40,11 +40,11 @@ IGNORED = frozenset(
         "store",
     }
 )
-"""Fields that promise a caller nothing about the answer."""
+"""Fields without an effect on the answer."""
 
 
 class Strict(BaseModel):
-    """No field beside the named ones, no silent conversion."""
+    """No unknown fields, no silent conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -57,7 +57,7 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Where a picture is: only data URLs are read."""
+    """The place of a picture. Only data URLs are read."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
@@ -95,21 +95,21 @@ class StreamOptions(Strict):
 
 
 class Asked(Strict):
-    """What chat completions and responses share."""
+    """Common fields of chat completions and responses."""
 
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     ensemble: bool | None = None
-    """Not OpenAI's: whether the answer is one that agrees with the majority of several samples."""
+    """Our extension: answer with a sample that agrees with the majority of several samples."""
     user: str | None = None
-    """Whom the caller asks for: experience of one user counts together."""
+    """The caller's user; experience of one user counts together."""
     safety_identifier: str | None = None
-    """OpenAI's newer name of the same."""
+    """OpenAI's newer name of `user`."""
 
 
 class ChatRequest(Asked):
-    """The body of `POST /v1/chat/completions`. `task_data` (not OpenAI's) gives the environment a task as it is."""
+    """The body of `POST /v1/chat/completions`. `task_data` (our extension) is a task of the environment."""
 
     messages: list[ChatMessage] | None = None
     task_data: dict[str, Any] | None = None
@@ -119,7 +119,7 @@ class ChatRequest(Asked):
 
 
 class ResponsesRequest(Asked):
-    """The body of `POST /v1/responses`; nothing is stored, so there is no earlier response to go on from."""
+    """The body of `POST /v1/responses`. Nothing is stored, so a response cannot continue an earlier one."""
 
     input: str | list[ChatMessage]
     instructions: str | None = None
@@ -127,24 +127,24 @@ class ResponsesRequest(Asked):
 
 
 class Feedback(Strict):
-    """The body of `POST /v1/feedback`: what a person says of an answer."""
+    """The body of `POST /v1/feedback`."""
 
     id: str
     """The completion's or response's id, or the number of the request."""
     verdict: Literal["right", "wrong"] | None = None
     answer: str | None = None
-    """The right answer, where the person knows it."""
+    """The right answer, if known."""
     correction: str | None = Field(default=None, min_length=1)
     """The text that the policy should have written."""
     source: str | None = None
-    """Who says so; labels of one source count together, and those of one caller whatever sources it names."""
+    """The source of the feedback. Labels of one source count together, also all sources of one caller."""
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def read(model: type[Model], data: Mapping[str, Any]) -> Model:
-    """`data` as `model`. Raises HttpProblem (400) with the field and what would be right."""
+    """Parse `data` as `model`. Raises HttpProblem (400) with the field and the fix."""
     kept: dict[str, Any] = {}
     for name, value in data.items():
         if name in model.model_fields:
@@ -166,7 +166,7 @@ def read(model: type[Model], data: Mapping[str, Any]) -> Model:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content`; pydantic's own names for the branches of a union are left out."""
+    """Format a location as `messages[0].content`, without pydantic's names for the branches of a union."""
     text = ""
     for part in location:
         if isinstance(part, int):

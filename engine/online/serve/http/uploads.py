@@ -1,4 +1,4 @@
-"""Pictures of callers: data URLs become files of the run; nothing is fetched, no other file of the machine is read."""
+"""Pictures of callers: data URLs become files of the run. Nothing is fetched, and no other file is read."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .problems import HttpProblem
 
 MAX_PIXELS = 1 << 24
 FILE_KEYS = ("image", "images", "video", "frames", "file_name")
-"""Keys that name files of pictures, at any depth of a task (`ChatEnv` reads them out of its messages)."""
+"""Keys that name picture files, at any depth of a task (`ChatEnv` reads them from its messages)."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """Where uploaded pictures go, and which folders callers may name pictures of."""
+    """folder: for uploaded pictures. shared: folders of which callers may name pictures."""
 
     folder: Path
     shared: tuple[Path, ...] = ()
 
     def picture(self, url: str) -> str:
-        """The path of the picture in a data URL, saved as a PNG file named by its content. Raises HttpProblem."""
+        """Save the picture of a data URL as a PNG file named by its content; return the path. Raises HttpProblem."""
         head, _, data = url.partition(",")
         if not head.startswith("data:image/") or not head.endswith(";base64"):
             raise HttpProblem(
-                400, "a picture must be a data URL (data:image/png;base64,…): nothing is fetched for you", param="url"
+                400, "a picture must be a data URL (data:image/png;base64,…): no address is fetched", param="url"
             )
         try:
             raw = base64.b64decode(data, validate=True)
@@ -48,14 +48,14 @@ class Uploads:
         return str(path.resolve())
 
     def task(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """A caller's task whose pictures are files that callers may use. Raises HttpProblem.
+        """Return a task whose pictures are files that callers may use. Raises HttpProblem.
 
-        The answer is the same for files that exist and files that do not: who asks learns nothing of the disk.
+        The error is the same for existing and missing files, so a caller learns nothing about the disk.
         """
         return self._checked("task_data", task, False)
 
     def _checked(self, where: str, value: Any, names_files: bool) -> Any:
-        """A part of a task; names_files: whether texts in it are names of files."""
+        """Check a part of a task. names_files: whether its texts are file names."""
         if isinstance(value, Mapping):
             return {k: self._checked(f"{where}.{k}", v, k in FILE_KEYS) for k, v in value.items()}
         if isinstance(value, list):
