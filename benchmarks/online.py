@@ -134,9 +134,9 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
             "mode": "online",
             "seed": seed,
             **settings,
+            "model": {**settings.get("model", {}), "sft_adapters": adapters},
             "environment": {"config": SHIFT, "train_tasks": requests},
             "online": {
-                "adapters": adapters,
                 "updates": arm != "off",
                 "max_requests": requests,
                 "validation": {"enabled": False},

@@ -121,13 +121,13 @@ def run(
     progress = Progress(**json.loads(kept.read_text())) if kept.exists() else Progress()
     stream = ARMS[arm]
     online = {
-        "adapters": adapters,
         "neighbours": 0,
         "samples": 4,
         **settings.get("online", {}),
         **({} if guards else GUARDS_OFF),
     }
-    config = RunConfig.model_validate({"mode": "online", **settings, "online": online})
+    model = {**settings.get("model", {}), "sft_adapters": adapters}
+    config = RunConfig.model_validate({"mode": "online", **settings, "model": model, "online": online})
     torch.manual_seed(config.seed)
     served_model, tokenizer = load_serving_policy(config)
     learning_model, judged_model = load_serving_policy(config)[0], load_serving_policy(config)[0]

@@ -105,12 +105,9 @@ def _started(
 
 
 def _with_pinned_adapters(config: RunConfig) -> RunConfig:
-    sections = {}
-    for name, key in (("model", "sft_adapters"), ("online", "adapters")):
-        section = getattr(config, name)
-        if path := getattr(section, key):
-            sections[name] = section.model_copy(update={key: pinned(path)})
-    return config.model_copy(update=sections)
+    if (path := config.model.sft_adapters) is None:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"sft_adapters": pinned(path)})})
 
 
 @contextmanager
