@@ -1,4 +1,4 @@
-"""Publishes versions: a committed state is offered as a candidate, validated, and then published or discarded.
+"""Publishes versions: a committed state is offered as a candidate, validated, and published or discarded.
 
 Only committed states are published, so that no reader serves an update that is repeated.
 """

@@ -1,4 +1,4 @@
-"""Requests to the engine from the environment, from a file of JSON lines, or over HTTP."""
+"""Requests to the engine from the environment, from a file of JSON lines, or over HTTP, and their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward passes of the answering policy over its samples, for embeddings and original logits."""
+"""Forward passes of the answering policy over its samples, and the update task of an answer."""
 
 from __future__ import annotations
 
