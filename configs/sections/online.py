@@ -53,7 +53,7 @@ class OnlineConfig(Section):
     requests: str | None = None
     """A JSONL file of requests, `-` for standard input, or null: tasks of the environment, unless `serve` is set."""
     max_requests: int | None = Field(default=None, ge=1)
-    """Stop after so many requests; null: after the last one (with `serve`: never)."""
+    """Stop after this many requests. null: after the last one (with `serve`: never)."""
     serve: str | None = None
     """`HOST:PORT` to answer on over HTTP. Beyond the loopback interface only with a token (`GRPO_TUI_TOKEN`)."""
     tls_certificate: str | None = None
@@ -62,9 +62,9 @@ class OnlineConfig(Section):
     image_folders: list[str] = Field(default_factory=list)
     """Folders of which callers may name pictures by path; others send them along as data URLs."""
     max_waiting: int = Field(default=64, ge=1)
-    """Callers that may wait; further ones are told to come back (429)."""
+    """Callers that may wait. Others get status 429."""
     request_timeout_s: float = Field(default=120.0, gt=0)
-    """A caller that has waited this long is told so, and its request is dropped."""
+    """A request is dropped after this time, and its caller gets an error."""
 
     answer: str = Field(default="environment", min_length=1, max_length=500)
     """The part of a text that votes and feedback compare: `environment` (the environment's own answer), `boxed`,
@@ -77,7 +77,7 @@ class OnlineConfig(Section):
     """Further trajectories of a request, sampled after its answer went out: they join the vote that labels, and are
     learnt from. Better labels for more work in the engine; 0 with `updates` off."""
     batch_requests: int = Field(default=4, ge=1)
-    """Requests that wait together are answered together, up to so many."""
+    """Maximum number of waiting requests that are answered together."""
     temperature: float = Field(default=1.0, gt=0)
     max_turn_tokens: int = Field(default=64, ge=1)
     max_trajectory_tokens: int = Field(default=512, ge=1)
@@ -86,8 +86,9 @@ class OnlineConfig(Section):
     min_confidence: float = Field(default=0.5, ge=0, le=1)
     """The confidence gate: the ensemble answer's share of the vote below which nothing is learnt."""
     learn_from: Literal["all", "initial", "feedback"] = "all"
-    """`all`: from all trajectories that were sampled for a request, `initial`: from the first alone, `feedback`: only
-    from feedback; votes and reward functions then teach nothing."""
+    """`all`: all trajectories of a request. `initial`: only the first. `feedback`: only feedback, so votes and reward
+    functions teach nothing.
+    """
 
     lr_correction: float = Field(default=1e-3, gt=0)
     """Learning rate when the initial answer was wrong by the vote."""
@@ -107,14 +108,15 @@ class OnlineConfig(Section):
     """Where machines that share a queue exchange snapshots and states: a folder that all of them see, or a URL that
     fsspec knows (`s3://BUCKET/FOLDER`)."""
     lease_s: float = Field(default=15.0, gt=0)
-    """On a shared queue one worker learns and the others stand by; one takes over when it was silent for so long."""
+    """On a shared queue one worker is active. A standby takes over after this many seconds of silence."""
     staleness_limit: int = Field(default=16, ge=0)
     """Tasks answered by a policy more versions ago than this are dropped."""
 
     kl: KLConfig = KLConfig()
     source_share: float = Field(default=0.25, gt=0, le=1)
-    """What one source (a token or an address, and each `user` that it names) teaches counts at most as this share of
-    these updates; of questions alone, an equal part where fewer sources ask."""
+    """The largest share of one source (a token or an address, and each `user` that it names) in the effect of recent
+    updates. For questions, an equal part where fewer sources ask.
+    """
     advantage_limit: float = Field(default=3.0, gt=0)
     """Advantages are cut to ± this: no single reward may shout."""
     max_norm: float = Field(default=1.0, gt=0)
@@ -127,7 +129,7 @@ class OnlineConfig(Section):
     """Updates between two published snapshots."""
     keep_snapshots: int = Field(default=4, ge=1)
     commit_every: int = Field(default=4, ge=1)
-    """Updates between two commits of the worker's state; what was not committed is done again after a crash."""
+    """Updates between two commits of the worker's state. Uncommitted updates are repeated after a crash."""
     poll_interval_s: float = Field(default=0.2, gt=0)
     """How often the engine looks for a new snapshot, and the worker for a task."""
     worker_nice: int = Field(default=10, ge=0, le=19)

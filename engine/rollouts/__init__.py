@@ -1,1 +1,1 @@
-"""What was sampled and what it is worth: samples, the runner, scoring, advantages, replay, evaluation."""
+"""Rollouts and their value: samples, the runner, scoring, advantages, replay, evaluation."""

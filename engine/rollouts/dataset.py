@@ -73,7 +73,7 @@ def _rows_of_dataset(
 
 
 def options_of(config: EnvironmentConfig) -> dict[str, Any]:
-    """What the environment of a dataset is made with."""
+    """Return the options of a dataset's environment."""
     return {**config.config, "tools": config.tools} if config.tools else dict(config.config)
 
 

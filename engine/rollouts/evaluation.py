@@ -53,11 +53,11 @@ def evaluate(
     num_processes: int = 1,
     gather: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Evaluation:
-    """One rollout of each task at `temperature` (0: greedy), spread over processes.
+    """Make one rollout of each task at `temperature` (0: greedy), spread over processes.
 
-    An environment that tells no correctness counts as right where its own reward is positive. `gather(list)` collects
-    over processes. `first`: the number of `rows[0]` among all tasks, where these are evaluated in portions. The model
-    must be in eval mode.
+    Without known correctness, a positive reward of the environment counts as right. `gather(list)` collects over
+    processes. `first`: the number of `rows[0]` among all tasks, where these are evaluated in portions. The model must
+    be in eval mode.
     """
     mine = rows[process_index::num_processes]
     agent = runner.agent

@@ -51,7 +51,7 @@ class Judge:
     success_score: float | None = None
     special_tokens: tuple[str, ...] = ()
     state: Callable[[], object | None] = lambda: None
-    """The trainer's state as it is now, which functions get as `trainer_state`."""
+    """The trainer's present state, which functions get as `trainer_state`."""
     logged: dict[str, list[float]] = field(default_factory=dict, compare=False)
     """Numbers that functions logged (`log_metric`) since `take_metrics`."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, compare=False)

@@ -38,8 +38,9 @@ class PromptWriter(Protocol):
 
 
 class Policy(Protocol):
-    """A policy as far as its prompts go: any agent of `engine.agents`. What it knows and how it calls tools is asked as
-    in `envs.agent`."""
+    """The prompts of a policy, which is any agent of `engine.agents`. `envs.agent` defines how it is asked which
+    environments it knows and how it calls tools.
+    """
 
     @property
     def chat(self) -> PromptWriter:
@@ -49,7 +50,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a policy reads before its first turn. tools: schemas that its chat template shows, if it shows tools."""
+    """The messages that a policy reads before its first turn. tools: schemas that its chat template shows, if any."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -144,9 +145,9 @@ def unread_calls(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
 
 
 def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: SeeingReader, limit: int) -> None:
-    """Raise DataError when none of the first tasks can be shown to the policy, or when no answer fits beside one.
+    """Raise DataError when none of the first tasks can be shown to the policy, or when no answer fits.
 
-    limit: tokens that a prompt with its answer may have.
+    limit: maximum tokens of a prompt with its answer.
     """
     until = time.monotonic() + CHECK_SECONDS / 4
     refused: dict[int, SightError] = {}

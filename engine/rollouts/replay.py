@@ -24,7 +24,7 @@ from .rollout import Rollout
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages", "importance")
 FACTS = ("group", "index", "final_reward", "policy_version", "id")
 NEW_NAMES = {"turn": "turn_ids", "born": "policy_version", "prompt": "group", "rollout": "index"}
-"""How checkpoints of earlier versions call what is in them."""
+"""Names in checkpoints of earlier versions, with their present ones."""
 
 
 class ReplayBuffer:
@@ -46,12 +46,12 @@ class ReplayBuffer:
         return len(self.entries)
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
-        """Keep those with a non-zero advantage and known behaviour log-probs; the oldest make room."""
+        """Keep rollouts with a non-zero advantage and known behaviour log-probs. The oldest ones make room."""
         self.entries += [r for r in rollouts if r.logprobs is not None and magnitude(r) > 0]
         del self.entries[: max(len(self.entries) - self.capacity, 0)]
 
     def expire(self, step: int) -> None:
-        """Forget what is older than `max_age`."""
+        """Delete trajectories older than `max_age`."""
         self.entries = [r for r in self.entries if step - r.policy_version <= self.max_age]
 
     def weights(self, step: int) -> np.ndarray:

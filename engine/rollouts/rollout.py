@@ -130,7 +130,7 @@ class Rollout:
 
     @property
     def scorable(self) -> bool:
-        """False when the environment failed this rollout: what it earned says nothing about the policy."""
+        """False when the environment failed this rollout, so that its reward is not the policy's."""
         return self.trajectory is None or not self.trajectory.failed
 
     def mean_by_turn(self, values: np.ndarray) -> np.ndarray:
@@ -150,11 +150,11 @@ class Rollout:
         return out
 
     def without_gradient(self) -> Rollout:
-        """The same with advantages of 0: what is filtered out must not act as amplified noise."""
+        """Return the same with advantages of 0, so that a filtered rollout does not act as amplified noise."""
         return self if self.advantages is None else replace(self, advantages=np.zeros_like(self.advantages))
 
     def for_loss(self) -> Rollout:
-        """Only what the loss needs, for the way to another process."""
+        """Return the fields that the loss needs, for another process."""
         return replace(self, id=self.key, trajectory=None, breakdown=None, embeddings=None, formula=None)
 
     def token_arrays(self) -> TokenArrays:

@@ -47,7 +47,7 @@ class Row:
 
 
 class RowError(GrpoTuiError, ValueError):
-    """A dataset row cannot be used; the message names the row and what would be right."""
+    """A dataset row cannot be used. The message names the row and the valid form."""
 
 
 def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
@@ -109,7 +109,7 @@ class KeepsImages(Protocol):
 
 @runtime_checkable
 class LimitsTurns(Protocol):
-    """An environment that gives each turn so many seconds."""
+    """An environment with a time limit per turn."""
 
     turn_timeout_s: float
 

@@ -33,7 +33,7 @@ def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -
 def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> list[Rollout]:
     """Return the rollouts of `groups`, each marked with its use in the step.
 
-    batch: what is trained on, in the same order where it holds replayed ones. filters: groups without signal are left
+    batch: the trained rollouts, in the same order where it has replayed ones. filters: groups without signal are left
     out of training.
     """
     marked = []

@@ -71,9 +71,9 @@ class _Evidence:
 
 @dataclass
 class ServerEvidence:
-    """What is known of the servers of a run so far.
+    """The evidence about the servers of a run so far.
 
-    max_mismatch: `rollouts.max_mismatch`, nats a token; rounding: a mean mismatch beyond which rounding does not reach.
+    max_mismatch: `rollouts.max_mismatch`, nats per token. rounding: the largest mean mismatch that rounding explains.
     """
 
     max_mismatch: float
@@ -183,7 +183,7 @@ def _prompts(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, list[Numbers
 
 
 def p_value(mine: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> float:
-    """P(the rank sum of `mine` is as large as it is, or larger), exact under exchangeability."""
+    """Return P(a rank sum at least as large as that of `mine`), exact under exchangeability."""
     every = np.concatenate([mine, others])
     order = np.lexsort((rng.random(len(every)), every))
     ranks = np.empty(len(every), np.int64)

@@ -33,7 +33,7 @@ READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parque
 TRAIN = "train"
 """The split that a source has which has no splits."""
 HOLD_OUT = 10
-"""One of so many rows is held out for evaluation where no split is named for it."""
+"""One row in this many is held out for evaluation where no split is named for it."""
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 
@@ -273,7 +273,7 @@ def _fields(template: str) -> list[str]:
 
 
 def _filled(template: str, row: Mapping[str, Any]) -> str:
-    """`{column}` replaced by the row's value; `{{` and `}}` stand for braces, and other braces stay."""
+    """Replace `{column}` by the row's value. `{{` and `}}` give braces, and other braces stay."""
 
     def value(match: re.Match[str]) -> str:
         if match.group(1) is None:
@@ -360,7 +360,7 @@ def _wrong_row(source: str, path: Path) -> str | None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, each of whose keys stands there once. Raises ValueError."""
+    """Return an object with unique keys. Raises ValueError."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]

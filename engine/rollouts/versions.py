@@ -22,7 +22,7 @@ class VersionedAgent(Agent, Protocol):
     """An agent whose policy lives elsewhere."""
 
     def publish(self, step: int) -> Version:
-        """The policy as it is now, after `step` optimiser steps, acts from here on, if it does not do so already."""
+        """Make the present policy, after `step` optimiser steps, the acting version, unless it is."""
         ...
 
     def holding(self, version: Any) -> AbstractContextManager[None]:
