@@ -184,7 +184,7 @@ def test_an_error_that_comes_back_ends_validation_and_a_kill_does_not(tmp_path: 
     assert len(started) == 10, "it is not started an 11th time"
     found = queue.get("validation")
     assert found["state"] == state
-    assert found["missing"].endswith("is off until the run is resumed; the last error: VisualEnv has no option x")
+    assert found["missing"].endswith("is off until the run is resumed. The last error: VisualEnv has no option x")
     again = ValidationProcess(folder, queue, told.append)
     again.keep_alive()
     assert len(started) == 11 and queue.get("validation") is None, "a new life tries again"
