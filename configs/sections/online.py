@@ -109,6 +109,8 @@ class OnlineConfig(Section):
     fsspec knows (`s3://BUCKET/FOLDER`)."""
     lease_s: float = Field(default=15.0, gt=0)
     """On a shared queue one worker is active. A standby takes over after this many seconds of silence."""
+    queue_limit: int = Field(default=512, ge=1)
+    """Tasks that wait on a machine. Beyond it the oldest is dropped."""
     staleness_limit: int = Field(default=16, ge=0)
     """Tasks answered by a policy more versions ago than this are dropped."""
 

@@ -33,20 +33,20 @@ def open_queue(
     """Open the queue for the worker or validation. Raises QueueError."""
     if config.is_shared:
         return _redis(config, tell)
-    return SqliteQueue(folder.queue, check=check)
+    return SqliteQueue(folder.queue, limit=config.queue_limit, check=check)
 
 
 def open_engine_queue(folder: OnlineFolder, config: OnlineConfig, tell: Tell) -> SqliteQueue:
     """Open the engine's queue, which is always on its own disk. Raises QueueError."""
     kind = Outbox if config.is_shared else SqliteQueue
-    return kind(folder.queue, on_mended=tell)
+    return kind(folder.queue, limit=config.queue_limit, on_mended=tell)
 
 
 def link_engine(folder: OnlineFolder, config: OnlineConfig, shown: SqliteQueue, tell: Tell) -> QueueLink | None:
     """Start the link between the engine's queue and the shared one; None without one. Raises QueueError."""
     if not config.is_shared or not isinstance(shown, Outbox):
         return None
-    outbox = Outbox(folder.queue, on_mended=tell)
+    outbox = Outbox(folder.queue, limit=config.queue_limit, on_mended=tell)
     name = engine_name(folder, config)
     images = image_folder(folder, config)
     link = QueueLink(
@@ -90,4 +90,4 @@ def _redis(config: OnlineConfig, tell: Tell | None) -> RedisQueue:
         url = queue_url(config)
     except ValueError as error:
         raise QueueError(f"{error}.") from error
-    return RedisQueue(url, config.queue_name, lease_s=config.lease_s, tell=tell)
+    return RedisQueue(url, config.queue_name, limit=config.queue_limit, lease_s=config.lease_s, tell=tell)
