@@ -223,6 +223,7 @@ def products() -> None:
     formats = dict.fromkeys(("weights", "compute", "sampling"), H)
     config = ModelConfig.model_validate({"base": str(smollm2()), "device": "cpu", "sft_adapters": None, **formats})
     model: Any
+    tokenizer: Any
     model, tokenizer = load_policy(config, trainable=False)
     torch.manual_seed(0)
     prompts = [

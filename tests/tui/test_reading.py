@@ -434,9 +434,11 @@ async def test_a_key_goes_to_the_worst_mismatch_and_then_to_the_next(tmp_path: P
     trainer[3] += 5.0  # of the prompt, so it does not count
     with Recorder(tmp_path / "runs" / "a") as record:
         record.vocabulary([f"Ġw{i}" for i in range(n)])
-        tokens = Tokens.of(range(n), [0] * 10 + [1] * (n - 10), sampler, overlays={"trainer": trainer})
+        tokens = Tokens.of(
+            range(n), [0] * 10 + [1] * (n - 10), sampler.tolist(), overlays={"trainer": trainer.tolist()}
+        )
         record.rollouts(1, [Rollout(prompt="?", completion="…", tokens=lambda: tokens)])  # type: ignore[arg-type]
-        record.rollouts(2, [Rollout(prompt="?", completion="none recorded")])
+        record.rollouts(2, [Rollout(prompt="?", completion="none recorded")])  # type: ignore[arg-type]
     for size in ((80, 24),):
         async with running(tmp_path / "runs", Stepper(tmp_path / "runs" / "a", "1"), size=size) as app:
             for i, (place, nats) in enumerate(zip(worst, ("-0.9", "+0.7", "-0.5"), strict=True), 1):

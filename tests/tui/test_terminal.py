@@ -101,7 +101,7 @@ def test_a_signal_to_continue_starts_no_second_input_thread(
         screen.press("jj")
         screen.see("3 of 320")
         os.kill(screen.pid, signal.SIGUSR1)
-        until(screen, lambda: file.exists() and file.read_text())
+        until(screen, lambda: file.exists() and file.read_text() != "")
         assert [n for n in file.read_text().split() if n.startswith("textual")] == ["textual-output", "textual-input"]
         screen.press("q")
         assert screen.wait() == 0

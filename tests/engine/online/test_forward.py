@@ -24,7 +24,7 @@ def trajectories(seed: int, rows: int, shared: bool) -> Rows:
     for _ in range(rows):
         begin = prompt if shared else random.integers(0, 64, random.integers(3, 12))
         sizes = [random.integers(1, 7), random.integers(1, 6), random.integers(1, 9), random.integers(0, 4)]
-        written = np.repeat([False, True, False, True, False], [len(begin), *sizes])
+        written = np.repeat([False, True, False, True, False], np.array([len(begin), *sizes]))
         ids.append(np.concatenate([begin, random.integers(0, 64, sum(sizes))]))
         agent.append(written)
     return ids, agent

@@ -16,6 +16,7 @@ from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.engine.agents.remote.pool import Standing
+from grpo_tui.engine.online.serve.backend import EngineBackend
 from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.http.uploads import Uploads
 from grpo_tui.engine.online.serve.requests import Answer, Request, RequestSource
@@ -43,7 +44,7 @@ class PicturesOnly(OwnEnv):
         return super().task_of_question(question, images) if images else None
 
 
-class StandIn:
+class StandIn(EngineBackend):
     """What the engine's process would tell the HTTP side; words are the tokens."""
 
     model = "tiny"

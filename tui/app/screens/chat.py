@@ -121,12 +121,10 @@ class ChatScreen(AppScreen):
         def check(text: str) -> str:
             return "" if text.isascii() and text.isdigit() else "the number of a version"
 
-        self._call(
-            self.client.models,
-            lambda names: ask(
-                self, "Version", "", chosen, check, hint=" · ".join(n.rpartition("@")[2] for n in names[1:])
-            ),
-        )
+        def show(names: list[str]) -> None:
+            ask(self, "Version", "", chosen, check, hint=" · ".join(n.rpartition("@")[2] for n in names[1:]))
+
+        self._call(self.client.models, show)
 
     def action_inbox(self) -> None:
         def show(answers: list[dict[str, Any]]) -> None:
