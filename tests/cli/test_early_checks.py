@@ -28,7 +28,7 @@ def by_environment(completions, environments):
         (["--reward", "mine.py:by_answer"], "needs `answer`, but the data has no such column; it has level"),
         (
             ["--reward", "mine.py:by_environment"],
-            "needs `environments`, which TRL gives with its `environment_factory`",
+            "needs `environments`, which TRL gives only with its `environment_factory`",
         ),
         (["--reward", "./nowhere"], '"./nowhere" is no reward model'),
         (["--reward", "mine.py:good", "--set", "environment.tools=[mine.py:look]"], "mine.py has no function look"),

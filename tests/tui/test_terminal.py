@@ -190,7 +190,7 @@ def test_the_console_script_opens_the_app_without_waiting_for_the_command_line(r
 
 
 @pytest.mark.parametrize(
-    ("keys", "seen"), [(":7\r", "ab12 · 7 of"), ("freward<0\r", "“reward<0”"), ("/red\r", "“red”")]
+    ("keys", "seen"), [(":7\r", "ab12 · 7 of"), ("freward<0\r", "trajectories · reward<0"), ("/red\r", "“red”")]
 )
 def test_keys_typed_ahead_reach_the_prompt(run: Path, keys: str, seen: str) -> None:
     with terminal(run) as screen:

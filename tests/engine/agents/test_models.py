@@ -161,7 +161,7 @@ def test_four_bits_are_asked_of_transformers_where_there_is_a_gpu(base, monkeypa
 
     monkeypatch.setattr(models, "_device", lambda config: torch.device("cuda", 0))
     monkeypatch.setattr(models, "find_spec", lambda name: object())
-    given = models._quantized(config(base, quantization="nf4", dtype="bfloat16"))
+    given = models._quantized(config(base, quantization="nf4", compute="bfloat16"))
     four_bits = given["quantization_config"]
     assert four_bits.load_in_4bit and four_bits.bnb_4bit_quant_type == "nf4"
     assert four_bits.bnb_4bit_compute_dtype == torch.bfloat16
