@@ -1,9 +1,9 @@
-"""Gradient checkpointing that recomputes only what is worth its memory.
+"""Gradient checkpointing that recomputes only where the saved memory is worth it.
 
-Where everything that a micro-batch computes is small (`KEPT`), nothing is computed again. Else plain checkpointing
-would keep each layer's input and run the whole layer again in the backward pass. Two things are not worth that:
+If the activations of a micro-batch are small (`KEPT`), all of them are kept. Otherwise plain checkpointing would keep
+each layer's input and run the whole layer again in the backward pass. Two things are kept nevertheless:
 
-- the last layer: its backward pass comes first, so its activations are needed again at once;
+- the last layer: its backward pass comes first, so its activations are needed at once.
 - attention: its output is as small as the layer's input, and at long context making it costs as much as the rest of
   the layer together (selective activation checkpointing; Korthikanti et al., arXiv 2205.05198).
 """
@@ -49,8 +49,8 @@ def runs_again(setting: bool | Literal["auto"], taken: int) -> bool:
 
 
 def numbers_of_layer(text: PreTrainedConfig) -> int:
-    """About how many numbers a layer keeps of each token where it is not run again: inputs and outputs of norms,
-    projections and attention, and what the MLP has between its products. text: a language model's configuration."""
+    """Estimate the numbers that a layer keeps of each token if it is not run again: inputs and outputs of norms,
+    projections and attention, and the activations inside the MLP. text: a language model's configuration."""
     return 8 * text.hidden_size + 4 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
 
 

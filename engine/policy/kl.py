@@ -1,7 +1,7 @@
 """Exact KL divergence over the vocabulary, and the controller that sets its weight.
 
-Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), in nats; whoever averages does it over tokens, so that the size
-depends neither on the length of a trajectory nor on padding and one `target_kl` fits all of them. By the field's
+Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), in nats. Callers average over tokens, so the size
+depends neither on the length of a trajectory nor on padding, and one `target_kl` fits all of them. By the field's
 names KL(policy ‖ reference) is the *reverse* and KL(reference ‖ policy) the *forward* direction.
 
 The sum is taken in the form Σ p·(d + e^(−d) − 1) with d = log p − log q. It equals the definition because Σp = Σq = 1,
@@ -113,7 +113,7 @@ class BetaSettings:
 
 @dataclass(frozen=True)
 class BetaChange:
-    """One change of beta: at which step, from what to what, the mean KL that caused it, and why in one sentence."""
+    """One change of beta: the step, both values, the mean KL that caused it, and the reason in one sentence."""
 
     step: int
     old: float

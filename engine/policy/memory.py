@@ -1,7 +1,7 @@
 """`python -m grpo_tui.engine.policy.memory CONFIG`: the memory that a training needs, from the model's config alone.
 
-Only `config.json` is read; the model is built on torch's meta device, which holds no weights. What is added up is said
-part by part, so that a person sees which setting to lower. It is an estimate: allocators keep some more.
+Only `config.json` is read; the model is built on torch's meta device, which holds no weights. The parts are
+listed, so that the user sees which setting to lower. It is an estimate: allocators keep more.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ OVERHEAD = GIB
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model decides its memory. adapters: parameters of LoRA on every linear layer of the language model, for
-    each unit of rank; vision: parameters of the vision tower and its projection, which are frozen, and vision_adapters
-    those of LoRA on it. All counts are of parameters."""
+    """The sizes of a model that decide its memory.
+
+    adapters: parameters of LoRA on every linear layer of the language model, for each unit of rank. vision: parameters
+    of the frozen vision tower and its projection. vision_adapters: those of LoRA on it. All counts are of parameters.
+    """
 
     parameters: int
     adapters: int

@@ -7,7 +7,8 @@ into the model's own weights, so nothing drifts:
 - `merged_weights(model)`, without gradient: the sums are made once and hold until the end of the block. For rollouts
   and for the reference pass, as long as the copies stay small.
 - `merged_weights(model, gradient=True)`: each call makes the sum and autograd carries its gradient on to A and B. The
-  gradient of the sum is a dense [out, in] matrix, so this pays only where layers are small beside the number of tokens.
+  gradient of the sum is a dense [out, in] matrix, so this pays only for layers that are small
+  compared with the number of tokens.
 
 Only plain LoRA on `nn.Linear` in float32: in half precision the sum itself would be rounded.
 """

@@ -5,9 +5,9 @@ Supervised and reinforcement fine-tuning, the online engine and the benchmarks a
 **The reference policy.** Reinforcement fine-tuning starts from SFT adapters, and its KL penalty compares with the
 policy that it started from, not with the bare base. Adapters are loaded as `default`, trainable; TRL's `GRPOTrainer`,
 given a `PeftModel` and beta > 0, copies them into a second adapter `ref`, frozen, before the first step. On a resumed
-run load the SFT adapters here again and let the trainer load its checkpoint afterwards: `ref` is then again what the
-run began with. Save with `save_adapters`, which writes `default` alone: plain `PeftModel.from_pretrained(base, folder)`
-loads it.
+run load the SFT adapters here again and let the trainer load its checkpoint afterwards: `ref` then equals the
+adapters that the run began with. Save with `save_adapters`, which writes only `default`. Plain
+`PeftModel.from_pretrained(base, folder)` loads it.
 """
 
 from __future__ import annotations

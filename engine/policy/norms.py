@@ -1,11 +1,11 @@
 """RMSNorm in fewer passes over memory, with the same result.
 
-Written out in elementary operations, as models have it, a norm reads and writes its input six times forwards and some
-fourteen times backwards, and keeps three copies of it for the backward pass. On a CPU these passes, not the products,
-are what a small layer's time goes into. Here it is four forwards, five backwards, and no copy.
+Models write a norm in elementary operations. It then reads and writes its input six times forwards and about fourteen
+times backwards, and keeps three copies for the backward pass. On a CPU a small layer spends its time in these passes.
+This form needs four passes forwards, five backwards, and no copy.
 
-Only float32 on the CPU; everything else goes the model's own way (in half precision it rounds in between, and a
-policy must be trained with the arithmetic that it acts with).
+It applies to float32 on the CPU. Other formats keep the model's own norm: in half precision it rounds in between, and a
+policy must be trained with the arithmetic that it acts with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SMALL = 1 << 16
 def fast_norms(model: nn.Module) -> Iterator[int]:
     """Replace the RMSNorms of `model` in the block; yields their number.
 
-    A norm is recognised by what it computes: weight · x / sqrt(mean(x²) + variance_epsilon) on a sample. Others (with
+    A norm is recognised by its result on a sample: weight · x / sqrt(mean(x²) + variance_epsilon). Others (with
     1 + weight, say) stay as they are.
     """
     found = [m for m in model.modules() if _is_plain(m)]

@@ -98,7 +98,7 @@ class PackedForward:
     """A second way of calling a causal language model: `model(packing=…)` returns a `PackedOutput`.
 
     It goes through the module's own `forward`, so that DDP and PEFT see an ordinary call. temperature: divides the
-    logits. `short_tail`: the last layer's attention and MLP run on the tokens alone that are read.
+    logits. `short_tail`: the last layer's attention and MLP run only on the tokens that are read.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:

@@ -63,7 +63,7 @@ def padded_scores(
 ) -> tuple[Tensor, Tensor]:
     """Score the agent's tokens with gradient, for a model that sees: log-probs and entropies [B, T], 0 elsewhere.
 
-    model: what is called (it may be wrapped for several processes); inner: the same unwrapped. All on one device.
+    model: is called, and may be wrapped for several processes. inner: the same unwrapped. All on one device.
     """
     predicted = agent_mask[:, 1:].bool()
     columns = predicted.any(0).nonzero()[:, 0]

@@ -11,8 +11,8 @@ _NONE = object()
 
 @contextlib.contextmanager
 def patched(target: Any, name: str, value: Any) -> Iterator[None]:
-    """`target.name` is `value` inside. Afterwards it is what it was: its own attribute, its class's, or a property's
-    value. Blocks nest."""
+    """Set `target.name` to `value` inside the block, and restore it afterwards, be it an attribute of the object, of
+    its class, or a property. Blocks nest."""
     computed = isinstance(getattr(type(target), name, None), property)
     before = getattr(target, name) if computed else vars(target).get(name, _NONE)
     setattr(target, name, value)

@@ -105,8 +105,8 @@ class PreparedModel:
     ) -> TokenScores:
         """One forward pass over B rows: the log-probs of the agent's tokens and, with `turn_ids`, embeddings of turns.
 
-        token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i]; turn_ids[i]: int [T_i], -1 in the prompt. images[i]: what a
-        model that sees was shown in row i.
+        token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i]; turn_ids[i]: int [T_i], -1 in the prompt. images[i]: the
+        images in row i, for a model that takes images.
         """
         run = self._score_packed if self.packed else self._score_padded
         with merged_weights(self.model), self.autocast():

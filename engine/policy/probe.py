@@ -1,4 +1,4 @@
-"""What a policy says of a fixed text: by that, another process that serves it can be held to be the same."""
+"""The log-probs of a policy on a fixed text, by which another process is recognised as serving the same policy."""
 
 from __future__ import annotations
 

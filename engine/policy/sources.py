@@ -1,4 +1,4 @@
-"""Where a model comes from, and its tokenizer with its chat template: what can be known without loading weights.
+"""The source of a model, and its tokenizer with its chat template. No weights are loaded.
 
 Neither torch nor peft is imported here: a first prompt is shown, and rows of data counted in tokens, in half the time.
 """
@@ -19,7 +19,7 @@ BUILTIN_MODELS = {"builtin:tiny": "base", "builtin:tiny-vl": "seeing/base"}
 
 
 class ModelLoadError(GrpoTuiError, RuntimeError):
-    """A model or its adapters cannot be loaded; the message says which, and what would be right."""
+    """A model or its adapters cannot be loaded. The message names them and the remedy."""
 
 
 def base_source(config: ModelConfig) -> tuple[str, str | None]:

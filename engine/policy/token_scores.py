@@ -1,4 +1,4 @@
-"""From last hidden states to what is kept of them: log-probs and entropies of tokens, means over turns."""
+"""Log-probs and entropies of tokens, and means over turns, from last hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies inside a wrapped model."""
+"""The model inside its wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention windows of a model, and a way to try what lies beyond them on short rows."""
+"""The attention windows of a model, and a way to test tokens beyond them on short rows."""
 
 from __future__ import annotations
 

@@ -1,23 +1,23 @@
-"""Checkpoints that are whole or not there: everything a run needs to go on as if it had never stopped.
+"""Checkpoints that are complete or absent, with everything that a run needs to continue as if it had never stopped.
 
-Protocol of a save, in order, and what each step protects from:
+Protocol of a save, in order, and the purpose of each step:
 
 1. Everything is written into `checkpoints/.tmp-checkpoint-N`    (a reader never sees a half-written checkpoint)
 2. the run's record is flushed                                   (no step of the checkpoint is missing in the record)
-3. the length and SHA-256 of each file are written beside them   (damage is found before a file is used)
+3. the length and SHA-256 of each file are written into a file   (damage is found before a file is used)
 4. every file and the folder are fsynced                         (a rename that survives a power cut has its contents)
 5. the folder is renamed to `checkpoint-N`                       (from here on it exists, in one instant)
 6. `checkpoints/` is fsynced, older checkpoints are removed      (there is always at least one whole checkpoint)
 
 A whole checkpoint of step N that is there already stays: it holds the same state. A run has its first checkpoint, of
-step 0, before it does anything else, and another after its first step: one that is killed can be gone on with.
+step 0, before it does anything else, and another after its first step, so that a killed run can be resumed.
 
 Files: adapters (or model) as safetensors, `optimizer.safetensors` + `.json`, `scheduler.json`, `rng_R.safetensors` +
 `.json` for each process R, `trainer_state.json`, `replay.safetensors` + `.json`, `rewards.safetensors` + `.json`
 (running statistics, dynamics model), `beta.json`, `checksums.json`. The record's position is the step in the folder's
 name: what was recorded after it is removed on a resume. Nothing is pickled.
 
-A resume goes on from the newest checkpoint that is whole (`find_start`). Damaged ones that are newer are renamed to
+A resume continues from the newest complete checkpoint (`find_start`). Damaged ones that are newer are renamed to
 `damaged-checkpoint-N`, and removed once the run has a whole checkpoint of that step again.
 """
 
@@ -47,7 +47,7 @@ DAMAGED = "damaged-"
 
 
 class CheckpointError(GrpoTuiError, RuntimeError):
-    """A checkpoint cannot be used; the message names it and says what is wrong."""
+    """A checkpoint cannot be used. The message names it and the fault."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Start:
     """Where training begins: at `step`, with the state in `checkpoint` (None: from the beginning).
 
     record_from: what was recorded after this step is removed and made again (None: nothing is). damaged: newer
-    checkpoints that cannot be used. note: what a person should hear about it, one sentence.
+    checkpoints that cannot be used. note: one sentence for the user.
     """
 
     step: int = 0

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning learns from: demonstrations as tokens, with a mask of what the agent wrote.
+"""Demonstrations for supervised fine-tuning: tokens, with a mask of those that the agent wrote.
 
 Demonstrations are played in the environment by a scripted agent, so their tokens are laid out exactly as those of the
 rollouts that reinforcement learning will see. Conversations from a file go the same way through the chat template.
@@ -37,13 +37,13 @@ RouteChoice = Callable[[Mapping[str, Any], Sequence[str], random.Random], str]
 
 
 class DemonstrationError(GrpoTuiError, ValueError):
-    """There is nothing to learn from; the message says why and what would be right."""
+    """There is nothing to learn from. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One conversation to learn: its tokens, of which those under `tokens.agent_mask` count. images: what it shows, in
-    the order of their tokens."""
+    """One conversation to learn: its tokens, of which those under `tokens.agent_mask` count. images: in the order of
+    their tokens."""
 
     tokens: TokenArrays
     trajectory: Trajectory | None = None

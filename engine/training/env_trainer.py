@@ -49,7 +49,7 @@ def environment_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
 
 @dataclass(frozen=True)
 class LossPass:
-    """What the loss of one micro-batch is computed from; packing: None for padded rows."""
+    """The input of the loss of one micro-batch. packing: None for padded rows."""
 
     batch: Batch
     packing: Packing | None
@@ -208,8 +208,8 @@ class GRPOEnvTrainer(ResumableTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """As TRL's, but rows keep their order: groups stay together, so that a micro-batch encodes a prompt once.
 
-        The optimiser step sums over all micro-batches, so their order within it is of no consequence; batches that
-        are spread over several optimiser steps are shuffled by whole groups. What is prepared stays as it is.
+        The optimiser step sums over all micro-batches, so their order within it does not matter. Batches that are
+        spread over several optimiser steps are shuffled by whole groups. Prepared inputs are returned unchanged.
         """
         if isinstance(generation_batch, dict):
             return generation_batch
@@ -247,7 +247,7 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> Tensor:
         """TRL's loss over the agent's tokens of whole trajectories; every other token is masked out of each term.
 
-        inputs: what `_generate_and_score_completions` returned, or the contract's tensors alone.
+        inputs: the result of `_generate_and_score_completions`, or only the contract's tensors.
         """
         batch = with_trl_names(inputs)
         # A packed forward that is checkpointed must still be packed in the backward pass: inside a step it is.
@@ -372,4 +372,4 @@ class GRPOEnvTrainer(ResumableTrainer):
         return PreparedModel(unwrapped, temperature=self.temperature, packed=packed, autocast=autocast)
 
     def _send_telemetry(self) -> None:
-        """Training says nothing to anybody."""
+        """Send nothing: training contacts no server of TRL."""

@@ -51,7 +51,7 @@ def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
 def first_prompt(config: RunConfig) -> str:
     """Return the prompt of the first training task, in the chat template if the model is on this machine.
 
-    Raises DataError, EnvLoadError, and what the environment raises.
+    Raises DataError, EnvLoadError, and any error of the environment.
     """
     from ...envs.loading import make_env
     from ..policy.sources import ModelLoadError

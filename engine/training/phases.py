@@ -1,4 +1,4 @@
-"""Where a step's time goes, by phase, on the clock of whoever waits for it."""
+"""The seconds of a step by phase, as the training thread waits for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...configs.metric_names import Phase
 class PhaseClock:
     """Adds up seconds by phase until they are taken. On CUDA a phase ends when the device has done its work.
 
-    `on_begin` is told the name of each phase that begins.
+    `on_begin` is called with the name of each phase that begins.
     """
 
     def __init__(self, device: torch.device | None = None, on_begin: Callable[[str], None] | None = None) -> None:

@@ -38,11 +38,11 @@ Placement = Literal["auto", "main", "sharded"]
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """What came of the pipeline.
+    """The rollouts of a step.
 
     batch: this process's rollouts, as the loss wants them. generated: all rollouts that were made, also those that were
     filtered out, and `replayed` those of earlier steps that are in the batch (main process only, elsewhere empty;
-    replayed ones without what the loss does not need). metrics: what was measured beyond TRL's own metrics. kl: see
+    replayed ones without what the loss does not need). metrics: those that TRL does not compute. kl: see
     `kl_of_rollouts` (None without a reference).
     """
 
@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """How rollouts are made and what they are worth.
+    """How rollouts are made and scored.
 
     advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal;
     signal: whether these are the whole returns, or those of task and environment.

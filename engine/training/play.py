@@ -122,7 +122,7 @@ class Player:
         player = self
 
         class Person(ScriptedAgent):
-            """An agent that asks a person. It knows of an environment what the policy knows."""
+            """An agent that asks a person. It gets the same view of an environment as the policy."""
 
             def start(
                 self,

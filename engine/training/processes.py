@@ -1,4 +1,4 @@
-"""What the processes of a training say to each other; with one process nothing is said."""
+"""Communication between the processes of a training. With one process there is none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 class UnsupportedProcessesError(GrpoTuiError, ValueError):
-    """The processes are set up in a way that training cannot do; the message says what would be right."""
+    """Training does not support this setup of processes. The message has the remedy."""
 
 
 def check_supported(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse weights sharded over processes, which no run was tried with.
 
-    environment: what `accelerate launch` tells its processes. Raises UnsupportedProcessesError.
+    environment: the variables that `accelerate launch` sets. Raises UnsupportedProcessesError.
     """
     for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
         if environment.get(variable, "false").lower() in ("1", "true", "yes"):

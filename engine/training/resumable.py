@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class StatePart:
     """How one part of the run's state is saved into a folder and loaded from it.
 
-    The main process saves; it alone loads, too, unless the part lives on every process (`everywhere`).
+    Only the main process saves. Only it loads, unless the part exists on every process (`everywhere`).
     """
 
     save: Callable[[Path], None]
@@ -34,9 +34,9 @@ class StatePart:
 
 class Resumable(Trainer):
     """Mix into a trainer, before it: saves to `args.output_dir/checkpoint-N`, from which
-    `train(resume_from_checkpoint=…)` goes on.
+    `train(resume_from_checkpoint=…)` continues.
 
-    `state_parts` are what the main process saves beyond the trainer's own state. `before_commit` runs on the main
+    `state_parts` are saved by the main process in addition to the trainer's own state. `before_commit` runs on the main
     process when everything is written and nothing is published yet. A save that the disk refuses is reported to
     `on_save_failed` and costs the checkpoint, not the run.
     """

@@ -64,10 +64,10 @@ def run_rft(
     control: ControlChannel | None = None,
     start: Start | None = None,
 ) -> bool:
-    """Train, and leave the adapters in a folder of the run beside `training.output_dir`. True when all steps were made,
-    False when stopped.
+    """Train, and leave the adapters in a folder of the run next to `training.output_dir`. Returns False when
+    stopped early, else True.
 
-    writer: the run's record. control: requests of people. start: where a resumed run goes on. Raises errors whose
+    writer: the run's record. control: requests of people. start: where a resumed run continues. Raises errors whose
     message is one sentence (ModelLoadError, DataError, TrainingError, …).
     """
     start = start or Start()

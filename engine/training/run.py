@@ -1,4 +1,4 @@
-"""What a training of either kind does before its first step and after its last."""
+"""Work of every training before its first step and after its last."""
 
 from __future__ import annotations
 

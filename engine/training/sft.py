@@ -54,7 +54,7 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
 
 
 class ConversationBatches:
-    """TRL's batches, and what each of their conversations shows."""
+    """TRL's batches, with the images of each conversation."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, images: Sequence[Images]) -> None:
         assert isinstance(tokenizer.pad_token_id, int)  # every tokenizer that is loaded has one
@@ -77,7 +77,7 @@ def run_sft(
     """Train adapters by `config.sft` and save them to a folder of the run next to `sft.output_dir`.
 
     writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. start: where a
-    resumed run goes on. Returns False when a request ended the training early; what was learned by then is in a
+    resumed run continues. Returns False when a request ended the training early; the state by then is in a
     checkpoint and in the adapters.
 
     Raises ModelLoadError, DataError, DemonstrationError, CheckpointError.

@@ -93,7 +93,7 @@ def _listed(rows: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a policy reads tasks, with what their environment tells it of its tools."""
+    """How a policy reads tasks, with the tool descriptions of their environment."""
 
     prompt: Callable[[Mapping[str, Any]], Prompt]
     chat: ChatBridge

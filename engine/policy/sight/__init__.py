@@ -1,5 +1,5 @@
-"""How a model sees: pictures as its processor makes them, its vision tower, and what its forward pass is given.
+"""Images for a model: its processor, its vision tower, and the arguments of its forward pass.
 
 `processor` turns pictures and rendered text into tokens and pixels and owns their agreement; `tower` turns pixels into
-features, once for equal content; `inputs` says what a forward pass over rows with images is called with.
+features, once for equal content. `inputs` makes the arguments of a forward pass over rows with images.
 """

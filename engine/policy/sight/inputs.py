@@ -1,6 +1,6 @@
-"""What a forward pass over rows with images is called with, beyond tokens and a mask.
+"""Arguments of a forward pass over rows with images, beyond tokens and a mask.
 
-| what | for which models | how it is known |
+| argument | models | source |
 |---|---|---|
 | features in the place of image tokens | all | `mm_encoder_outputs` |
 | positions in time, height and width (M-RoPE) | those with `get_rope_index` | the model's own method |
@@ -32,7 +32,7 @@ KNOWN_POSITIONS = 4096
 
 @dataclass(frozen=True)
 class Positions:
-    """Of one row of T tokens, int64 [3, T], and how much further than its place a token after them stands."""
+    """Positions of one row of T tokens, int64 [3, T], and the distance of a later token from its own place."""
 
     values: np.ndarray
     delta: int
@@ -47,7 +47,7 @@ class Positions:
 
 
 class SeeingModel:
-    """A vision-language model as this program calls it. image_id: the token that stands for a piece of an image."""
+    """A vision-language model as this program calls it. image_id: the token of an image patch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Which models take images, and which of their parts make features; light, for what needs a config alone."""
+"""Which models take images, and which of their parts make features; light, because a config is enough."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Pictures and text as a vision-language model reads them, by the model's own processor.
 
-Every image goes through the processor alone, so that one that comes again (in each rollout of a group, in each pass) is
-made once, and so that a text with several images is put together from pieces that are known. `Sight.encode` owns the
-agreement between image tokens and pixels: what does not agree is refused with the reason, never trained on.
+The processor gets one image at a time. So an image that repeats (in each rollout of a group, in each pass) is processed
+once, and a text with several images is assembled from known pieces. `Sight.encode` checks that image tokens and pixels
+agree. It refuses an input that does not agree and gives the reason.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ UNUSED = frozenset({"text_replacement_offsets", "num_crops", "rows", "cols"})
 
 
 class SightError(GrpoTuiError, ValueError):
-    """A picture cannot be shown to the model, or its tokens and its pixels do not agree; the message says why."""
+    """A picture cannot be shown to the model, or its tokens and its pixels do not agree. The message has the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelImage:
     """One image as the model takes it: equal keys, equal inputs.
 
-    inputs: what the vision tower is called with, batched by one. text: what stands for the image in the prompt. tokens:
-    how many image tokens are in it. size: width and height that the model was shown; original: those of the picture.
+    inputs: arguments of the vision tower, a batch of one. text: the text of the image in the prompt. tokens: number of
+    image tokens in it. size: width and height that the model was shown. original: those of the picture.
     """
 
     key: str
@@ -69,10 +69,10 @@ class Encoded(NamedTuple):
 
 
 class Sight:
-    """A processor of transformers beside its tokenizer. Raises SightError for one that has no sign for an image.
+    """A processor of transformers with its tokenizer. Raises SightError for one that has no sign for an image.
 
-    config: the model's, which says which token stands for a piece of an image. max_pixels: larger pictures are scaled
-    down to so many before the processor sees them. max_images: so many at most in a conversation (None: any number).
+    config: of the model; it names the token of an image patch. max_pixels: larger pictures are scaled down to this
+    number before they are processed. max_images: the most images in a conversation (None: any number).
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Sight:
     def encode(self, text: str, pictures: Sequence[Picture]) -> Encoded:
         """Tokens of a rendered text whose signs stand for `pictures`, in order.
 
-        Raises SightError when a picture cannot be shown, when the text holds more or fewer signs (somebody wrote one),
-        or when the tokens are not as many as the pixels stand for.
+        Raises SightError when a picture cannot be shown, when the text holds more or fewer signs than pictures, or when
+        the number of tokens does not fit the pixels.
         """
         parts = text.split(self.sign)
         if len(parts) != len(pictures) + 1:

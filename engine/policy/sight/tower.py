@@ -30,7 +30,7 @@ AT_ONCE = 64 << 20
 
 @dataclass(frozen=True)
 class Features:
-    """Of one image: `pooled` [tokens, D] stands for its tokens; `deep` [tokens, D] each is added after early layers."""
+    """Features of an image. `pooled` [tokens, D] replaces its tokens; `deep` [tokens, D] add to early layers."""
 
     pooled: Tensor
     deep: tuple[Tensor, ...] = ()
@@ -64,7 +64,7 @@ class VisionTower:
         return not adapted and not self.trained
 
     def features(self, images: Sequence[ModelImage]) -> dict[str, BaseModelOutputWithPooling]:
-        """What a forward pass takes as `mm_encoder_outputs` for these images, in the order of their tokens.
+        """Return `mm_encoder_outputs` of a forward pass for these images, in the order of their tokens.
 
         Raises SightError when the tower makes of an image more or fewer features than it has tokens.
         """

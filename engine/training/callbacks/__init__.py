@@ -1,12 +1,12 @@
-"""What happens around the optimiser steps of a run, one file an idea.
+"""Callbacks around the optimiser steps of a run, one file an idea.
 
-| callback | what it does |
+| callback | task |
 |---|---|
-| `CheckpointSchedule` | says when a checkpoint is due |
+| `CheckpointSchedule` | decides when a checkpoint is due |
 | `GRPORecording`, `SFTRecording` | record each step, and show it to observers (`Findings`, the log) |
 | `AutomaticBeta` | moves beta |
 | `HeldOutEvaluation` | measures success |
-| `StepProgress` | tells where the step is |
+| `StepProgress` | reports the progress inside a step |
 | `RunRequests` | pauses, saves, stops |
 
 Every process has them all, in this order; only the main one records and listens to requests.
@@ -34,7 +34,7 @@ from .requests import RunRequests
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run is evaluated (on `eval_rows`, every so many steps) and saved (every so many steps, or minutes).
+    """Steps between evaluations (on `eval_rows`) and between checkpoints, and minutes between checkpoints.
     0: only before the first step and after the last."""
 
     eval_rows: Sequence[Row]
@@ -67,7 +67,7 @@ def run_callbacks(
 ) -> RunCallbacks:
     """Make the callbacks of a run and add them to its trainer.
 
-    runner: plays the held-out tasks. recording: what is recorded of a step. channel: requests of people (None: none).
+    runner: plays the held-out tasks. recording: records the steps. channel: requests of people (None: none).
     """
     progress = StepProgress(recorder, clock)
     runner.on_progress, runner.watch = progress.rollouts, progress

@@ -28,4 +28,4 @@ class AfterStep(TrainerCallback, ABC):
 
     @abstractmethod
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Optimiser step `state.global_step` was made; what is set in `control` is done next."""
+        """Act after optimiser step `state.global_step`. The trainer then does the work that is set in `control`."""

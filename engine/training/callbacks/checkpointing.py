@@ -14,8 +14,8 @@ from .base import AfterStep, Logs
 
 
 class CheckpointSchedule(AfterStep):
-    """A checkpoint before the first step, after it, after the last one, and every so many steps or minutes (0: not for
-    that reason)."""
+    """Save a checkpoint before the first step, after it, after the last one, and at intervals of steps or minutes
+    (0: no interval)."""
 
     def __init__(self, trainer: Resumable, recorder: StepRecorder, *, every: int, minutes: float) -> None:
         self._trainer = trainer

@@ -1,4 +1,4 @@
-"""Success on held-out tasks: before the first step, every so many steps, and after the last."""
+"""Success on held-out tasks: before the first step, at an interval of steps, and after the last."""
 
 from __future__ import annotations
 

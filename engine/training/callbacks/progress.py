@@ -1,4 +1,4 @@
-"""Where training is inside a step, told as it happens: a step of a large model takes minutes."""
+"""The progress inside a step, reported as it happens. A step of a large model takes minutes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..phases import StepClock
 
 
 class StepProgress(TrainerCallback):
-    """Turns what the parts of a step say about themselves into the run's `Progress`, and starts the step's clock.
+    """Turns reports of the parts of a step into the run's `Progress`, and starts the step's clock.
 
     Phases in order: `rollouts` (those that have ended, of how many), `log-probs` (rollouts), `scoring`, `backward`
     (micro-batches); and between steps `evaluation` (held-out rollouts) and `checkpoint`. It is the runner's

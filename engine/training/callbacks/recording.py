@@ -1,4 +1,4 @@
-"""What the record gets of each step: status, TRL's numbers, and in reinforcement fine-tuning the rollouts, too."""
+"""Record each step: status, TRL's numbers, and in reinforcement fine-tuning the rollouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Observer = Callable[[int, Mapping[str, Any]], None]
 
 
 class StepRecording(AfterStep):
-    """Records each step on the main process; what that is, `measure` says. observers: are told after each step."""
+    """Records the numbers of `measure` after each step, on the main process. observers: are called after each step."""
 
     def __init__(self, trainer: Resumable, recorder: StepRecorder, clock: StepClock) -> None:
         self._is_main = trainer.accelerator.is_main_process

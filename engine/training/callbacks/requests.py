@@ -1,4 +1,4 @@
-"""What people ask of a run while it trains: to pause, to go on, to save a checkpoint, to stop."""
+"""Requests to a running training: pause, continue, save a checkpoint, stop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PAUSE_SECONDS = 0.2
 
 
 class RunRequests(AfterStep):
-    """Does what is asked, between two steps and on every process alike; the main process listens (channel None: nobody
-    asks for anything). Comes last among the callbacks: what is due is saved before a pause."""
+    """Carries out requests between two steps, on every process alike. The main process listens (channel None: there are
+    no requests). It is the last callback, so that a due checkpoint is saved before a pause."""
 
     def __init__(
         self,

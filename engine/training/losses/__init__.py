@@ -1,6 +1,6 @@
-"""What is minimised for a token: one file a loss.
+"""Losses of a token, one file each.
 
-TRL's losses are known by TRL's names and stay TRL's own code. A loss beside them is a function from `LossInputs` to the
+TRL's losses are known by TRL's names and stay TRL's own code. Any other loss is a function from `LossInputs` to the
 loss of every token; the mean over the step's agent tokens and the KL penalty are the trainer's. The one called
 `reinforce` is the function of that name in `reinforce.py`. To add one, copy that file and enter the name in the
 configuration's `OwnLoss` (`configs/sections/training.py`); a function in a file of your own needs no entry: name it in
@@ -19,7 +19,7 @@ from .base import Loss
 
 
 class LossError(GrpoTuiError, ValueError):
-    """There is no such loss; the message says which there are."""
+    """There is no such loss. The message lists the known ones."""
 
 
 def own_loss(name: str) -> Loss | None:

@@ -1,4 +1,4 @@
-"""What a loss is given, and what the trainer does around it."""
+"""The inputs of a loss, and the reduction that the trainer applies to it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class LossInputs:
     """One micro-batch of B rollouts with at most T tokens; all float32 [B, T], in nats where they are log-probs.
 
     logprobs: of the policy, with gradient. old_logprobs: of the policy that sampled. advantages: as configured.
-    entropy: of the policy's distributions. mask: 1 on the agent's tokens and 0 elsewhere; what stands elsewhere in the
-    others means nothing.
+    entropy: of the policy's distributions. mask: 1 on the agent's tokens and 0 elsewhere. Other values at masked
+    places have no meaning.
     """
 
     logprobs: Tensor

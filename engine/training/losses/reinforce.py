@@ -1,6 +1,6 @@
 """`reinforce`: −A · log π, nothing clipped and nothing corrected (Williams, 1992).
 
-Right for rollouts of the policy as it is: one optimiser step for each batch, without replay.
+Use it for rollouts of the current policy: one optimiser step for each batch, without replay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each rollout of a micro-batch puts into the loss, in sums that are small enough to be recorded.
+"""The contribution of each rollout of a micro-batch to the loss, in sums that are small enough to record.
 
 From these and the recorded advantages the loss of a step can be computed again (`engine/recompute/loss.py`).
 """
