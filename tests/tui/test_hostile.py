@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from textual.events import Paste
 
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
-from grpo_tui.tui.app.destinations import Live, Stepper
+from grpo_tui.tui.app.destinations import Live, Stepper, Trajectories
 
 from .demo_run import make_run
-from .drive import running
+from .drive import running, settle
 from .test_text import steers_the_terminal
 
 NASTY = (
@@ -156,3 +157,13 @@ async def test_exported_text_and_file_names_are_safe(hostile: Path) -> None:
         await app.press("e")
         svg = next((hostile / "exports").glob("*.svg")).read_text()
         assert "\x1b" not in svg and "<script" not in svg
+
+
+@pytest.mark.parametrize("key", ["slash", "f", "ctrl+p"])
+async def test_pasted_text_is_typed_without_control_characters(hostile: Path, key: str) -> None:
+    async with running(hostile.parent, Trajectories(hostile)) as app:
+        await app.press(key)
+        app.app.post_message(Paste("a\x1b[31mb\x9bc\u202ed"))
+        await settle(app.pilot)
+        assert "a[31mbcd" in app.text
+        check(app.text)

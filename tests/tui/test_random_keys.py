@@ -41,7 +41,7 @@ async def session(run: Path, seed: int, presses: int, monkeypatch: pytest.Monkey
                 await app.pilot.click(offset=(rng.randrange(width), rng.randrange(height)))
                 said.append("click")
             elif act < 0.12:
-                (app.app.focused or app.screen).post_message(events.Paste(rng.choice(PASTED)))
+                app.app.post_message(events.Paste(rng.choice(PASTED)))  # as a terminal's driver does
                 said.append("paste")
             else:
                 keys = [rng.choice(KEYS if rng.random() < 0.85 else TYPED) for _ in range(1 + 2 * rng.randrange(2))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,7 @@ from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandList, CommandPalette, DiscoveryHit, Hits
-from textual.events import Key
+from textual.events import Event, Key, Paste
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
 from textual.system_commands import SystemCommandsProvider
@@ -162,6 +163,12 @@ class GrpoApp(OwnOutputApp):
                 yield SystemCommand(title, "", partial(self.open, Further(title, run)))
         for name in THEMES:
             yield SystemCommand(f"Theme {name}", "", partial(setattr, self, "theme", name))
+
+    async def on_event(self, event: Event) -> None:
+        """Take control and format characters out of pasted text, because inputs show their value as it is."""
+        if isinstance(event, Paste) and not event.is_forwarded:
+            event = Paste("".join(c for c in event.text if c in "\n\t" or not unicodedata.category(c).startswith("C")))
+        await super().on_event(event)
 
     def on_key(self, event: Key) -> None:
         prompt = getattr(self.focused, "parent", None)
