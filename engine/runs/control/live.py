@@ -258,6 +258,12 @@ class Live:
         """The newest batch of this thread's purpose."""
         return getattr(self._mine, "batch", None)
 
+    @property
+    def changed(self) -> bool:
+        """Whether a batch has changed since `news` last returned it."""
+        with self._lock:
+            return any(b.changed for b in self._batches)
+
     def news(self) -> dict[str, Any] | None:
         """Return the content of the file; None if nothing has changed."""
         with self._lock:

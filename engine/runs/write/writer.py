@@ -383,7 +383,8 @@ class RunWriter:
                 self._state["step"] = self._sink.step
                 self._state_dirty = True
             silent = now - self._state_written
-            due = self._state_dirty and (self._hurry or silent >= STATUS_SECONDS)
+            # With every change of the live texts: they must not be ahead of the phase that viewers show above them.
+            due = self._state_dirty and (self._hurry or self.live.changed or silent >= STATUS_SECONDS)
             if not (final or due or silent >= HEARTBEAT_SECONDS):
                 return
             state = dict(self._state)
