@@ -13,7 +13,7 @@ from ..runs.labels import clean
 from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
 
-VERSION = "12"
+VERSION = "13"
 """The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
 """Reported problems. Ten times as many are kept."""

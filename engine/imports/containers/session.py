@@ -57,11 +57,16 @@ def is_session(entries: list[Any]) -> bool:
     known = [e for e in entries if isinstance(e, Mapping)]
     if not known or any("messages" in e or "completion" in e for e in known):
         return False
-    claude = any("type" in e and ("sessionId" in e or "leafUuid" in e) for e in known)
     codex = known[0].get("type") == "session_meta" or (
         "instructions" in known[0] and "timestamp" in known[0] and "id" in known[0]
     )
-    return claude or codex
+    return codex or any(map(is_claude, known))
+
+
+def is_claude(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry is one of a session of Claude Code, or of the stream that it prints."""
+    stream = entry.get("type") == "system" and "session_id" in entry
+    return stream or ("type" in entry and ("sessionId" in entry or "leafUuid" in entry))
 
 
 def _is_list(start: bytes) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..containers.session import is_entry, is_session
+from ..containers.session import is_claude, is_entry, is_session
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
-from ..messages import conversation, split
+from ..messages import conversation, error_text, split
 from ..rollout import Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
 
 _ITEMS = ("message", "reasoning")
@@ -25,7 +25,7 @@ def _session(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     if "source" in first and "role" not in first:
         prompt, said = split(conversation(openhands_messages(entries)))
         found = [Rollout(prompt=prompt, completion=said, env="OpenHands")]
-    elif any("sessionId" in e or "leafUuid" in e for e in entries[:32]):
+    elif any(map(is_claude, entries[:32])):
         found = list(_claude(entries))
     elif is_entry(first):
         prompt, said = split(conversation(entries))
@@ -49,27 +49,33 @@ SESSIONS = Documents(
 
 
 def _claude(entries: Entries) -> Iterable[Rollout]:
-    """Read a session of Claude Code. Entries form a tree: the branch of the last entry is shown. A subagent that is
-    logged in the same file (`isSidechain`) is a rollout of its own."""
-    main = [e for e in entries if not e.get("isSidechain")]
-    roots: dict[str, Entries] = {}
+    """Read a session of Claude Code, or the stream that it prints (`--output-format stream-json`).
+
+    Entries form a tree: the branch of the last entry is shown. A subagent that is logged in the same file is a rollout
+    of its own.
+    """
+    main = [e for e in entries if not _of_subagent(e)]
+    sides: dict[str, Entries] = {}
     of: dict[str, str] = {}
     for entry in entries:
-        if entry.get("isSidechain") and entry.get("uuid"):
+        if _of_subagent(entry) and entry.get("uuid"):
             own = str(entry["uuid"])
-            of[own] = of.get(str(entry.get("parentUuid")), own)
-            roots.setdefault(of[own], []).append(entry)
+            name = text(entry.get("agentId")) or text(entry.get("parent_tool_use_id"))
+            of[own] = name or of.get(str(entry.get("parentUuid")), own)
+            sides.setdefault(of[own], []).append(entry)
     parts = [("", _branch(main))]
-    parts += [(f"agent-{text(side[0].get('agentId')) or i}", side) for i, side in enumerate(roots.values(), 1)]
-    session = next((str(e["sessionId"]) for e in entries if e.get("sessionId")), "")
+    parts += [(f"agent-{text(side[0].get('agentId')) or i}", side) for i, side in enumerate(sides.values(), 1)]
+    session = next((str(s) for e in reversed(entries) if (s := e.get("sessionId") or e.get("session_id"))), "")
     about = next((e for e in entries if e.get("cwd")), {})
     for agent, branch in parts:
-        if not any(e.get("type") in ("user", "assistant") for e in branch):
+        if not any(_is_spoken(e) for e in branch):
             continue
         prompt, said = split(conversation(_claude_messages(branch)))
         answers = [mapping(e.get("message")) for e in branch if e.get("type") == "assistant"]
         usage = mapping(answers[-1].get("usage")) if answers else {}
         keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+        end = next((e for e in reversed(branch) if _is_spoken(e) or e.get("type") == "result"), {})
+        failed = end.get("isApiErrorMessage") or end.get("is_error") is True
         yield Rollout(
             prompt=prompt,
             completion=said,
@@ -78,34 +84,53 @@ def _claude(entries: Entries) -> Iterable[Rollout]:
             agent=agent,
             model=next((m for a in answers if (m := text(a.get("model"))) and m != "<synthetic>"), ""),
             token_count=summed([usage[k] for k in keys if k in usage]),
+            error=(error_text(end.get("error") or end.get("subtype")) or "API error") if failed else None,
+            seconds=(number(end.get("duration_ms")) or 0.0) / 1000,
             extra=plain({k: about.get(k) for k in ("cwd", "version", "gitBranch")}),
         )
 
 
+def _of_subagent(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("isSidechain") or entry.get("parent_tool_use_id"))
+
+
+def _is_spoken(entry: Mapping[str, Any]) -> bool:
+    return entry.get("type") in ("user", "assistant")
+
+
 def _branch(entries: Entries) -> Entries:
     """Return the entries on the way from the root to the last entry, with the results of their calls: results of
-    parallel calls are siblings in the tree."""
-    by_id = {str(e["uuid"]): e for e in entries if e.get("uuid")}
-    spoken = [e for e in entries if e.get("uuid") and e.get("type") in ("user", "assistant")]
-    if not spoken:
-        return entries
+    parallel calls are siblings in the tree.
+
+    After a compaction, entries may be written once more with the same id and another parent. What precedes a
+    compaction, or an entry whose parent is not written, is the entry before it in the file.
+    """
+    first: dict[object, Mapping[str, Any]] = {}
+    parents: dict[str, set[str]] = {}
+    last = ""
+    for n, entry in enumerate(entries):
+        id_ = text(entry.get("uuid"))
+        first.setdefault(id_ or n, entry)
+        if id_:
+            above = {str(entry[k]) for k in ("parentUuid", "logicalParentUuid") if entry.get(k)}
+            compacted = entry.get("isCompactSummary") or entry.get("subtype") == "compact_boundary"
+            if not above & parents.keys() and (above or compacted) and last:
+                above = {last}
+            parents.setdefault(id_, set()).update(above)
+            last = id_
+    ahead = [str(e["uuid"]) for e in entries if e.get("uuid") and _is_spoken(e)][-1:]
+    if not any(parents.values()):
+        return list(first.values())
     chain: set[str] = set()
-    current: Mapping[str, Any] | None = spoken[-1]
-    while current is not None and str(current["uuid"]) not in chain:
-        chain.add(str(current["uuid"]))
-        current = by_id.get(str(current.get("parentUuid") or current.get("logicalParentUuid")))
-    answers = {mapping(by_id[u].get("message")).get("id") for u in chain if by_id[u].get("type") == "assistant"} - {
-        None
-    }
-    kept = [e for e in entries if str(e.get("uuid")) in chain or mapping(e.get("message")).get("id") in answers]
+    while ahead:
+        if (id_ := ahead.pop()) not in chain:
+            chain.add(id_)
+            ahead += parents.get(id_, ())
+    answers = {mapping(first[u].get("message")).get("id") for u in chain if u in first} - {None}
+    kept = [e for u, e in first.items() if u in chain or mapping(e.get("message")).get("id") in answers]
     calls = {p.get("id") for e in kept for p in _parts(e) if p.get("type") == "tool_use"}
-    results = {
-        id(e)
-        for e in entries
-        if any(p.get("type") == "tool_result" and p.get("tool_use_id") in calls for p in _parts(e))
-    }
-    shown = {id(e) for e in kept} | results
-    return [e for e in entries if id(e) in shown]
+    shown = {id(e) for e in kept}
+    return [e for e in first.values() if id(e) in shown or any(p.get("tool_use_id") in calls for p in _parts(e))]
 
 
 def _parts(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -117,7 +142,10 @@ def _claude_messages(entries: Entries) -> Entries:
     found: list[dict[str, Any]] = []
     for entry in entries:
         said = mapping(entry.get("message"))
-        if entry.get("type") not in ("user", "assistant") or not said or entry.get("isApiErrorMessage"):
+        queued = mapping(entry.get("attachment"))
+        if queued.get("type") == "queued_command":  # said while the agent worked
+            found.append({"role": "user", "content": queued.get("prompt")})
+        if not _is_spoken(entry) or not said or entry.get("isApiErrorMessage"):
             continue
         id_ = said.get("id")
         same = next((m for m in reversed(found) if id_ and m.get("id") == id_), None)

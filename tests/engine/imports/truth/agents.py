@@ -23,25 +23,32 @@ ALONE = Limits(evaluations=False)
 
 
 def claude_code(episodes: list[Episode], folder: Path) -> None:
-    """Claude Code: an entry for each part of an answer; the result of a call follows the part that calls."""
+    """Claude Code: an entry for each part of an answer; the result of a call follows the part that calls.
+
+    Attachments and notices are entries of the same tree. A compaction starts a new root, and repeats the last entry
+    with a new parent. A request that failed is an answer of a `<synthetic>` model.
+    """
     for n, e in enumerate(episodes):
         session = f"{n:08}-{e.id}"
-        rows: list[dict[str, Any]] = [{"type": "summary", "summary": "s", "leafUuid": "x"}]
-        parent: str | None = None
+        rows: list[dict[str, Any]] = [{"type": "queue-operation", "operation": "dequeue", "sessionId": session}]
 
-        def add(
-            kind: str, message: dict[str, Any], after: str | None, rows: list[Any] = rows, name: str = session
-        ) -> str:
+        def add(kind: str, after: str | None, rows: list[Any] = rows, name: str = session, **more: Any) -> str:
             uuid = f"u{len(rows)}"
-            rows.append({"parentUuid": after, "isSidechain": False, "cwd": "/w", "sessionId": name, "version": "2.1",
-                         "type": kind, "message": {"role": kind, **message}, "uuid": uuid})  # fmt: skip
+            rows.append({"parentUuid": after, "isSidechain": False, "type": kind, "uuid": uuid, "cwd": "/w",
+                         "sessionId": name, "version": "2.1.220", "userType": "external", **more})  # fmt: skip
             return uuid
 
-        parent = add("user", {"content": e.question}, None)
-        lost = add(
-            "assistant", {"id": "lost", "content": [{"type": "text", "text": "an answer that was taken back"}]}, parent
-        )
-        add("user", {"content": "never mind"}, lost)
+        def user(content: Any, after: str | None, add: Any = add, **more: Any) -> str:
+            return str(add("user", after, message={"role": "user", "content": content}, **more))
+
+        def answer(message: dict[str, Any], after: str | None, add: Any = add, **more: Any) -> str:
+            made = {"type": "message", "role": "assistant", "model": "claude", **message}
+            return str(add("assistant", after, message=made, **more))
+
+        first = user(e.question, None)
+        parent: str | None = add("attachment", first, attachment={"type": "task_reminder", "content": []})
+        lost = answer({"id": "lost", "content": [{"type": "text", "text": "an answer that was taken back"}]}, parent)
+        user("never mind", lost)
         for i, turn in enumerate(e.turns):
             parts = [{"type": "thinking", "thinking": turn.thought}] if turn.thought else []
             parts += [{"type": "text", "text": turn.text}] if turn.text or not turn.calls else []
@@ -49,14 +56,24 @@ def claude_code(episodes: list[Episode], folder: Path) -> None:
             reason = "tool_use" if i < len(e.turns) - 1 and turn.calls else turn.stop
             spoke = {}
             for part in parts:
-                message = {"id": f"msg_{i}", "model": "claude", "content": [part], "stop_reason": reason}
-                parent = add("assistant", {**message, "usage": {"input_tokens": 3, "output_tokens": 2}}, parent)
+                message = {"id": f"msg_{i}", "content": [part], "stop_reason": reason}
+                parent = answer({**message, "usage": {"input_tokens": 3, "output_tokens": 2}}, parent)
                 spoke[part.get("id")] = parent
             for c in turn.calls:
                 result = {"type": "tool_result", "tool_use_id": c.id, "content": c.result}
-                parent = add("user", {"content": [{**result, "is_error": True} if c.failed else result]}, spoke[c.id])
-            if turn.heard:
-                parent = add("user", {"content": turn.heard}, parent)
+                content = [{**result, "is_error": True} if c.failed else result]
+                parent = user(content, spoke[c.id], toolUseResult={"stdout": c.result, "interrupted": False})
+            if turn.heard and i % 2:
+                parent = add("attachment", parent, attachment={"type": "queued_command", "prompt": turn.heard})
+            elif turn.heard:
+                kept = rows[-1]
+                boundary = add("system", None, subtype="compact_boundary", logicalParentUuid=parent, content="c")
+                summary = user(turn.heard, boundary, isCompactSummary=True)
+                rows.append({**kept, "parentUuid": summary})
+        if e.error:
+            said = {"id": "e", "model": "<synthetic>", "content": [{"type": "text", "text": "API Error: 529"}]}
+            answer(said, parent, isApiErrorMessage=True, error="server_error")
+        rows.append({"type": "ai-title", "aiTitle": "A session", "sessionId": session})
         lines(folder / f"{n:08}.jsonl", rows)
 
 
@@ -430,9 +447,9 @@ _ROOT = Limits(evaluations=False, reward=FINITE)
 AGENTS = (
     Writer(
         "Claude Code",
-        "not checked",
+        "Claude Code 2.1.220 (its files)",
         claude_code,
-        {**NOTHING, "error": NO_ERROR},
+        NOTHING,
         Limits(evaluations=False, system=False),
     ),
     Writer("Codex", "codex 001cb8e2", codex, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP}, ALONE),
