@@ -45,7 +45,7 @@ class DumpBodies(Bodies):
         )
         advantage = record.advantage if row.advantage is None else row.advantage
         unknown = {k: v for k, v in record.unknown.items() if k != "advantage" or advantage is None}
-        return replace(record, trajectory=trajectory, advantage=advantage, unknown=unknown)
+        return replace(record, trajectory=trajectory, advantage=advantage, split=row.split, unknown=unknown)
 
     def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = None) -> list[Use]:
         return []

@@ -48,7 +48,7 @@ def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple
         group = group if rollout.step is None else f"{rollout.step}:{group}"
     if rollout.split and rollout.split != "train" and (not rollout.group or rollout.group.isdecimal()):
         group = f"{rollout.split}:{group}"
-    if _split(rollout) == Split.JUDGE:
+    if split_of(rollout) == Split.JUDGE:
         group = f"{rollout.agent}:{group}"
     return prompt_id, f"{scope}:{group}" if scope else group
 
@@ -105,7 +105,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
         advantage=rollout.advantage,
         step_advantages=_step_advantages(rollout, len(steps)),
         policy_version=rollout.policy_version,
-        split=_split(rollout),
+        split=split_of(rollout),
         token_count=rollout.token_count,
         unknown={**missing, **why},
     )
@@ -145,7 +145,7 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
             "tokens": rollout.token_count,
             "flags": int(flags),
             "env": rollout.env,
-            "split": _split(rollout),
+            "split": split_of(rollout),
             "stop": _stop(rollout),
             "rollout": rollout.index if rollout.index is not None else index,
             "version": rollout.policy_version,
@@ -193,7 +193,8 @@ def _stop(rollout: Rollout) -> str:
     return rollout.stop or ("error" if rollout.error else "")
 
 
-def _split(rollout: Rollout) -> str:
+def split_of(rollout: Rollout) -> str:
+    """Return the split of a rollout, training if its writer names none."""
     return Split.JUDGE if is_judge(rollout.agent) else rollout.split or Split.TRAIN
 
 

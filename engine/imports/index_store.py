@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +11,12 @@ from ..runs.errors import RecordVersion
 from ..runs.labels import clean
 from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
+from .groups import Groups
 
 VERSION = "13"
 """The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
 """Reported problems. Ten times as many are kept."""
-_GROUPS = 100_000
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -73,9 +72,8 @@ class IndexStore:
         self.db.executescript(_TABLES)
         self.db.execute("PRAGMA cache_size = -32768")
         self.db.execute("PRAGMA wal_autocheckpoint = 4000")
-        self._counts: OrderedDict[str, int] = OrderedDict()
+        self.groups = Groups(self.db)
         self._first: str | None = None
-        self._uncounted = bool(self.record.last_n())  # whether groups may have rollouts that are not in `_counts`
         self.problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
         self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
         self._filled = False
@@ -134,21 +132,6 @@ class IndexStore:
             self._first = format_ if row is None else row[0]
         return "" if format_ == self._first else format_
 
-    def position_in_group(self, group: str) -> int:
-        """Count a rollout of a group. Return the number of those before it."""
-        known = self._counts.pop(group, None)
-        if known is None:
-            known = 0
-            if self._uncounted:
-                known = self.db.execute(
-                    "SELECT count(*) FROM rows WHERE grp = (SELECT id FROM groups WHERE name = ?)", (group,)
-                ).fetchone()[0]
-        self._counts[group] = known + 1
-        if len(self._counts) > _GROUPS:
-            self._counts.popitem(last=False)
-            self._uncounted = True
-        return known
-
     def forget(self) -> None:
         """Empty the index in one transaction. Open readers start again."""
         self.record.begin()
@@ -163,7 +146,7 @@ class IndexStore:
             self.record.set_meta(key, value)
         self.record.commit()
         self.record.rollback()  # forget the names that were known
-        self._counts.clear()
+        self.groups.forget()
         self._first = None
         self.problems = 0
         self.expecting = self._filled = False

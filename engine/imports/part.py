@@ -13,8 +13,9 @@ from pathlib import Path
 from ..runs import codec
 from ..runs.columns import Flag, Listed
 from ..runs.labels import clean
+from ..runs.types import Split
 from .containers.base import Found
-from .convert import columns, identity, lacks, listed_of, with_turns_of_prompt
+from .convert import columns, identity, lacks, listed_of, split_of, with_turns_of_prompt
 from .dump import format_of
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import IndexStore
@@ -69,6 +70,8 @@ class Part:
         self.again: list[tuple[str, Rollout]] = []
         self.expected: dict[str, int] = {}
         self.growing: dict[str, int] = {}
+        self.replaced: list[tuple[str, str]] = []
+        """Groups that are written again, and the new names for their earlier rollouts."""
         self.read: dict[int, tuple[Listed, tuple[int, int, int, int]]] = {}
 
     @property
@@ -195,24 +198,41 @@ class Part:
             if turns is not None and turns > sum(m.is_agent for m in rollout.completion):
                 return
         if at is not None or n is not None:  # the list shows it already
-            listed = listed_of(rollout, named, fallback_id=fallback, index=self._position(at, n))
+            group, position = self._shown(at, n)
+            named = named if not group.endswith(named[1]) else (named[0], group)
+            listed = listed_of(rollout, named, fallback_id=fallback, index=position)
             if at is not None:
                 self.rows[at], self.places[at] = listed, place
             elif n is not None:
                 self.read[n] = (listed, place)
             self.last = ((*rollout.prompt, *rollout.completion), at, n)
             return
-        position = self.store.position_in_group(named[1])
+        group, position = self._placed(rollout, named[1])
         if rollout.grows:
             self.growing[rollout.id] = len(self.rows)
         self.last = ((*rollout.prompt, *rollout.completion), len(self.rows), None)
-        self.rows.append(listed_of(rollout, named, fallback_id=fallback, index=position))
+        self.rows.append(listed_of(rollout, (named[0], group), fallback_id=fallback, index=position))
         self.places.append(place)
 
-    def _position(self, at: int | None, n: int | None) -> int:
+    def _placed(self, rollout: Rollout, group: str) -> tuple[str, int]:
+        """Return the group of a new row, and its position in it. If the group is written again, its earlier rows get
+        another group and split."""
+        group, position, attempt = self.store.groups.add(group, rollout, split_of(rollout), self.source)
+        if attempt:
+            earlier = f"{group} (attempt {attempt})"
+            self.replaced.append((group, earlier))
+            for i, row in enumerate(self.rows):
+                if row.group == group:
+                    values = {**row.values, "split": Split.REPLACED}
+                    self.rows[i] = row._replace(group=earlier, values=values)
+        return group, position
+
+    def _shown(self, at: int | None, n: int | None) -> tuple[str, int]:
+        """Return the group of a row, and its position in it."""
         if at is not None:
-            return int(self.rows[at].values["rollout"] or 0)
-        return int(self.store.db.execute("SELECT rollout FROM rows WHERE n = ?", (n,)).fetchone()[0])
+            return self.rows[at].group, int(self.rows[at].values["rollout"] or 0)
+        sql = "SELECT name, rollout FROM rows JOIN groups ON groups.id = grp WHERE n = ?"
+        return self.store.db.execute(sql, (n,)).fetchone()  # type: ignore[no-any-return]
 
     def _grown(self, id_: str) -> tuple[int | None, int | None, int | None]:
         """Return the place of the row of a rollout that has grown, in this part or in the index, and its turns."""
@@ -231,10 +251,10 @@ class Part:
         source = self.source if item.path is None else self._source_of(item.path)
         if known or source is None:
             return
-        named = identity(rollout, self.store.scope(format_))
-        position = self.store.position_in_group(named[1])
+        prompt_id, group = identity(rollout, self.store.scope(format_))
+        group, position = self._placed(rollout, group)
         self.expected[rollout.id] = len(self.rows)
-        row = listed_of(rollout, named, fallback_id="", index=position)
+        row = listed_of(rollout, (prompt_id, group), fallback_id="", index=position)
         self.rows.append(row._replace(labels=None, values={**row.values, "turns": None}))
         self.places.append((source, item.at, item.length, 0))
         self._see(format_, 1, documents=0)
@@ -249,6 +269,12 @@ class Part:
         size, changed = stat_of(self.origin.path) if self.origin.path.exists() else (0, 0)
         record.begin()
         try:
+            for group, earlier in self.replaced:
+                names = record.rows.names
+                old, new = names.named("groups", group), names.named("groups", earlier)
+                split = names.labels.intern("split", Split.REPLACED)
+                self._measure_again("grp = ?", old)
+                db.execute("UPDATE rows SET split = ?, grp = ? WHERE grp = ?", (split, new, old))
             if self.rows:
                 first = record.rows.add(self.rows)
                 db.executemany(
@@ -261,6 +287,7 @@ class Part:
                     self.last = (self.last[0], None, first + self.last[1])
             for n, (listed, place) in self.read.items():
                 record.rows.replace(n, listed)
+                self._measure_again("n = ?", n)
                 db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
                 self.store.found(listed.id)
                 self._amend_again(listed.id)
@@ -279,7 +306,7 @@ class Part:
             for numbers in self.numbers:
                 db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
                 record.metrics.replace(numbers.step, numbers.values)
-            if self.again or self.amendments or self.read:  # they may change steps and components
+            if self.again or self.amendments or self.read or self.replaced:  # they may change steps and components
                 record.set_meta("measured", "")
             db.executemany(
                 "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
@@ -349,6 +376,13 @@ class Part:
         if amendment.step is not None:
             db.execute("UPDATE rows SET step = coalesce(step, ?) WHERE n = ?", (amendment.step, row[0]))
         self.store.record.rows.add_extras(row[0], amendment.extra)
+        self._measure_again("n = ?", row[0])
+
+    def _measure_again(self, which: str, of: int) -> None:
+        """Make the means of the steps of some rows again."""
+        self.store.db.execute(
+            f"UPDATE measured SET rollouts = -1 WHERE step IN (SELECT step FROM rows WHERE {which})", (of,)
+        )
 
 
 def stat_of(path: str | Path) -> tuple[int, int]:

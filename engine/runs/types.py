@@ -49,6 +49,8 @@ class Split(StrEnum):
     """Requests that were answered."""
     JUDGE = "judge"
     """Texts of an agent that judges others: no rollouts of the policy."""
+    REPLACED = "replaced"
+    """Rollouts of a step that a resumed training wrote again."""
 
 
 class Phase(StrEnum):

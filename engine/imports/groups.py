@@ -1,0 +1,128 @@
+"""The groups of an index, and the steps that a resumed training wrote again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..runs.labels import clean
+from .rollout import Rollout
+
+_REMEMBERED = 20_000
+_LARGE = 4096
+"""The size of a group above which no second attempt is looked for."""
+
+
+@dataclass
+class _Group:
+    """The rollouts of a group. `attempt`: how often the training had resumed before its first rollout was written.
+    `earlier`: the number of earlier groups of this name."""
+
+    split: str = ""
+    step: int | None = None
+    source: int = 0
+    attempt: int = 0
+    earlier: int = 0
+    ids: list[str] = field(default_factory=list)
+    indices: list[int | None] = field(default_factory=list)
+
+
+class Groups:
+    """Gives each group one step and one split, and finds groups that a file holds twice.
+
+    A training that resumes from a checkpoint repeats steps. Its rollouts have the ids or indices of an earlier attempt,
+    or belong to a group that was full already, in a file whose groups have one size.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.forget()
+        self._stored = db.execute("SELECT 1 FROM rows LIMIT 1").fetchone() is not None
+
+    def forget(self) -> None:
+        self._known: OrderedDict[str, _Group] = OrderedDict()
+        self._resumed: defaultdict[str, list[int]] = defaultdict(list)
+        """By split, the steps at which the training began again."""
+        self._sizes: defaultdict[str, set[int]] = defaultdict(set)
+        """By split, the sizes of the groups of all steps but the present one."""
+        self._present: tuple[int | None, dict[str, _Group]] = (None, {})
+        """The present step and its groups."""
+        self._last: dict[str, str] = {}
+        """By split, the name of the group that was written last."""
+        self._latest = -1
+        self._stored = False
+        """Whether groups may have rollouts that are not in `_known`."""
+
+    def add(self, name: str, rollout: Rollout, split: str, source: int) -> tuple[str, int, int]:
+        """Count a rollout. Return the name of its group, and the number of rollouts before it. If these belong to an
+        earlier attempt, return the number of that attempt as well, else 0."""
+        scope = split, rollout.step
+        group = self._group(name)
+        if group.ids and None not in (group.step, rollout.step) and (group.split, group.step) != scope:
+            name = f"{rollout.step}:{name}" if group.split == split else f"{split}:{rollout.step}:{name}"
+            group = self._group(name)
+        again = bool(group.ids) and group.source == source and self._is_again(group, rollout, name)
+        if self._present[0] != rollout.step:
+            for known in self._present[1].values() if not again else ():  # else the last ones may have been cut off
+                self._sizes[known.split].add(len(known.ids))
+            self._present = rollout.step, {}
+        if again:
+            if group.attempt == self._attempt(split, rollout.step) and len(self._sizes[split]) < 2:
+                self._resumed[split].append(rollout.step or 0)
+            group = self._known[name] = _Group(earlier=group.earlier + 1)
+        if not group.ids:
+            group.split, group.step, group.source = split, rollout.step, source
+            group.attempt = self._attempt(split, rollout.step)
+        self._present[1][name] = group
+        group.ids.append(rollout.id)
+        group.indices.append(rollout.index)
+        self._last[split] = name
+        self._latest = max(self._latest, rollout.step or 0)
+        return name, len(group.ids) - 1, group.earlier if again else 0
+
+    def _attempt(self, split: str, step: int | None) -> int:
+        return 0 if step is None else sum(begin <= step for begin in self._resumed[split])
+
+    def _is_again(self, group: _Group, rollout: Rollout, name: str) -> bool:
+        if rollout.step is None:
+            return False
+        if group.attempt < self._attempt(group.split, rollout.step) or _repeats(rollout.id or None, group.ids):
+            return True
+        if not rollout.group and rollout.step >= self._latest:
+            return False  # a batch may hold a prompt twice
+        if rollout.index is not None:
+            return _repeats(rollout.index, group.indices)
+        return self._last[group.split] != name and self._sizes[group.split] == {len(group.ids)} != {1}
+
+    def _group(self, name: str) -> _Group:
+        group = self._known.pop(name, None) or self._read(name)
+        self._known[name] = group
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+            self._stored = True
+        return group
+
+    def _read(self, name: str) -> _Group:
+        group = _Group()
+        if self._stored:
+            for id_, index, *scope in self.db.execute(
+                "SELECT cards.id, rollout, labels.name, step, source FROM rows JOIN cards ON cards.n = rows.n "
+                "JOIN places ON places.n = rows.n LEFT JOIN labels ON labels.id = split "
+                "WHERE grp = (SELECT id FROM groups WHERE name = ?) ORDER BY rows.n",
+                (clean(name),),
+            ):
+                group.ids.append(id_)
+                group.indices.append(index)
+                group.split, group.step, group.source = scope
+        if group.ids:
+            begin = f"{clean(name)} (attempt "
+            sql = "SELECT count(*) FROM groups WHERE name BETWEEN ? AND ?"
+            group.earlier = self.db.execute(sql, (begin, f"{begin}:")).fetchone()[0]
+        return group
+
+
+def _repeats(given: object, known: Sequence[object]) -> bool:
+    """Return whether a value is one of those that tell the rollouts of a group apart."""
+    return given is not None and 1 < len(known) < _LARGE and given in known and len(set(known)) == len(known)
