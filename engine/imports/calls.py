@@ -89,7 +89,9 @@ def error_of(value: object) -> str | None:
         kind = value.get("type") or value.get("error")
         said = value.get("message") or value.get("error_chain_str")
         if said or kind:
-            return ": ".join(str(p) for p in (kind, said) if p)
+            return ": ".join(
+                str(p) for p in (kind, said) if p and not (p is kind and str(said).startswith(f"{kind}: "))
+            )
     return text(value)
 
 

@@ -94,7 +94,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
         stop_reason=_stop(rollout),
         error=rollout.error,
         seconds=rollout.seconds,
-        messages=tuple(PromptMessage(m.role, m.text, m.name) for m in prompt),
+        messages=tuple(PromptMessage(m.role, shown(m), m.name) for m in prompt),
         agent=rollout.agent,
         extra=rollout.extra,
         meta={"model": rollout.model} if rollout.model else {},
@@ -159,7 +159,12 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
 
 def prompt_text(prompt: Sequence[Message]) -> str:
     """Return the messages of a prompt as one text."""
-    return "\n\n".join([m.text if m.role == "user" else f"[{m.role}] {m.text}" for m in prompt])
+    return "\n\n".join([shown(m) if m.role == "user" else f"[{m.role}] {shown(m)}" for m in prompt])
+
+
+def shown(message: Message) -> str:
+    """Return the text of a message, or its calls in one line each."""
+    return message.text or "\n".join(map(call_text, message.calls))
 
 
 def columns(rollout: Rollout) -> dict[str, Any]:
@@ -226,10 +231,10 @@ def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
     first = calls[0] if calls else None
     problem = first.problem if first is not None else None
     errors = [e for e in (said.error, *(c.error for c in calls), *(a.error for a in others)) if e]
-    observation = [c.result for c in calls if c.result is not None] + [a.text for a in others]
+    observation = [c.result for c in calls if c.result is not None] + [shown(a) for a in others]
     return Step(
         index=index,
-        text=said.text or "\n".join(call_text(c) for c in calls),
+        text=shown(said),
         thought=said.thought,
         action=first.name if first is not None else None,
         arguments=first.arguments if first is not None and isinstance(first.arguments, Mapping) else {},

@@ -221,7 +221,7 @@ class Mapped:
             if component is not None and (is_number or value is None or isinstance(value, str)):
                 if (score := number(value)) is not None or value is None:
                     components[component] = Score(score)
-            elif self.numbers == "component" and (is_number or value == "NaN"):
+            elif self.numbers == "component" and (is_number or value == "NaN") and not key.startswith("num_"):
                 components[key] = Score(number(value))
             else:
                 extra.update(plain({key: value}))

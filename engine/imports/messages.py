@@ -18,6 +18,11 @@ from .rollout import Call, Display, Message, listed, number, parsed, text
 from .templates import ROLES, flat, joined
 
 _RESULTS = ("tool_result", "tool_call_response")
+_CALLS = ("tool_call", "tool_use", "function_call", "function", "server_tool_use", "mcp_tool_use")
+_PARTS = frozenset([*_CALLS, "text", "output_text", "thinking", "redacted_thinking", "image", "image_url"]) - {
+    "function_call"
+}
+"""Types of the parts of a message. A list of them is one message; a `function_call` may be an item of Responses."""
 
 
 def conversation(value: object) -> tuple[Message, ...]:
@@ -83,6 +88,10 @@ def message(data: Mapping[str, Any]) -> Message:
     return with_text_calls(made) if made.is_agent and not made.calls else made
 
 
+_SPOKEN = frozenset(
+    ["role", "from", "content", "value", "text", "message", "parts", "tool_calls", "function_call", "type", "refusal"]
+)
+"""Keys of a message."""
 _LANGCHAIN = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": "tool"}
 
 
@@ -123,8 +132,13 @@ def completion(value: object) -> tuple[Message, ...]:
         value = langchain(value)
         if (inner := _inside(value)) is not None:
             return conversation(inner)
+        if not value.keys() & _SPOKEN:  # an answer that is an object of its own
+            return (Message("assistant", text(value) or ""),)
         made = message(value)
         return (replace(made, role="assistant") if made.role == "user" and "role" not in value else made,)
+    parts = listed(value)
+    if parts and all(isinstance(p, Mapping) and "role" not in p and p.get("type") in _PARTS for p in parts):
+        return (message({"role": "assistant", "content": parts}),)
     return conversation(value)
 
 
@@ -151,8 +165,11 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
         kind = part.get("type")
         if kind in ("reasoning", "thinking"):
             thoughts.append(text(part.get("reasoning") or part.get("thinking") or part.get("content")) or "")
-        elif kind in ("tool_call", "tool_use", "function_call"):
+        elif kind in _CALLS:
             calls.append(call(part))
+        elif str(kind).endswith("_tool_result"):  # of a tool of the server, which ran within the turn
+            said = text(part.get("content")) or ""
+            calls = [replace(c, result=said) if c.id == part.get("tool_use_id") else c for c in calls]
         elif kind in _RESULTS:
             inner = part.get("response", part.get("result", part.get("content")))
             texts.append(_content(inner)[0] if isinstance(inner, (list, Mapping)) else text(inner) or "")
@@ -164,7 +181,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
             texts.append(inner if isinstance(inner, str) else _content(inner)[0])
         elif part.get("refusal"):
             texts.append(str(part["refusal"]))
-        else:
+        elif kind != "redacted_thinking":
             texts.append(text(part) or "")
     return "\n".join(texts), "\n".join(thoughts), tuple(calls), error
 

@@ -14,7 +14,7 @@ from ..messages import conversation, error_text, split
 from ..rollout import Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
 
 _ITEMS = ("message", "reasoning")
-_EXIT_CODE = re.compile(r"Exit code: (-?\d+)\n")
+_EXIT_CODE = re.compile(r"(?:Exit code: |(?:[A-Z][\w ]{1,40}: [^\n]*\n){0,3}Process exited with code )(-?\d+)\n")
 Entries = list[Mapping[str, Any]]
 
 

@@ -161,9 +161,9 @@ OPENENV = Mapped(
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id"),
-    "group": ("group", "group_id", "group_uid", "uid", "metadata.group"),
+    "group": ("group", "group_id", "group_uid", "uid", "prompt_group", "metadata.group"),
     "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task"),
-    "index": ("rollout", "rollout_index", "sample_idx", "sample_index"),
+    "index": ("rollout", "rollout_index", "sample_idx", "sample_index", "completion_index"),
     "step": ("step", "global_step", "training_step", "iteration", "metadata.step", "info.step"),
     "prompt": ("prompt", "input", "question", "query", "instruction", "problem", "prompt_text"),
     "completion": (

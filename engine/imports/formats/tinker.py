@@ -24,7 +24,7 @@ def _summary(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     """Yield a rollout with its conversation from the logtree, or with the words that the environment logs."""
     steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
     logs = [mapping(s.get("logs")) for s in steps]
-    messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, number(step.get("reward")))]
+    messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, step)]
     errors = [error for log in logs if (error := _error(log))]
     one, several = _of_turns([mapping(s.get("metrics")) for s in steps])
     components = {k: number(v) for k, v in {**one, **mapping(document.get("trajectory_metrics"))}.items()}
@@ -48,7 +48,7 @@ def _summary(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
         split="eval" if kind == "test" else kind,
         reward=number(document.get("total_reward")),
         components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
-        stop=stop,
+        stop=stop or next((s for step in steps[::-1] if (s := text(step.get("stop_reason")))), ""),
         error="; ".join(errors) or None,
         token_count=summed([s.get("ac_len") for s in steps]),
         policy_version=whole(document.get("sampling_client_step")),
@@ -56,7 +56,7 @@ def _summary(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     )
 
 
-def _logged(log: Mapping[str, Any], reward: float | None) -> list[Message]:
+def _logged(log: Mapping[str, Any], step: Mapping[str, Any]) -> list[Message]:
     """Read the log of a turn. Environments with tools log words, calls and results, and others a response."""
     words = text(log.get("assistant_content", log.get("response"))) or ""
     calls = [{"name": log["tool"]}] if isinstance(log.get("tool"), str) else []
@@ -68,7 +68,8 @@ def _logged(log: Mapping[str, Any], reward: float | None) -> list[Message]:
         if (result := text(log.get(f"tool_result_{i}"))) is not None:
             results.append(Message("tool", result, call_id=str(i)))
     said = message({"role": "assistant", "content": words, "tool_calls": calls})
-    return [replace(said, reward=reward, error=_error(log)), *results]
+    stop = text(step.get("stop_reason")) or ""
+    return [replace(said, reward=number(step.get("reward")), stop=stop, error=_error(log)), *results]
 
 
 def _error(log: Mapping[str, Any]) -> str | None:

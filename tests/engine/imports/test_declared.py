@@ -246,6 +246,8 @@ def test_a_command_of_codex_that_failed_is_an_error(tmp_path: Path, opened: Open
     texts = [
         "Exit code: 2\nWall time: 0.1 seconds\nOutput:\nno such file",
         "Exit code: 0\nWall time: 0.1 seconds\nOutput:\n",
+        "Chunk ID: 1a\nWall time: 0.1 seconds\nProcess exited with code 1\nOriginal token count: 3\nOutput:\nno",
+        "no header\nProcess exited with code 1\n",
     ]
     rows = [{"type": "session_meta", "payload": {"id": "s"}}]
     items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list"}]}]
@@ -257,4 +259,71 @@ def test_a_command_of_codex_that_failed_is_an_error(tmp_path: Path, opened: Open
         "".join(json.dumps(r) + "\n" for r in [*rows, *({"type": "response_item", "payload": i} for i in items)])
     )
     calls = [call for step in opened(file).bodies.trajectory(1).trajectory.steps for call in step.calls]
-    assert [(call.result, call.error) for call in calls] == [(texts[0], "exit code 2"), (texts[1], None)]
+    assert [(call.result, call.error) for call in calls] == list(
+        zip(texts, ("exit code 2", None, "exit code 1", None), strict=True)
+    )
+
+
+def test_an_answer_may_be_any_json(tmp_path: Path, opened: Open):
+    """promptfoo parses the output of a provider: an object, a list of calls, or a list of parts."""
+    row = {"promptIdx": 0, "success": True, "prompt": {"raw": "q"}}
+    call = {"type": "function", "id": "c", "function": {"name": "look", "arguments": "{}"}}
+    outputs = [{"a": 1}, [call], [{"type": "text", "text": "words"}, {"type": "tool_use", "name": "zoom", "input": {}}]]
+    rows = [{**row, "testIdx": i, "response": {"output": output}} for i, output in enumerate(outputs)]
+    (tmp_path / "o.json").write_text(json.dumps({"results": {"results": rows}}))
+    reader = opened(tmp_path / "o.json")
+    steps = [step for row in reader.rollouts.page(limit=9) for step in reader.bodies.trajectory(row.n).trajectory.steps]
+    assert [(s.text, [c.name for c in s.calls]) for s in steps] == [
+        ('{"a": 1}', []), ("look({})", ["look"]), ("words", ["zoom"])
+    ]  # fmt: skip
+
+
+def test_a_tool_of_the_server_answers_within_the_turn(tmp_path: Path, opened: Open):
+    content = [
+        {"type": "redacted_thinking", "data": "xx"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"title": "found"}]},
+        {"type": "text", "text": "It is x."},
+    ]
+    message = {"role": "assistant", "content": content, "stop_reason": "end_turn"}
+    (tmp_path / "b.jsonl").write_text(
+        json.dumps({"custom_id": "a", "result": {"type": "succeeded", "message": message}}) + "\n"
+    )
+    (step,) = opened(tmp_path / "b.jsonl").bodies.trajectory(1).trajectory.steps
+    assert (step.text, [(c.name, c.result) for c in step.calls]) == (
+        "It is x.", [("web_search", '[{"title": "found"}]')]
+    )  # fmt: skip
+
+
+def test_calls_of_the_user_are_shown(tmp_path: Path, opened: Open):
+    """tau2-bench lets the simulated user call tools of its own."""
+    call = {"id": "u", "name": "toggle", "arguments": {"on": True}, "requestor": "user"}
+    talk = [
+        {"role": "assistant", "content": "Toggle it."},
+        {"role": "user", "content": None, "tool_calls": [call]},
+        {"role": "tool", "id": "u", "content": "It is on.", "requestor": "user", "error": False},
+    ]
+    row = {"id": "s", "task_id": "t", "trial": 0, "termination_reason": "user_stop", "messages": talk}
+    (tmp_path / "r.json").write_text(json.dumps({"simulations": [row], "info": {}}))
+    (step,) = opened(tmp_path / "r.json").bodies.trajectory(1).trajectory.steps
+    assert step.observation == 'toggle({"on": true})\n\nIt is on.'
+
+
+def test_numbers_of_things_are_no_components_and_an_error_has_one_type(tmp_path: Path, opened: Open):
+    verl = {
+        "input": "user\nq\nassistant\n",
+        "output": "a",
+        "gts": None,
+        "score": 1.0,
+        "step": 1,
+        "num_turns": 4,
+        "ok": 0.5,
+    }
+    error = {"error": "ModelError", "error_chain_str": "ModelError: no route"}
+    v0 = {"example_id": 0, "prompt": "q", "completion": None, "reward": 0.0, "error": error}
+    for name, document in (("a", verl), ("b", v0)):
+        (tmp_path / name).write_text(json.dumps(document) + "\n")
+    reader = opened(tmp_path / "a")
+    (row,) = reader.rollouts.page(limit=9)
+    assert row.extra == {"num_turns": 4, "component.ok": 0.5}
+    assert opened(tmp_path / "b").bodies.trajectory(1).trajectory.error == "ModelError: no route"

@@ -288,7 +288,8 @@ def tinker(episodes: list[Episode], folder: Path) -> None:
             logs = {"assistant_content": turn.text}
             for j, c in enumerate(turn.calls):
                 logs |= {f"tool_call_{j}": f"{c.name}({json.dumps(c.arguments)})", f"tool_result_{j}": c.result}
-            steps.append({"step_idx": i, "ob_len": 3, "ac_len": 3, "reward": 0.0, "metrics": {}, "logs": logs})
+            step = {"step_idx": i, "ob_len": 3, "ac_len": 3, "reward": 0.0, "metrics": {}, "logs": logs}
+            steps.append({**step, "episode_done": turn is e.turns[-1], "stop_reason": turn.stop})
         row = {"split": "test" if e.split == "eval" else "train", "iteration": e.step, "group_idx": groups[e.group]}
         row |= {
             "traj_idx": e.index,
@@ -358,8 +359,8 @@ TRAINERS = (
         **_FLAT, "advantage": NO_ADVANTAGE, "components": NO_PARTS, "group": NO_GROUP},
         Limits(turns=1, calls=False), shown=chat.hermes),
     Writer("trackio traces", "trackio 0.43.0", trackio, {"tool errors": NO_TOOL_ERROR}, Limits(component=FINITE)),
-    Writer("tinker-cookbook", "tinker-cookbook 0.6.1", tinker, {
-        "tool errors": NO_TOOL_ERROR, "advantage": NO_ADVANTAGE, "stop": NO_STOP, "error": NO_ERROR,
+    Writer("tinker-cookbook", "tinker-cookbook 08ee6ea2", tinker, {
+        "tool errors": NO_TOOL_ERROR, "advantage": NO_ADVANTAGE, "error": NO_ERROR,
         "prompt": "only the logtree holds prompts", "thoughts": "thoughts are not logged apart"},
         seen=lambda e: replace(e, turns=tuple(replace(t, heard="") for t in e.turns)),
         order=lambda e: (e.step, e.split != "eval")),
