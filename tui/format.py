@@ -14,6 +14,8 @@ SPARK = "▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 TRUE_MARK, FALSE_MARK, UNKNOWN_MARK = "✓", "✗", "·"
 MINUS = "−"
+_RESIDUE = 1e-12
+"""Values below this size are rounding errors of sums, and shown as zero."""
 
 
 def number(value: float | int | None, digits: int = 3, signed: bool = False) -> str:
@@ -23,7 +25,7 @@ def number(value: float | int | None, digits: int = 3, signed: bool = False) -> 
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("∞" if value > 0 else f"{MINUS}∞")
     size = abs(value)
-    if size == 0:
+    if size < _RESIDUE:
         text = "0" if isinstance(value, int) else "0.00"
     elif size >= 1e12:
         text = f"{size:.1e}".replace("e+", "e")
@@ -47,9 +49,9 @@ def number(value: float | int | None, digits: int = 3, signed: bool = False) -> 
         text = f"{size:.{digits}f}" if size < 0.1 else f"{size:.2f}"
     else:
         text = f"{size:.0e}".replace("e-0", "e-")
-    if value < 0:
+    if value < 0 and size >= _RESIDUE:
         return MINUS + text
-    return "+" + text if signed and value > 0 else text
+    return "+" + text if signed and value >= _RESIDUE else text
 
 
 def fixed(value: float | None, places: int = 2, signed: bool = False) -> str:

@@ -32,10 +32,13 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class ModelTurn:
-    """The model's own next turn."""
+class Continuation:
+    """The rollout as the model continues it. `text` is its first turn, that of step `step` (from 0)."""
 
+    record: TrajectoryRecord
     text: str
+    step: int
+    over: bool
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Refusal:
     message: str
 
 
-Event = Situation | ModelTurn | Refusal
+Event = Situation | Continuation | Refusal
 
 
 class Play:
@@ -88,10 +91,10 @@ class Play:
 
 
 def _event(data: dict[str, Any]) -> Event:
-    if data["event"] == "model":
-        return ModelTurn(data["text"])
     if data["event"] == "problem":
         return Refusal(data["message"])
     tools = tuple(ToolSpec.from_json(tool) for tool in data["tools"])
     record = decode_body(data["record"].encode(), tools)
+    if data["event"] == "model":
+        return Continuation(record, data["text"], data["step"], data["over"])
     return Situation(record, tools, data["task"], data["tasks"], data["over"])

@@ -5,13 +5,13 @@ The terminal starts this process (`engine.launch.play`). Both write one JSON obj
 | standard output | |
 |---|---|
 | `{"event": "turn", "task", "tasks", "tools", "over", "record"}` | the rollout so far: after the prompt, after each turn, and at its end |
-| `{"event": "model", "text"}` | the model's own next turn |
+| `{"event": "model", "text", "step", "over", "tools", "record"}` | the model's own continuation so far: its first turn `text` is that of `step` |
 | `{"event": "problem", "message"}` | a request that failed |
 
 | standard input | |
 |---|---|
 | `{"turn": text}` | the next turn: calls such as `LOOK(x=1)`, or the text itself |
-| `{"model": true}` | asks for the model's own next turn |
+| `{"model": true}` | asks for the model's own continuation to the end of the rollout |
 | `{"again": true}`, `{"next": true}` | end this rollout; the same task again, or the next one |
 
 The end of the input ends the process. A rollout that was left after its first turn is recorded too.
@@ -30,6 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...envs.calls import ToolCall, format_call
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.tools import ToolSpec
@@ -42,6 +44,7 @@ from ..runs.types import TrajectoryRecord
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
     from ...envs.agent import Message, Seed
+    from ..agents.history import TokenArrays
     from ..agents.scripted import ScriptedSession
     from ..rollouts.rollout import Rollout
     from ..rollouts.runner import Row
@@ -101,7 +104,11 @@ class _JSONNames(ast.NodeTransformer):
         return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
-class Player:
+class Diverged(Exception):
+    """The copy of an environment answered the person's turns in another way."""
+
+
+class PlayedRun:
     """Plays the rollouts of a run as a person types them.
 
     commands, events: the pipes to the terminal.
@@ -119,10 +126,12 @@ class Player:
         self.trainer, _ = build_trainer(config, run_dir, self.recorder)
         self.rows = self.trainer.rows
         self.policy: Any = self.trainer.agent
-        player = self
 
-        class Person(ScriptedAgent):
-            """An agent that asks a person. It gets the same view of an environment as the policy."""
+        class Player(ScriptedAgent):
+            """An agent with the policy's view of an environment. It keeps its last session."""
+
+            session: ScriptedSession
+            offered: Sequence[Mapping[str, Any]] | None
 
             def start(
                 self,
@@ -132,25 +141,28 @@ class Player:
                 tools: Sequence[Mapping[str, Any]] | None = None,
                 seed: Seed = None,
             ) -> ScriptedSession:
-                """Open a session in which the person can ask for the model's turn."""
-                player.session = super().start(prompts, num_rollouts, tools=tools, seed=seed)
-                player.offered = tools
-                return player.session
+                """Open a session and keep it."""
+                self.session, self.offered = super().start(prompts, num_rollouts, tools=tools, seed=seed), tools
+                return self.session
 
-        person = Person(
-            self._ask,
-            self.trainer.tokenizer,
-            max_trajectory_tokens=config.training.max_trajectory_tokens,
-            knows=self.policy.knows,
-            template_kwargs=config.model.chat_template_kwargs,
-            native_calls=config.model.native_calls,
-            sight=self.policy.chat.sight,
+        self.person, self.model = (
+            Player(
+                script,
+                self.trainer.tokenizer,
+                max_trajectory_tokens=config.training.max_trajectory_tokens,
+                knows=self.policy.knows,
+                template_kwargs=config.model.chat_template_kwargs,
+                native_calls=config.model.native_calls,
+                sight=self.policy.chat.sight,
+            )
+            for script in (self._ask, self._continue)
         )
-        self.person = person
-        self.runner = replace(self.trainer.runner, agent=person, num_rollouts=1)
-        self.session: ScriptedSession
-        self.offered: Sequence[Mapping[str, Any]] | None = None
+        self.runner = replace(self.trainer.runner, agent=self.person, num_rollouts=1)
+        self.copies = replace(self.runner.beside(), agent=self.model, watch=None)
+        """Runs the model's continuations, in environments of its own."""
+        self._seed = config.seed
         self._commands, self._events = commands, events
+        self._number, self._turns = 0, list[str]()
         self._task, self._tools = 0, ()
         self._so_far: Trajectory | None = None
         self._next: dict[str, Any] | None = None
@@ -173,7 +185,7 @@ class Player:
                 self._task = (self._task + 1) % len(self.rows)
 
     def _rollout(self, row: Row, number: int) -> None:
-        self._next, self._so_far = None, None
+        self._next, self._so_far, self._number, self._turns = None, None, number, []
         environment = self.runner.environment(row)
         self._tools = tuple(getattr(environment, "tools", ()))
         if isinstance(environment, MultiTurnEnv):
@@ -181,7 +193,7 @@ class Player:
             self._shown_tools = tuple(environment.offered())
         else:
             self._shown_tools = self._tools
-        rollout = self.runner.run([row], first=number, step=0)[0]
+        rollout = self.runner.run([row], first=number, seed=self._seed, step=0)[0]
         if rollout.trajectory is None:
             self._tell("problem", message="this environment gives no trajectory, so nothing can be shown or recorded")
             return
@@ -207,7 +219,8 @@ class Player:
 
     def _ask(self, row: int, turn: int, observation: str | None) -> str | None:
         """Return the person's next turn, or None if the person leaves the rollout."""
-        self._show_so_far(turn, observation)
+        so_far = self._rollout_so_far(turn, observation)
+        self._show(_undecided(self._scored(so_far, update=False)) if turn else so_far, over=False)
         while True:
             command = self._command()
             if command is None:
@@ -217,40 +230,71 @@ class Player:
                 self._next = command
                 return None
             if isinstance(text := command.get("turn"), str) and text.strip():
-                return self._written(text)
+                self._turns.append(self._written(text))
+                return self._turns[-1]
             if "model" in command:
-                self._show_model()
+                self._show_continuation(so_far)
 
     def _written(self, text: str) -> str:
         """Return a turn in the policy's form."""
         thought, calls = typed_calls(text, self._tools)
         if not calls:
             return text
-        if self.person.call_reader is not None and self.offered:
+        if self.person.call_reader is not None and self.person.offered:
             schemas = [tool.schema for tool in self._tools]
-            native = self.person.call_reader.write(self.person.chat_for(self.offered), thought, calls, schemas)
+            native = self.person.call_reader.write(self.person.chat_for(self.person.offered), thought, calls, schemas)
             if native is not None:
                 return native
         return "\n".join([*([thought] if thought else []), *(format_call(c.name or "", c.arguments) for c in calls)])
 
-    def _show_model(self) -> None:
+    def _show_continuation(self, so_far: Rollout) -> None:
+        """Let the model play on to the end. The person's turns are repeated in a copy of the environment first."""
+        row, turns = self.rows[self._task], len(self._turns)
+        environment = self.copies.environment(row)
+        if isinstance(environment, MultiTurnEnv):
+            environment.on_turn = self._continued
+        self._model_text = ""
+        try:
+            rollout = self.copies.run([row], first=self._number, seed=self._seed, step=0)[0]
+            if rollout.trajectory is not None:
+                self._show_model(self._scored(rollout, update=False), over=True)
+                return
+        except Diverged:
+            self._tell("problem", message="The environment does not repeat its answers: the model plays one turn.")
+            self._model_text = self._model_turn(self.person)
+        except Exception as problem:  # whatever the model or the copy raises: the person plays on
+            self._tell("problem", message=one_sentence(problem))
+            return
+        assert so_far.trajectory is not None
+        steps = (*so_far.trajectory.steps, Step(turns, self._model_text))
+        self._show_model(replace(so_far, trajectory=replace(so_far.trajectory, steps=steps)), over=True)
+
+    def _continue(self, row: int, turn: int, observation: str | None) -> str | None:
+        """Return the person's turn, or after the last one the model's."""
+        if turn < len(self._turns):
+            return self._turns[turn]
+        if turn == len(self._turns):
+            if not np.array_equal(self.model.session.tokens(0).token_ids, self.person.session.tokens(0).token_ids):
+                raise Diverged
+            self._model_text = self._model_turn(self.model)
+            return self._model_text
+        return self._model_turn(self.model)
+
+    def _continued(self, trajectory: Trajectory) -> None:
+        if len(trajectory.steps) > len(self._turns):
+            tokens = self.model.session.tokens(0)
+            self._show_model(_unfinished(tokens, trajectory), over=False)
+
+    def _model_turn(self, agent: Any) -> str:
         from ..policy.prepared import acting
         from ..policy.sight.processor import Encoded
 
-        images = tuple(shown.image for shown in self.session.shown(0))
-        conversation = Encoded(self.session.tokens(0).token_ids.tolist(), images)
-        try:
-            with acting(self.trainer.policy.model):
-                turn = self.policy.next_turn(conversation)
-        except Exception as problem:  # whatever the model raises: the person plays on
-            self._tell("problem", message=one_sentence(problem))
-            return
-        self._tell("model", text=turn.text, stop=turn.stop_reason)
+        images = tuple(shown.image for shown in agent.session.shown(0))
+        with acting(self.trainer.policy.model):
+            return self.policy.next_turn(Encoded(agent.session.tokens(0).token_ids.tolist(), images)).text
 
-    def _show_so_far(self, turn: int, observation: str | None) -> None:
-        from ..rollouts.rollout import Rollout
-
-        tokens, so_far = self.session.tokens(0), self._so_far
+    def _rollout_so_far(self, turn: int, observation: str | None) -> Rollout:
+        tokens, so_far = self.person.session.tokens(0), self._so_far
         if so_far is None:  # an environment with its own `run_trial` shows only the tokens
             said = self.person.chat.decode(tokens.token_ids[tokens.turn == -1].tolist())
             steps = [
@@ -261,26 +305,22 @@ class Player:
                 steps[-1] = replace(steps[-1], observation=observation or "")
             env = self.rows[self._task].env_class_path
             so_far = Trajectory("", env, "", "", 0, said, tuple(steps), correct=None, agent=BY_HAND)
-        rollout = Rollout(
-            tokens.token_ids.astype("int64"), tokens.agent_mask, tokens.turn, tokens.logprobs * 0, 0, 0,
-            logprobs=tokens.logprobs, trajectory=replace(so_far, expected=None, correct=None, stop_reason=""),
-            images=tuple(shown.image for shown in self.session.shown(0)),
-        )  # fmt: skip
-        self._show(_undecided(self._scored(rollout, update=False)) if turn else rollout, over=False)
+        images = tuple(shown.image for shown in self.person.session.shown(0))
+        return replace(_unfinished(tokens, so_far), images=images)
 
     # -- pipes ------------------------------------------------------------------------------------------------------
 
     def _show(self, rollout: Rollout, *, over: bool) -> None:
+        self._tell_rollout("turn", rollout, task=self._task, tasks=len(self.rows), over=over)
+
+    def _show_model(self, rollout: Rollout, *, over: bool) -> None:
+        self._tell_rollout("model", rollout, text=self._model_text, step=len(self._turns), over=over)
+
+    def _tell_rollout(self, event: str, rollout: Rollout, **data: Any) -> None:
         assert rollout.trajectory is not None
         self.recorder.writer.flush(timeout=10.0)  # images first
-        self._tell(
-            "turn",
-            task=self._task,
-            tasks=len(self.rows),
-            over=over,
-            tools=[tool.to_json() for tool in self._shown_tools],
-            record=encode_body(TrajectoryRecord(rollout.trajectory, rollout.breakdown)).decode(),
-        )
+        record = encode_body(TrajectoryRecord(rollout.trajectory, rollout.breakdown)).decode()
+        self._tell(event, **data, tools=[tool.to_json() for tool in self._shown_tools], record=record)
 
     def _tell(self, event: str, **data: Any) -> None:
         try:
@@ -299,6 +339,15 @@ class Player:
             if isinstance(command, dict):
                 return command
         return None
+
+
+def _unfinished(tokens: TokenArrays, trajectory: Trajectory) -> Rollout:
+    from ..rollouts.rollout import Rollout
+
+    return Rollout(
+        tokens.token_ids.astype("int64"), tokens.agent_mask, tokens.turn, tokens.logprobs * 0, 0, 0,
+        logprobs=tokens.logprobs, trajectory=replace(trajectory, expected=None, correct=None, stop_reason=""),
+    )  # fmt: skip
 
 
 def _undecided(rollout: Rollout) -> Rollout:
@@ -327,7 +376,7 @@ def main(arguments: Sequence[str]) -> int:
     writer = open_writer(run_dir, process="play")
 
     def work() -> bool:
-        player = Player(read_config(run_dir), run_dir, writer, commands, events)
+        player = PlayedRun(read_config(run_dir), run_dir, writer, commands, events)
         writer.status("running")
         player.play()
         return True

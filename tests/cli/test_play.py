@@ -59,8 +59,11 @@ def test_a_rollout_by_hand_is_scored_recorded_and_a_demonstration(tmp_path: Path
     typed = "\n".join(["/model", *turns, "/next", "LOOK", "/quit"])
     answer = played(tmp_path, typed, "--run-id", "mine")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert 'model    {"name": "SEGMENT_OBJECT_AT"' in answer.stdout
-    first, second, third, *_ = answer.stdout.split("\nstep ")[1:]
+    continued, by_hand = answer.stdout.split("the model's own continuation")[1].split("\nreward ", 1)
+    steps = continued.split("\nstep ")[1:]
+    assert steps[0].startswith("0\n") and '{"name": "SEGMENT_OBJECT_AT"' in steps[0] and "  saw " in steps[0]
+    assert len(steps) > 1 and "ended by answer" in steps[-1], "to the end, with the results of the tools"
+    first, second, third, *_ = by_hand.split("\nstep ")[1:]
     assert "✗ invalid_argument" in first and "so that 0 <= y <" in first and "expected" not in first
     assert "✗ unparsable_call" in second
     assert "ANSWER" in third and ("✓ answer red" in third or "✗ answer red" in third)
@@ -111,6 +114,55 @@ def test_a_dataset_with_a_reward_function(tmp_path: Path):
     assert "printed by the reward function" in (tmp_path / "runs" / "sums" / "logs" / "play.log").read_text()
 
 
+DICE = """
+import random
+
+from grpo_tui.envs import MultiTurnEnv, StepResult
+
+
+class Dice(MultiTurnEnv):
+    name = "dice"
+
+    def __init__(self, tokenizer=None, **config):
+        super().__init__(tokenizer, max_turns=3, **config)
+
+    def make_tasks(self, split, n, seed):
+        return [{}] * n
+
+    def reset(self, task):
+        return {}, [{"role": "user", "content": "roll"}]
+
+    def step(self, state, call):
+        return StepResult(f"rolled {random.SystemRandom().random()}", 0.0)
+
+    def explain(self):
+        return ""
+"""
+
+
+def test_the_continuation_repeats_the_persons_turns_in_a_copy(tmp_path: Path):
+    """After a turn of the person, the model continues from the state that this turn led to."""
+    turn = "SEGMENT_OBJECT_AT(x=1, y=9999)"
+    answer = played(tmp_path, "\n".join([turn, "/model", "/quit"]), "--run-id", "mine")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    before, continued = answer.stdout.split("the model's own continuation")
+    assert turn in before and turn not in continued
+    assert continued.split("\nstep ")[1].startswith("1\n"), "from the second turn on"
+    with RunReader(tmp_path / "runs" / "mine") as reader:
+        assert reader.rollouts.total() == 1, "the continuation is not recorded"
+        assert len(reader.bodies.trajectory(1).trajectory.steps) == 1
+
+
+def test_of_an_environment_that_does_not_repeat_itself_one_turn_is_shown(tmp_path: Path):
+    (tmp_path / "dice.py").write_text(DICE)
+    settings = [f"--set=environment.class_path={tmp_path}/dice.py:Dice", "--set=training.max_trajectory_tokens=400"]
+    answer = played(tmp_path, "six\n/model\nfive\n/quit\n", *settings, "--run-id", "dice")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "The environment does not repeat its answers" in answer.stdout
+    continued = answer.stdout.split("the model's own continuation")[1]
+    assert continued.startswith("\n\nstep 1\n  wrote  ") and "rolled" not in continued.split("\nstep 1\n")[1]
+
+
 def test_tools_of_the_users_own(tmp_path: Path):
     shutil.copytree(EXAMPLES / "tool_function", tmp_path, dirs_exist_ok=True)
     shown = played(tmp_path, "", "config.yaml")
@@ -136,7 +188,7 @@ def test_the_terminal(tmp_path: Path):
         screen.press("SEGMENT_OBJECT_AT(x=1, y=9999)\r")
         screen.see("✗ invalid argument", "limit: 0 <= y <", "reward so far")
         screen.press("\x12")
-        screen.see("the model's own next turn", '{"name"')
+        screen.see("the model's own continuation · reward", "SEGMENT_OBJECT_AT")
         screen.press("q")
         assert screen.wait() == 0
     with RunReader(tmp_path / "runs" / "mine") as reader:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from grpo_tui.engine.launch.play import Event, ModelTurn, Refusal, Situation
+from grpo_tui.engine.launch.play import Continuation, Event, Refusal, Situation
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.tui.app.bindings import TABLE
 from grpo_tui.tui.app.destinations import Playing
@@ -45,7 +45,11 @@ class Process:
 
     def send(self, **command: Any) -> None:
         self.sent.append(command)
-        answers: dict[str, Event | None] = {"model": ModelTurn(NASTY), "turn": self.now, "leave": None}
+        answers: dict[str, Event | None] = {
+            "model": Continuation(self.whole.record, NASTY, 0, True),
+            "turn": self.now,
+            "leave": None,
+        }
         self._events.put(answers.get(next(iter(command)), self.fresh))
         if command.get("turn") == "end":
             self._events.put(self.whole)

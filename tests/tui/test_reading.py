@@ -295,7 +295,7 @@ async def test_of_a_300_step_rollout_what_matters_is_a_few_keys_away(tmp_path: P
         await app.press("enter")
         assert app.screen.step == 119 and "conversation · step 120 of 301" in app.text
         await app.press("asterisk")
-        assert app.screen.outline.entries[app.screen.step].branches[0].text.startswith(("$", "$ git"))
+        assert app.screen.outline.entries[app.screen.step].branches[0][1].line.startswith(("$", "$ git"))
         text = await app.press("d")
         assert "reward 0.00" in text and "reward 0.25" in text and "They part at" in text
 

@@ -193,7 +193,7 @@ async def test_what_a_policy_that_sees_looked_at_stands_beside_the_image_with_it
         assert app.screen.image.seen == image and app.screen.image.natural == (round(96 * 2.04), 64)
         text = await app.press("l")
         assert app.screen.image.seen == "images/crop.png"
-        assert "next to it the view of the policy: 40 x 40 pixels, 25 tokens" in text
+        assert "right: the policy's view, 40 × 40 pixels, 25 tokens" in text
         assert app.screen.image.natural == (round(96 * 1.04 + 64), 64)
 
 

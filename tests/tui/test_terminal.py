@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks import coding_rollouts
+
 from .terminal import Terminal, until
 
 OPEN = (
@@ -43,6 +45,29 @@ def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
         screen.press("q")
         assert screen.wait() == 0
         assert b"\x1b[?1049l" in screen.raw, "the terminal is given back as it was"
+
+
+@pytest.mark.parametrize(
+    ("keys", "most", "seen"),
+    [
+        ("\rx", 4, ("99 ✗ $ pytest -q", "conversation · step 99 of 301", "1 failed", "[exit code: 1]")),
+        ("\rfutil", 6, ("1 of 301 steps", "122 ✓ edit app/util.py +3 −1")),
+        ("\rd", 3, ("reward 0.00", "A −0.75", "reward 0.25", "A −0.25", "They part at the first step")),
+    ],
+    ids=["the first test command that failed", "the edit of util.py", "the smaller advantage"],
+)
+def test_a_new_user_needs_few_keys(tmp_path: Path, keys: str, most: int, seen: tuple[str, ...]) -> None:
+    """From the list of rollouts of 300 steps, as `inspect` opens it."""
+    rollouts = {f"a{i}": list(coding_rollouts.agent(300, i, 2_000)) for i in range(2)}
+    file = coding_rollouts.write(tmp_path / "agents.jsonl", rollouts)
+    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-m", "grpo_tui.tui.cli", "inspect", str(file)]
+    assert len(keys) <= most
+    with Terminal(command, cwd=tmp_path, env=os.environ, rows=36, columns=120) as screen:
+        screen.see("1 of 2")
+        for key in keys:
+            screen.press(key)
+            screen.settle()
+        screen.see(*seen)
 
 
 def ignoring_hangups(run: Path, state: Path) -> Any:

@@ -127,7 +127,7 @@ TABLE: tuple[Key, ...] = (
     Key((PLAY,), "enter,i", "enter", "type", "your turn", "Type the next turn: calls of tools, or plain words", 1),
     *(Key((PLAY,), str(n), str(n), f"choose({n})", "", f"Begin a call of tool {n}") for n in range(1, 10)),
     Key((PLAY,), "1", "1-9", "choose(1)", "tool", "", 2),
-    Key((PLAY,), "ctrl+r", "ctrl+r", "model", "model", "The model's own next turn; again to begin with it", 3),
+    Key((PLAY,), "ctrl+r", "ctrl+r", "model", "model", "The model's own continuation; again to begin with its turn", 3),
     Key((PLAY,), "n", "n", "another('next')", "next task", "Leave this rollout and play the next task", 4),
     Key((PLAY,), "a", "a", "another('again')", "again", "Leave this rollout and play the task again", 5),
     Key((PLAY,), "o", "o", "recorded", "recorded", "The rollouts that were recorded", 6),

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...engine.runs.types import Call, Step, Trajectory
+from ..text import width
 from .kinds import by_path
 from .short_values import arguments_text, brief
 from .thoughts import said
@@ -47,6 +48,9 @@ _TIMEOUT = re.compile(
     r"timed[ -]?out (?:after|waiting)|TimeoutE(?:rror|xpired)|\btimeout expired|command timed out", re.I
 )
 _TESTS = re.compile(r"(?<!\d)[1-9]\d* failed\b|\bFAILED \(|^test result: FAILED", re.M)
+_ELEMENTS = re.compile(
+    r"\s*<returncode>-?\d+</returncode>\s*<output>\n?(?P<output>(?:(?!</output>).)*?)\n?</output>\s*", re.S
+)
 _LOOK = 1_500
 """Characters at both ends of a result in which the signs of a failure are looked for."""
 
@@ -79,6 +83,13 @@ class Shown:
             text = block if "\n" in block[:_SHORT] or len(block) <= _SHORT else ""
         first, more, _ = text.lstrip().partition("\n")
         return " ".join(part for part in (self.head, first + " …" * bool(more), self.note) if part)
+
+    def fitted(self, cells: int) -> str:
+        """Return the line with a path or URL that is too long shortened at its beginning."""
+        spare = width(self.line) - cells
+        if spare <= 0 or "/" not in self.text or any(map(str.isspace, self.text)) or len(self.text) < spare + 8:
+            return self.line
+        return " ".join(part for part in (self.head, "…" + self.text[spare + 1 :], self.note) if part)
 
 
 def calls_of(step: Step) -> Sequence[Call]:
@@ -218,6 +229,12 @@ def root_of(trajectory: Trajectory) -> str:
                     found.add(path)
     root = os.path.commonpath([os.path.dirname(path) for path in found]) if found else ""
     return root if root.count("/") >= 1 and root != "/" else ""
+
+
+def bare(result: str) -> str:
+    """Return a result without the elements in which mini-swe-agent sends exit code and output."""
+    found = _ELEMENTS.fullmatch(result)
+    return result if found is None else found["output"]
 
 
 def ended(call: Call) -> tuple[bool | None, str]:

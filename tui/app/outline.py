@@ -8,19 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...engine.runs.types import Step, StepReward, TrajectoryRecord
-from .calls import calls_of, ended, failed, root_of, shown, summary
+from .calls import Shown, calls_of, ended, failed, root_of, shown, summary
 from .thoughts import said
 
 _THOUGHT = re.compile(r"thought\s*>\s*(\d{1,7})")
 FILTER_HINT = "words of a call, such as util.py · failed · penalised · thought>500 · an empty text shows all steps"
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A call or the text of a step: whether it worked, and its line."""
-
-    worked: bool | None
-    text: str
 
 
 @dataclass(frozen=True)
@@ -33,11 +25,12 @@ class Entry:
     advantage: float | None = None
 
     @cached_property
-    def branches(self) -> Sequence[Branch]:
+    def branches(self) -> Sequence[tuple[bool | None, Shown]]:
+        """The calls or the text of the step, each with whether it worked."""
         calls = calls_of(self.step)
         if not calls:
-            return (Branch(False if self.step.label == "?" else None, summary(self.step)),)
-        return [Branch(ended(call)[0], shown(call, self.root).line) for call in calls]
+            return ((False if self.step.label == "?" else None, Shown(summary(self.step))),)
+        return [(ended(call)[0], shown(call, self.root)) for call in calls]
 
     @property
     def size(self) -> int:
@@ -113,7 +106,7 @@ def matcher(text: str) -> Callable[[Entry], bool]:
         if not plain:
             return True
         names = " ".join(call.name for call in calls_of(entry.step))
-        line = " ".join([names, *(branch.text for branch in entry.branches)]).casefold()
+        line = " ".join([names, *(call.line for _, call in entry.branches)]).casefold()
         return all(word in line for word in plain)
 
     return holds

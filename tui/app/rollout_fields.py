@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..format import duration
-from .calls import Shown, calls_of, ended, shown
+from .calls import Shown, bare, calls_of, ended, shown
 from .short_values import brief
 from .thoughts import said, written
 
@@ -81,15 +81,16 @@ def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool 
     """Return a call in one line with its outcome, its other arguments and its result."""
     made, (worked, why) = shown(call, root), ended(call)
     sign, tone = {True: ("✓", "good"), False: ("✗", "bad"), None: ("·", "accent")}[worked]
-    notes = (why, made.note, _size(call.result or ""), duration(seconds) if seconds >= 1 else "")
+    result = bare(call.result or "")
+    notes = (why, made.note, _size(result), duration(seconds) if seconds >= 1 else "")
     fields = [_head(made, sign, tone, " · ".join(part for part in notes if part))]
     fields += [Field(a.name, a.text, kind=a.kind, role="argument", indent=2) for a in made.arguments if a.text.strip()]
     if call.problem:
         fields.append(Field("✗ unread", call.problem, "bad", "plain", indent=2))
     if call.result is not None:
-        if call.result.strip():
+        if result.strip():
             kind = made.result_kind if worked else ""
-            fields.append(Field("", call.result, kind=kind, role="result", tail=worked is False, indent=2))
+            fields.append(Field("", result, kind=kind, role="result", tail=worked is False, indent=2))
         if call.error and call.error not in call.result and call.error.replace(" code", "") != why:
             fields.append(Field("✗ error", call.error, "bad", "plain", indent=2))
     elif several:

@@ -16,6 +16,7 @@ from .train import DatasetOption, ModelOption, RewardOption, own
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
     from ...engine.launch.play import Play, Situation
+    from ...engine.runs.types import TrajectoryRecord
 
 HELP = """Play tasks by hand, in place of the policy, and see the rewards that the policy would get.
 
@@ -75,15 +76,18 @@ def for_play(config: RunConfig) -> RunConfig:
 
 def play_in_lines(game: Play) -> None:
     """Take turns from standard input until it ends."""
-    from ...engine.launch.play import ModelTurn, Refusal
-    from ..text import literal, wrap
+    from ...engine.launch.play import Continuation, Refusal
+    from ..text import literal
 
     shown: int | None = None
     for event in game.events():
         if isinstance(event, Refusal):
             say(literal(event.message))
-        elif isinstance(event, ModelTurn):
-            for line in wrap(f"model    {event.text}", 110, limit=len(event.text) + 9):
+        elif isinstance(event, Continuation):
+            if not event.over:
+                continue
+            say("\nthe model's own continuation")
+            for line in rollout_lines(event.record, event.step):
                 say(line)
         else:
             steps = len(event.record.trajectory.steps)
@@ -109,18 +113,26 @@ def _send_next(game: Play) -> bool:
 
 def situation_lines(now: Situation, seen: int | None) -> Iterator[str]:
     """The steps from number `seen` on, and the end; before them the task where `seen` is None."""
-    from ..plain import Whole, end_lines, step_lines
     from ..text import literal, wrap
 
-    whole, t = Whole(0, now.record), now.record.trajectory
+    t = now.record.trajectory
     if seen is None:
         yield ""
         yield literal(f"task {now.task + 1} of {now.tasks}  {t.env}")
         yield from wrap(t.prompt, 110, limit=len(t.prompt))
         for number, tool in enumerate(now.tools):
             yield literal(f"{'' if number else 'tools':<9}{tool.signature}  {tool.description}".rstrip())
-    for position in range(seen or 0, len(t.steps)):
-        yield from step_lines(whole, position)
+    yield from rollout_lines(now.record, seen or 0, now.over)
     if now.over:
-        yield from end_lines(whole)
         yield "the rollout is over: /again, /next or /quit"
+
+
+def rollout_lines(record: TrajectoryRecord, step: int, over: bool = True) -> Iterator[str]:
+    """The steps of a rollout from `step` on, and its end if it is `over`."""
+    from ..plain import Whole, end_lines, step_lines
+
+    whole = Whole(0, record)
+    for position in range(step, len(record.trajectory.steps)):
+        yield from step_lines(whole, position)
+    if over:
+        yield from end_lines(whole)

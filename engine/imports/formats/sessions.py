@@ -299,7 +299,8 @@ def _event(event: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     if given is None:
         call = {**call, "arguments": {k: v for k, v in args.items() if k not in _META}}
     words = text(said.get("content")) if said else text(args.get("thought"))
-    return {"role": "assistant", "content": words or "", "tool_calls": [call]}, text(answer.get("id")) or ""
+    made = {"role": "assistant", "content": words or "", "tool_calls": [call]}
+    return {**made, "reasoning_content": said.get("reasoning_content")}, text(answer.get("id")) or ""
 
 
 def _sdk_event(event: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:

@@ -1,4 +1,4 @@
-"""Play a task by hand: the conversation, the tools, the rewards so far, and the model's own next turn."""
+"""Play a task by hand: the conversation, the tools, the rewards so far, and the model's own continuation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from ....engine.runs.types import ToolSpec
+from ...format import fixed
 from ..bindings import PLAY, bindings
 from ..destinations import Trajectories
 from ..widgets.frame import Box, Part, split
@@ -24,28 +25,11 @@ from .reading_screen import ReadingScreen
 from .stepper_plan import is_wide
 
 if TYPE_CHECKING:
-    from ....engine.launch.play import Event, Play, Situation
+    from ....engine.launch.play import Continuation, Event, Play, Situation
 
 _HINT = "a call such as {call}, several calls, or plain words · tab completes · ↑ earlier turns · esc cancels"
 _IMAGE_ROOM = 18
 """Rows of the text under which no image is shown."""
-
-
-class ModelPanel(Pane):
-    """The model's proposal for this turn."""
-
-    title = "the model's own next turn"
-
-    def __init__(self) -> None:
-        super().__init__("model")
-        self.text = ""
-
-    def put(self, text: str) -> None:
-        self.text = text
-        self.changed(keep_scroll=False)
-
-    def build(self, width: int, height: int) -> list[Line]:
-        return wrapped(self.palette, self.text or "(nothing)", width, self.palette.text, len(self.text) or 1)
 
 
 class ToolsPanel(Pane):
@@ -100,25 +84,26 @@ class PlayScreen(ReadingScreen):
         self.now: Situation | None = None
         self.tools = ToolsPanel()
         self.conversation = ReadingPanel("conversation", whole=True)
-        self.conversation.problem = "loading the model and the data…"
+        self.conversation.problem, self.conversation.under_way = "loading the model and the data…", True
         self.reward = RewardArithmetic()
         self.image = ImagePane()
-        self.model = ModelPanel()
+        self.model = ReadingPanel("model", whole=True, heading="the model's own continuation")
         self.picture = Picture(self, self.image)
         self._asked = False
-        """Whether the model writes its turn now."""
-        self._model_known = False
+        """Whether the model continues the rollout now."""
+        self._model_text = ""
+        """The first turn of the model's continuation, once it is known."""
         self._history: list[str] = []
 
     @property
     def reading(self) -> ReadingPanel:
-        return self.conversation
+        return self.model if self._active == "model" and self._model_text else self.conversation
 
     def panes(self) -> list[Pane]:
         return [self.conversation, self.tools, self.reward, self.image, self.model]
 
     def tabs(self) -> list[str]:
-        return ["conversation", "tools", "reward", *(["model"] if self._model_known else [])]
+        return ["conversation", "tools", "reward", *(["model"] if self._model_text else [])]
 
     def plan(self, width: int, height: int) -> list[Box]:
         if not is_wide(width, height):
@@ -130,8 +115,8 @@ class PlayScreen(ReadingScreen):
         tools, reward = split(height, [Part(4), Part(least, 0.0)])
         boxes = [Box("tools", 0, *_at(tools, side)), Box("reward", 0, *_at(reward, side))]
         x, text, middle = side - 1, width - side + 1, height
-        if self._model_known:
-            rows = min(height // 3, max(4, len(self.model.build(text - 4, height)) + 2))
+        if self._model_text:
+            rows = max(4, height // 2)
             middle -= rows - 1
             boxes.append(Box("model", x, middle - 1, text, rows))
         if self.image.source and middle >= _IMAGE_ROOM:
@@ -174,30 +159,38 @@ class PlayScreen(ReadingScreen):
         self._ended(look(self.run_path).error or "the process has ended")
 
     def _ended(self, why: str) -> None:
+        self.conversation.under_way = False
         self.conversation.put(None, 0, why)
         self.frame.refresh_lines()
 
     def _arrived(self, event: Event) -> None:
-        from ....engine.launch.play import ModelTurn, Refusal
+        from ....engine.launch.play import Continuation, Refusal
 
         if isinstance(event, Refusal):
             self._asked = False
             self.say(event.message, "error")
-        elif isinstance(event, ModelTurn):
-            self._asked, self._model_known = False, True
-            self.app.clear_notifications()
-            self.model.put(event.text)
-            if not self.is_wide:
-                self.action_show_pane("model")
+        elif isinstance(event, Continuation):
+            self._continued(event)
         else:
             self._show(event)
         self.frame.replan()
         self.frame.refresh_lines()
 
+    def _continued(self, event: Continuation) -> None:
+        if not self._model_text and not self.is_wide:
+            self.action_show_pane("model")
+        self._asked, self._model_text = not event.over, event.text
+        if event.over:
+            self.app.clear_notifications()
+        total = event.record.breakdown.total if event.over and event.record.breakdown is not None else None
+        self.model.heading = "the model's own continuation" + (f" · reward {fixed(total)}" if total is not None else "")
+        self.model.under_way = not event.over
+        self.model.put(event.record, event.step)
+
     def _show(self, now: Situation) -> None:
         trajectory = now.record.trajectory
         step = max(0, len(trajectory.steps) - 1)
-        self.now, self._model_known = now, False
+        self.now, self._model_text = now, ""
         if self.tab == "model":
             self.tab = ""
         self.tools.put(now.tools)
@@ -241,11 +234,11 @@ class PlayScreen(ReadingScreen):
     def action_model(self) -> None:
         if self.now is None or self.now.over or self._asked:
             return
-        if self._model_known:
-            self.action_type(self.model.text)
+        if self._model_text:
+            self.action_type(self._model_text)
             return
         self._asked = True
-        self.say("The model writes its next turn…")
+        self.say("The model continues from here…")
         self.game.send(model=True)
 
     def action_another(self, which: str) -> None:

@@ -146,7 +146,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             self.image.put(self.reads.path, record.trajectory, step)
             if had_image != bool(self.image.source):
                 self.frame.replan()
-        self.text.image_note = self.image.note if record is not None else ""
         self.text.find = self.conversation.find = self.find
         note = self.note()
         self.text.note = self.conversation.note = note.text if note is not None else ""

@@ -23,6 +23,8 @@ from .pane import Pane
 
 _FIELD = 6_000
 """Characters of a field that are shown at most."""
+_ONE_SIDE = 240
+"""Characters of a thought or result that only one side has."""
 _NAMES = ("thought", "call", "answered", "reward")
 
 
@@ -177,8 +179,13 @@ class DiffPane(Pane):
             if name == "reward" or (count == 1 and name == "call"):
                 return [first] * (name == "call")
             return [Line(p).add(f" = {name}: {count:,} equal line{'s' * (count > 1)}", p.faint, cells=self._width)]
-        lines = []
-        cuts = [text if len(text) <= _FIELD else text[:_FIELD] for text in (left, right)]
+        lines, most = [], _FIELD
+        if name in ("thought", "answered") and not (left and right):
+            lines.append(
+                Line(p).add(f" ≠ {name}: only on the {'left' if left else 'right'}", p.faint, cells=self._width)
+            )
+            most = _ONE_SIDE
+        cuts = [text if len(text) <= most else text[:most].rpartition(" ")[0] or text[:most] for text in (left, right)]
         for row in rows(*cuts):
             if row.equal:
                 lines.append(Line(p).add(f"   ⋯ {row.equal:,} equal lines", p.faint, cells=self._width))

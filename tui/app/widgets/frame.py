@@ -235,8 +235,10 @@ class Frame(Widget):
         line = Line(p)
         if pane.active:
             line.add("▪ ", p.accent)
-        room = max(1, box.width - 8)
-        return line.add(pane.title, p.key if pane.active else p.title, cells=min(len(pane.title), room))
+        room, title = max(1, box.width - 8), pane.title
+        while len(title) > room and len(shorter := title.rpartition(" · ")[0]) > room // 3:
+            title = shorter
+        return line.add(title, p.key if pane.active else p.title, cells=min(len(title), room))
 
     def _border_line(self, y: int, width: int, height: int) -> Strip:
         p = self.palette

@@ -164,7 +164,6 @@ class ImagePane(Pane):
         self.source = ""
         self.seen = ""
         self.overlay: Overlay | None = None
-        self.note = ""
         self.natural = (4, 3)
         self._rows: list[list[Segment]] | None = None
         self._problem = ""
@@ -190,11 +189,10 @@ class ImagePane(Pane):
         if (source, overlay, seen) == (self.source, self.overlay, self.seen):
             return
         self.source, self.overlay, self.seen = source or seen, overlay, seen if source else ""
-        self.note = ""
         self.title = f"image {overlay.label}".strip() if overlay and overlay.label else "image"
         if looked_at is not None:
-            beside = "next to it the view of the policy" if self.seen else "the policy saw"
-            self.note = f"{beside}: {looked_at.width} x {looked_at.height} pixels, {looked_at.tokens} tokens"
+            seen = "right: the policy's view" if self.seen else "the policy's view"
+            self.title += f" · {seen}, {looked_at.width} × {looked_at.height} pixels, {looked_at.tokens} tokens"
         self._ask()
 
     def rows_for(self, width: int) -> int:

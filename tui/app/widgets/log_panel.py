@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .line import Line
+from .line import Line, wrapped
 from .pane import Pane
 
 _LOGGED = re.compile(
@@ -54,20 +54,23 @@ class LogPanel(Pane):
             self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
-        return [self._line(text, width) for text in self.tail[-height:]] or [
-            Line(self.palette).add("the log is empty", self.palette.faint)
-        ]
+        lines = [line for text in self.tail[-height:] for line in self._lines(text, width)]
+        return lines[-height:] or [Line(self.palette).add("the log is empty", self.palette.faint)]
 
-    def _line(self, text: str, width: int) -> Line:
+    def _lines(self, text: str, width: int) -> list[Line]:
         """Return time and message. Date, level and module would take the room."""
         p = self.palette
         found = _LOGGED.match(text)
         if found is None:
-            return Line(p).add(text, p.muted, cells=width)
+            return [Line(p).add(text, p.muted, cells=width)]
         level, message = found["level"], found["message"]
         sign, tone = {"WARNING": ("⚠ ", p.warn), "ERROR": ("✗ ", p.bad), "CRITICAL": ("✗ ", p.bad)}.get(
             level, ("", p.text)
         )
         line = Line(p)
         line.offer(Line(p).add(found["time"], p.faint).gap(), width - 12)
-        return line.add(sign + message, tone, cells=max(1, width - line.width))
+        left = line.width
+        first, *more = wrapped(p, sign + message, max(1, width - left), tone) or [Line(p)]
+        if len(more) > 1:  # a message takes two lines
+            more = [more[0].cropped(width - left - 1).add("…", p.muted)]
+        return [line.extend(first), *(Line(p).gap(left).extend(rest) for rest in more)]

@@ -67,14 +67,14 @@ class OutlinePanel(Pane):
         p, here = self.palette, at == self.step
         right = self._numbers(entry, width)
         lines = []
-        for index, branch in enumerate(entry.branches):
+        for index, (worked, call) in enumerate(entry.branches):
             line = Line(p).add("▸" if here and not index else " ", p.accent)
             last = index == len(entry.branches) - 1
             number = str(at + 1) if not index else "└" if last else "├"
             line.add(number, p.text if here else p.faint, cells=digits + 1, align=">").gap()
-            line.add({True: "✓", False: "✗", None: "·"}[branch.worked], p.outcome(branch.worked)).gap()
+            line.add({True: "✓", False: "✗", None: "·"}[worked], p.outcome(worked)).gap()
             room = width - line.width - (right.width + 1 if not index and right.width else 0)
-            line.add(branch.text, p.strong if here else p.text, cells=max(1, room))
+            line.add(call.fitted(room), p.strong if here else p.text, cells=max(1, room))
             if not index:
                 line.right(right, width)
             line.hits = [(0, width, ("step", at))]

@@ -39,9 +39,10 @@ _STEP = 14
 class ReadingPanel(Pane):
     """Texts below each other. Long ones fold, and `enter` opens the chosen one. `whole`: all steps in one scroll."""
 
-    def __init__(self, name: str, whole: bool) -> None:
+    def __init__(self, name: str, whole: bool, heading: str = "conversation") -> None:
         super().__init__(name)
         self.title = name
+        self.heading = heading
         self.whole = self.long = whole
         self.record: TrajectoryRecord | None = None
         self.step = 0
@@ -49,8 +50,8 @@ class ReadingPanel(Pane):
         self.match: Match | None = None
         self.raw = False
         self.whole_prompt = False
-        self.image_note = self.note = self.problem = ""
-        """A remark on the image, the user's note, and the reason why nothing can be read."""
+        self.note = self.problem = ""
+        """The user's note, and the reason why nothing can be read."""
         self.under_way = False
         """Whether the rollout has no end yet."""
         self.on_step: Callable[[int], None] = lambda step: None
@@ -84,10 +85,10 @@ class ReadingPanel(Pane):
             return "cannot be read" if self.problem else "reading…"
         steps = self.record.trajectory.steps
         if not steps:
-            return "no steps"
+            return self.heading if self.under_way else "no steps"
         raw = "raw · " if self.raw else ""
         if self.whole:
-            return f"{raw}conversation · step {self.step + 1} of {len(steps)}"
+            return f"{raw}{self.heading} · step {self.step + 1} of {len(steps)}"
         at = min(self.step, len(steps) - 1)
         return f"{raw}step {at + 1}/{len(steps)}  {summary(steps[at], self._root)}"
 
@@ -299,7 +300,7 @@ class ReadingPanel(Pane):
         lay = self._laid = TextLayout(
             renderer, width, folds, self.find, self._is_open, lambda key: key == self._chosen, spaced=not self.whole
         )
-        lay.line(*wrapped(p, self.problem, width, p.bad))
+        lay.line(*wrapped(p, self.problem, width, p.muted if self.under_way else p.bad))
         lay.line(*(wrapped(p, f"✎ {self.note}", width, p.accent) if self.note else []))
         if self.record is not None:
             self._lay(lay, self.record.trajectory.steps)
@@ -336,8 +337,7 @@ class ReadingPanel(Pane):
     def _notes(self, step: Step) -> list[str]:
         notes = [f"took {duration(step.seconds)}"] if step.seconds >= 1 else []
         notes += [f"took {step.seconds * 1000:.0f} ms"] if 0.05 <= step.seconds < 1 else []
-        notes += [f"ended by {step.stop_reason}"] if step.stop_reason not in ("stop", "") else []
-        return notes + ([self.image_note] if self.image_note and not self.whole else [])
+        return notes + ([f"ended by {step.stop_reason}"] if step.stop_reason not in ("stop", "") else [])
 
 
 def _folds(height: int) -> Mapping[str, int]:

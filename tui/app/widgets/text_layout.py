@@ -22,7 +22,7 @@ Key = tuple[int, int]
 """A text of a rollout: the step (`PROMPT`, `END`: the texts before and after them), and its place among its texts."""
 PROMPT, END = -1, -2
 _SPARE = 2
-"""A text that is this much longer than it folds to is shown whole."""
+"""A text is shown whole if folding would hide no more than this many lines, or half of the lines that stay."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class TextLayout:
         text = given.text.replace("\r\n", "\n").strip("\n")
         fold = self.folds.get(given.role, self.folds["text"])
         room = max(1, self.width - self._left(given, text))
-        folds = _rows(text, room) > fold + _SPARE
+        folds = _rows(text, room) > fold + max(_SPARE, fold // 2)
         if folds and not self.is_open(key):
             part = Part(partial(self._folded, key, given, text, fold), fold + 2, key)
             self.folding[key], self.places[key] = part, ([part], (0,))
