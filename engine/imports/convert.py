@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -176,22 +176,12 @@ def columns(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-_HELD: Mapping[str, Callable[[Rollout], object]] = {
-    "reward": lambda r: r.reward is not None,
-    "advantage": lambda r: r.advantage is not None,
-    "weight": lambda r: not r.components or any(s.weight is not None for s in r.components.values()),
-    "components": lambda r: r.components,
-    "step": lambda r: r.step is not None,
-    "group": lambda r: r.group,
-    "tokens": lambda r: r.tokens is not None,
-    "prompt": lambda r: r.prompt,
-    "error": lambda r: r.error is not None,
-}
-
-
 def lacks(rollout: Rollout, what: str) -> bool:
-    """Return whether a rollout lacks a value. Other names (`steps`, `turns`) count as lacking."""
-    return what not in _HELD or not _HELD[what](rollout)
+    """Return whether a rollout lacks a value. Names of no value of a rollout (`steps`, `turns`) count as lacking."""
+    if what == "weight":
+        return bool(rollout.components) and all(s.weight is None for s in rollout.components.values())
+    held = getattr(rollout, what, None)
+    return held is None or (isinstance(held, Sized) and not held)
 
 
 def _stop(rollout: Rollout) -> str:

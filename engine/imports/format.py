@@ -47,18 +47,22 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Documents:
-    """A format that a function reads. Its documents have all `keys` and `lists`, and `when` is true for them."""
+    """A format that a function reads. Its documents are objects with all `keys` and `lists`, for which `when` is true.
+
+    of_lists: a document may also be a list.
+    """
 
     name: str
     read: Callable[[Any, Origin], Iterable[Item]]
     keys: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
-    when: Callable[[Mapping[str, Any], Origin], object] | None = None
+    when: Callable[[Any, Origin], object] | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
+    of_lists: bool = False
 
     def detect(self, document: Any, origin: Origin) -> bool:
         return (
-            isinstance(document, Mapping)
+            isinstance(document, list if self.of_lists and isinstance(document, list) else Mapping)
             and all(key in document for key in self.keys)
             and all(isinstance(document.get(key), list) for key in self.lists)
             and (self.when is None or bool(self.when(document, origin)))

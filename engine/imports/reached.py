@@ -17,35 +17,11 @@ _WORD = re.compile(r"[^\W_]+")
 _MARK = re.compile(r"<[^<>\s]{1,60}>(?:user|assistant|system|tool)?")
 FEW = 10
 """The number of missing words that is no sign of an unknown shape."""
-_SPOKEN = frozenset(
-    [
-        "content",
-        "text",
-        "value",
-        "arguments",
-        "args",
-        "input",
-        "output",
-        "completion",
-        "response",
-        "prompt",
-        "message",
-        "reasoning",
-        "reasoning_content",
-        "thinking",
-        "thought",
-        "observation",
-        "action",
-        "result",
-        "refusal",
-        "question",
-        "problem",
-        "generation",
-        "parts",
-        "command",
-        "code",
-    ]
-)
+_SPOKEN = frozenset([
+    "content", "text", "value", "arguments", "args", "input", "output", "completion", "response", "prompt", "message",
+    "reasoning", "reasoning_content", "thinking", "thought", "observation", "action", "result", "refusal", "question",
+    "problem", "generation", "parts", "command", "code",
+])  # fmt: skip
 """Keys under which writers keep the words of a conversation. Settings and copies under other keys are not counted."""
 
 

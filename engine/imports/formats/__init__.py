@@ -6,7 +6,7 @@ from ..format import Format
 from .agents import MINI_SWE_AGENT, RLLM, SWE_AGENT
 from .atif import ATIF, HARBOR
 from .evaluations import BATCH, HARNESS, PAIRS, PROMPTFOO, TAU, TAU2
-from .generic import BATCHES, GROUPS, METRICS, Wrapped, Zipped, wandb_table
+from .generic import BATCHES, GROUPS, METRICS, wandb_table, wrapped, zipped
 from .inspect_ai import INSPECT
 from .sessions import OPENHANDS, SESSIONS
 from .span_writers import SPANS
@@ -36,8 +36,8 @@ FORMATS: tuple[Format, ...] = (
     *(SESSIONS, OPENHANDS),
     *(TAU, TAU2, HARNESS, PROMPTFOO, BATCH),
     wandb_table((*_ROWS, GENERIC)),
-    *(Zipped(each) for each in (*_ROWS, *_LOOSE)),
+    *(zipped(each) for each in (*_ROWS, *_LOOSE)),
     *_LOOSE,
-    Wrapped((*_ROWS, *_LOOSE)),
+    wrapped((*_ROWS, *_LOOSE)),
     METRICS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..format import Documents, Format, Origin
@@ -16,20 +16,11 @@ _PLURAL = ("completions", "responses", "outputs", "generations")
 _COMPLETIONS = (*_PLURAL, "completion", "response", "output")
 _MEASURED = ("entropy", "gen_step", "num_turns", "lengths")
 """Numbers of trainers that are no reward functions."""
-_SINGULARS = {"prompt", "completion", "response", "output", "generation", "reward", "advantage", "score", "answer"} | {
-    "completion_id",
-    "solution",
-    "label",
-    "step",
-    "id",
-    "group",
-    "group_id",
-    "message",
-    "error",
-    "token_count",
-    "finish_reason",
+_SINGULARS = frozenset([
+    "prompt", "completion", "response", "output", "generation", "reward", "advantage", "score", "answer", "solution",
+    "completion_id", "label", "step", "id", "group", "group_id", "message", "error", "token_count", "finish_reason",
     "stop_reason",
-}
+])  # fmt: skip
 
 
 def _is_group(document: Mapping[str, Any], origin: Origin) -> bool:
@@ -150,31 +141,16 @@ _SHARED = frozenset(
 """Keys next to such a list that hold for each of its rollouts."""
 
 
-@dataclass(frozen=True)
-class Wrapped:
-    """Rollouts in a list inside a document: `{"rollouts": [{…}, …], "step": 3}`, or a list on a line.
+def wrapped(formats: tuple[Format, ...]) -> Documents:
+    """Return the format of rollouts in a list inside a document (`{"rollouts": [{…}, …], "step": 3}`) or on a line.
 
-    A list of messages is one rollout.
+    An item has the first of `formats` that knows it. A list of messages is one rollout, and an empty list of rollouts
+    is known, too.
     """
 
-    formats: tuple[Format, ...]
-    name: str = "rollouts in a list"
-    unknown = GENERIC.unknown
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether a format knows an item of the list. An empty list of rollouts is one, too."""
-        if isinstance(document, Mapping) and any(document.get(k) == [] for k in _ROLLOUTS):
-            return True
-        return next((True for _ in self._inner(document, origin)), False)
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        for reader, row in self._inner(document, origin):
-            yield from reader.open(row, origin)
-
-    def _inner(self, document: Any, origin: Origin) -> Iterator[tuple[Format, Mapping[str, Any]]]:
+    def items(document: Any, origin: Origin) -> Iterator[tuple[Format, Mapping[str, Any]]]:
         if isinstance(document, Mapping):
-            key = next((k for k in _LISTS if isinstance(document.get(k), list)), None)
-            rows = document[key] if key is not None else []
+            rows = next((v for k in _LISTS if isinstance(v := document.get(k), list)), [])
             shared = {k: v for k, v in document.items() if k in _SHARED and v is not None}
         else:
             rows, shared = document if isinstance(document, list) else [], {}
@@ -185,29 +161,35 @@ class Wrapped:
                 row = {**shared, **row}
                 if "prompt" in shared and "completion" not in row and "text" in row:
                     row["completion"] = row.pop("text")
-                reader = next((f for f in self.formats if f.detect(row, origin)), None)
-                if reader is not None:
+                if (reader := next((f for f in formats if f.detect(row, origin)), None)) is not None:
                     yield reader, row
 
+    def known(document: Any, origin: Origin) -> bool:
+        if isinstance(document, Mapping) and any(document.get(k) == [] for k in _ROLLOUTS):
+            return True
+        return next((True for _ in items(document, origin)), False)
 
-class Zipped:
-    """Documents in a zip that have another format, such as a wandb artifact of agentlightning.
+    def read(document: Any, origin: Origin) -> Iterable[Item]:
+        for reader, row in items(document, origin):
+            yield from reader.open(row, origin)
+
+    return Documents("rollouts in a list", read, when=known, unknown=GENERIC.unknown, of_lists=True)
+
+
+def zipped(inner: Format) -> Documents:
+    """Return the format of documents in a zip that have another format, such as a wandb artifact of agentlightning.
 
     Names inside the zip count as names of folders and files.
     """
-
-    def __init__(self, inner: Format) -> None:
-        self.inner = inner
-        self.name = f"{inner.name} in a zip"
-        self.unknown = inner.unknown
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        if not isinstance(document, Mapping) or set(document) != {"member", "document"}:
-            return False
-        return self.inner.detect(document["document"], _member(document, origin))
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        return self.inner.open(document["document"], _member(document, origin))
+    return Documents(
+        f"{inner.name} in a zip",
+        lambda document, origin: inner.open(document["document"], _member(document, origin)),
+        keys=("member", "document"),
+        when=lambda document, origin: (
+            len(document) == 2 and inner.detect(document["document"], _member(document, origin))
+        ),
+        unknown=inner.unknown,
+    )
 
 
 def _member(document: Mapping[str, Any], origin: Origin) -> Origin:

@@ -199,17 +199,9 @@ def _numbered(attributes: Mapping[str, Any]) -> tuple[Message, ...]:
         if _INDEXED.match(key):
             _put(tree, key.split(".")[1:], value)
         elif key in ("llm.input_messages", "llm.output_messages"):  # an export of Phoenix: a list in one attribute
-            for i, each in enumerate(listed(value)):
-                for name, inner in mapping(each).items():
-                    _put(tree, [key.removeprefix("llm."), str(i), *name.split(".")], inner)
-    made = {k: [_message_of(m) for _, m in sorted(v.items(), key=_place)] for k, v in tree.items()}
-    return tuple(
-        m
-        for is_said in (False, True)
-        for k, part in made.items()
-        if (k in _SAID) is is_said
-        for m in conversation(part)
-    )
+            tree[key.removeprefix("llm.")] = listed(value)
+    parts = sorted(tree, key=lambda name: name in _SAID)
+    return tuple(m for name in parts for m in conversation(_unwrapped(tree[name])))
 
 
 def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
@@ -222,37 +214,23 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _message_of(tree: Any) -> Any:
-    """Return a message with its calls as a list, without OpenInference's wrappers (`message.`, `tool_call.`)."""
-    if not isinstance(tree, dict):
-        return tree
-    tree = tree.get("message", tree)
-    parts = tree.get("contents")
-    if isinstance(parts, dict):
-        items = [
-            c.get("message_content", c) if isinstance(c, dict) else c for _, c in sorted(parts.items(), key=_place)
-        ]
-        tree = {**tree, "content": items}
-    calls = tree.get("tool_calls")
-    if isinstance(calls, dict):
-        calls = [c for _, c in sorted(calls.items(), key=_place)]
-    if not isinstance(calls, list):
-        return tree
-    return {**tree, "tool_calls": [_call_of(c) for c in calls]}
+_WRAPPERS = ("message", "tool_call", "message_content")
 
 
-def _call_of(value: Any) -> Any:
-    """Return a call without OpenInference's wrapper, nested or in dotted names."""
+def _unwrapped(value: Any) -> Any:
+    """Remove OpenInference's wrappers (`message.role`), nested or in dotted names. Numbered values become lists."""
+    if isinstance(value, list):
+        return [_unwrapped(v) for v in value]
     if not isinstance(value, dict):
         return value
     tree: dict[str, Any] = {}
     for key, inner in value.items():
         _put(tree, key.split("."), inner)
-    return tree.get("tool_call", tree)
-
-
-def _place(item: tuple[str, Any]) -> int:
-    return whole(item[0]) or 0
+    if tree and all(map(str.isdecimal, tree)):
+        return [_unwrapped(inner) for _, inner in sorted(tree.items(), key=lambda item: int(item[0]))]
+    inner = next((tree[name] for name in _WRAPPERS if isinstance(tree.get(name), dict)), None)
+    tree = {key: _unwrapped(each) for key, each in (tree if inner is None else inner).items()}
+    return {**tree, "content": tree.pop("contents")} if "contents" in tree else tree
 
 
 def read_json(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ..format import Documents, Origin
@@ -13,7 +13,6 @@ from ..mapped import at, plain
 from ..messages import conversation, message, split
 from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
 
-_TURN = re.compile(r"Turn (\d+)")
 _LOGGED = re.compile(r"response|assistant_content|tool|error|parse_errors|tool_(?:call|result)_\d+")
 """Keys of a turn's log that are part of the turn. Other keys become columns."""
 _REWARD = re.compile(r"reward (-?\d+(?:\.\d+)?|nan)")
@@ -84,15 +83,6 @@ def _of_turns(turns: list[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str,
     return one, {name: [turn.get(name) for turn in turns] for name in names if name not in one}
 
 
-@dataclass
-class _Turn:
-    """One turn of the logtree. Its reward is printed with three decimals."""
-
-    number: int
-    messages: list[Any] = field(default_factory=list)
-    reward: float | None = None
-
-
 def _from_logtree(
     document: Mapping[str, Any], origin: Origin
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]] | None:
@@ -107,13 +97,18 @@ def _from_logtree(
     tree = origin.beside(f"{base}_logtree.json")
     if not tree or not steps or group is None or index is None:
         return None
-    groups = list(_groups(tree.get("root"), 0))
-    rollouts = groups[group] if 0 <= group < len(groups) else []
+    groups = list(_sections(tree.get("root"), "Group Rollout"))
+    rollouts: list[list[Mapping[str, Any]]] = []
+    for turn in _sections(groups[group], "Turn ") if 0 <= group < len(groups) else ():
+        if _heading(turn) == "Turn 1" or not rollouts:
+            rollouts.append([])
+        rollouts[-1].append(turn)
     turns = rollouts[index] if 0 <= index < len(rollouts) else []
     rewards = [number(s.get("reward")) for s in steps]
-    if len(turns) != len(steps) or not all(_same(t.reward, r) for t, r in zip(turns, rewards, strict=True)):
+    if len(turns) != len(steps) or not all(_same(_printed(t), r) for t, r in zip(turns, rewards, strict=True)):
         return None
-    prompt, said = split(conversation([m for t in turns for m in t.messages]))
+    talks = [node for t in turns for node in _nodes(t) if at(mapping(node), "data.type") == "conversation"]
+    prompt, said = split(conversation([m for talk in talks for m in listed(at(talk, "data.messages"))]))
     if sum(m.is_agent for m in said) != len(steps):
         return None
     errors = iter([_error(mapping(s.get("logs"))) for s in steps])
@@ -127,48 +122,21 @@ def _same(printed: float | None, reward: float | None) -> bool:
     return math.isclose(printed, reward, abs_tol=6e-4)
 
 
-def _groups(node: Any, depth: int) -> Iterator[list[list[_Turn]]]:
-    """Yield the groups of a logtree, as lists of rollouts, which are lists of turns."""
-    if not isinstance(node, Mapping) or depth > MAX_DEPTH:
-        return
-    if node.get("tag") == "section" and _heading(node).startswith("Group Rollout"):
-        turns = [t for child in listed(node.get("children")) for t in _turns(child, depth + 1)]
-        rollouts: list[list[_Turn]] = []
-        for turn in turns:
-            if turn.number == 1 or not rollouts:
-                rollouts.append([])
-            rollouts[-1].append(turn)
-        yield rollouts
-        return
-    for child in listed(node.get("children")):
-        yield from _groups(child, depth + 1)
+def _nodes(node: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield a node of a logtree, and all nodes and texts in it."""
+    yield node
+    for child in listed(mapping(node).get("children")) if depth <= MAX_DEPTH else ():
+        yield from _nodes(child, depth + 1)
 
 
-def _turns(node: Any, depth: int) -> Iterator[_Turn]:
-    if not isinstance(node, Mapping) or depth > MAX_DEPTH:
-        return
-    if node.get("tag") == "section":
-        named = _TURN.fullmatch(_heading(node))
-        if named is not None:
-            turn = _Turn(int(named[1]))
-            _read(node, turn, depth)
-            if turn.messages:
-                yield turn
-            return
-    for child in listed(node.get("children")):
-        yield from _turns(child, depth + 1)
+def _sections(node: Any, heading: str) -> Iterator[Mapping[str, Any]]:
+    return (n for n in _nodes(node) if mapping(n).get("tag") == "section" and _heading(n).startswith(heading))
 
 
-def _read(node: Any, turn: _Turn, depth: int) -> None:
-    if isinstance(node, str):
-        found = _REWARD.fullmatch(node.strip())
-        if found is not None and turn.reward is None:
-            turn.reward = number(found[1])
-    elif isinstance(node, Mapping) and depth <= MAX_DEPTH:
-        if at(node, "data.type") == "conversation":
-            turn.messages += listed(at(node, "data.messages"))
-        for child in listed(node.get("children")):
-            _read(child, turn, depth + 1)
+def _printed(turn: Mapping[str, Any]) -> float | None:
+    """Return the reward of a turn, which is printed with three decimals."""
+    texts = (_REWARD.fullmatch(n.strip()) for n in _nodes(turn) if isinstance(n, str))
+    return next((number(found[1]) for found in texts if found is not None), None)
 
 
 def _heading(section: Mapping[str, Any]) -> str:
