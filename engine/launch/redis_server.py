@@ -92,7 +92,7 @@ def in_words(url: str, error: Exception) -> str:
     from redis import exceptions as redis
 
     at = f"The Redis server {address(url)}"
-    text = str(error)
+    text = str(error).rpartition(" of pipeline caused error: ")[2]
     if isinstance(error, (redis.AuthenticationError, redis.AuthenticationWrongNumberOfArgsError)) or text.startswith(
         ("NOAUTH", "WRONGPASS")
     ):

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...runs.position import JOURNAL_POSITION, recorded_position
-from ..store.folder import OnlineFolder
-from ..store.shared_files import SharedFiles
+from ..store.opening import RunStore
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import JournalRow, QueueError, Settled, UpdateQueue
 from .policy_update import PolicyUpdater
@@ -28,17 +27,16 @@ class Ledger:
     def __init__(
         self,
         updater: PolicyUpdater,
-        folder: OnlineFolder,
+        store: RunStore,
         queue: UpdateQueue,
-        shared: SharedFiles | None,
         tell: Callable[[str], None],
     ) -> None:
         self.updater = updater
-        self.folder = folder
+        self.store = store
+        self.folder = store.folder
         self.queue = queue
-        self.shared = shared
         self.tell = tell
-        self.logs = UpdateLogs(folder.run_dir)
+        self.logs = UpdateLogs(store.folder.run_dir)
         self.state: str | None = None
         """The name of the committed state."""
         self.kept: str | None = None
@@ -93,15 +91,13 @@ class Ledger:
         """Write the current state to a new file and return its name. Raises OSError, QueueError."""
         tensors, values = self.updater.state()
         name = write_state(self.folder.state, self.updater.update, tensors, values)
-        if self.shared is not None:
-            self.shared.put_state(name)
+        self.store.put_state(name)
         return name
 
     def prune_states(self) -> None:
         if self.state is not None:
             prune_states(self.folder.state, self.state, keep=self.kept)
-            if self.shared is not None:
-                self.shared.prune_states(self.state, keep=self.kept)
+            self.store.prune_states(self.state, self.kept)
 
     def note(self, *rows: Mapping[str, Any], **meta: Any) -> None:
         """Commit journal rows and facts that belong to no update."""

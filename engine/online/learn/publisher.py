@@ -223,8 +223,7 @@ class Publisher:
         self.ledger.note(self._row(action, manifest.version, update=update, **facts), **kept)
         protect = [int(self.queue.get("validated", 0))]
         self.writer.prune(protect)
-        if self.ledger.shared is not None:
-            self.ledger.shared.prune_snapshots(protect)
+        self.ledger.store.prune_snapshots(protect)
         return True
 
     def _row(self, action: str, version: int, *, update: int | None = None, **facts: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from ....configs.sections.online import OnlineConfig
 from ..store.folder import OnlineFolder
-from ..store.opening import open_queue, shared_files
+from ..store.opening import open_store
 from ..store.snapshots import SnapshotWriter
 from ..store.update_queue import LeaseLost, Outcome, QueuedTask, QueueError, Settled
 from ..store.update_task import TaskError, UpdateTask
@@ -58,8 +58,11 @@ class UpdateWorker:
         self.config = config
         self.tell = tell
         self.writer = SnapshotWriter(folder.snapshots, base_model=base_model, keep=config.keep_snapshots)
+        self.store = open_store(folder, config, tell)
+        if config.is_shared:
+            self.writer.offer = self.store.offer_snapshot
         try:
-            self.queue = open_queue(folder, config, check=check_queue, tell=tell)
+            self.queue = self.store.open_queue(check=check_queue)
         except QueueError:
             self.writer.close()
             raise
@@ -74,25 +77,19 @@ class UpdateWorker:
     def _begin(self) -> None:
         if self.queue.mended is not None:
             self.tell(self.queue.mended)
-        shared = shared_files(self.folder, self.config, self.queue)
-        if shared is None:
-            self.queue.lead()
-        else:
-            shared.lead(self.updater.parameters)
-            self.writer.offer = shared.offer_snapshot
+        self.store.lead(self.updater.parameters, self.queue)
         self._since_snapshot = 0
         self._feedback_at: float | None = None
         """When feedback was last learnt from that no published or offered version contains."""
-        self.ledger = Ledger(self.updater, self.folder, self.queue, shared, self.tell)
+        self.ledger = Ledger(self.updater, self.store, self.queue, self.tell)
         self.publisher = Publisher(self.ledger, self.writer, self.config)
         self._recover()
 
     def _recover(self) -> None:
-        ledger, shared = self.ledger, self.ledger.shared
+        ledger = self.ledger
         logged = ledger.logs.last()
-        if shared is not None:
-            shared.fetch_states(self.queue.get("state"), ledger.kept)
-            self.writer.version = max(self.writer.version, shared.newest_snapshot(self.tell))
+        used = self.store.fetch(self.queue.get("state"), ledger.kept)
+        self.writer.version = max(self.writer.version, used)
         found = recover(self.updater, self.folder, self.queue, logged)
         ledger.state = found.state
         if found.message is not None:

@@ -31,7 +31,7 @@ from ...runs.control.requests import ControlChannel
 from ...runs.write.writer import RunWriter
 from ..process import load_serving_policy, serving_agent
 from ..store.folder import OnlineFolder
-from ..store.opening import open_queue
+from ..store.opening import open_store
 from ..store.snapshots import weights_in_place
 from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
 from ..voting import canonical, vote
@@ -197,7 +197,7 @@ def validate_forever(
         if any(r.command == "stop" for r in control.poll()):
             return False
         try:
-            queue = queue or open_queue(validation.folder, online)
+            queue = queue or open_store(validation.folder, online).open_queue()
             if not validation.go_on(queue):
                 time.sleep(POLL_S)
         except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while it was looked at

@@ -15,7 +15,7 @@ from ...runs.control.requests import ControlChannel
 from ...runs.write.writer import RunWriter
 from ..process import EngineWatch, load_serving_policy
 from ..store.folder import OnlineFolder
-from ..store.opening import image_folder
+from ..store.opening import open_store
 from ..store.update_queue import LeaseHeld, LeaseLost, QueueDamaged, QueueError
 from .policy_update import PolicyUpdater
 from .update_worker import UpdateWorker
@@ -84,7 +84,7 @@ def _made(
     updater: PolicyUpdater | None = None
     while True:
         try:
-            updater = updater or PolicyUpdater(model, config.online, images=image_folder(folder, config.online))
+            updater = updater or PolicyUpdater(model, config.online, images=open_store(folder, config.online).images)
             worker = UpdateWorker(
                 updater,
                 folder,

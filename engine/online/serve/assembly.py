@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
+from ....configs.sections.online import OnlineConfig
 from ....envs.agent import sees
 from ....rewards import RewardOrchestrator
 from ...agents.remote.agent import RemoteAgent
@@ -35,10 +36,9 @@ from ...runs.write.writer import RunWriter
 from ...training.checkpoints import load_rewards
 from ..process import load_serving_policy, serving_agent, serving_settings
 from ..store.folder import OnlineFolder
-from ..store.images import ImageFolder
-from ..store.opening import engine_name, link_engine, open_engine_queue, snapshot_reader
+from ..store.opening import open_store
 from ..store.snapshots import SnapshotReader
-from ..store.update_queue import QueueError
+from ..store.update_queue import QueueError, Trouble
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
@@ -48,12 +48,12 @@ from .pooled_weights import PooledWeights
 from .record_keeper import RecordKeeper
 from .requests import (
     Answer,
+    Request,
     RequestError,
     RequestSource,
     answer_as_json,
     parse_request,
     read_requests,
-    rows_as_requests,
 )
 from .server import AnswerServer
 from .serving import Serving
@@ -91,24 +91,22 @@ def serve(
         writer.event("alert", message, detector="serving")
         log.warning("%s", message)
 
-    with contextlib.ExitStack() as closing:  # what is opened first is closed last
+    store = open_store(folder, online, problem)
+    with contextlib.ExitStack() as closing:  # the last one opened is closed first
         # Two connections: reading must not wait for a write that a stopped worker holds up.
-        opened = partial(open_engine_queue, folder, online, problem)
-        written = patiently(opened, control, problem)
+        written = patiently(store.open_engine_queue, control, problem)
         if written is None:
             return False
         closing.callback(written.close)
-        queue = open_engine_queue(folder, online, log.warning)
+        queue = store.open_engine_queue()
         closing.callback(queue.close)
         validation = None
         if online.updates and online.validation.enabled:
             validation = ValidationProcess(folder, queue, problem)
             closing.callback(validation.stop)
-            validation.keep_alive()  # what was left half validated goes on while the policy is loaded here
-        reader = snapshot_reader(folder, online, problem)
-        link = link_engine(folder, online, queue, problem)
-        if link is not None:
-            closing.callback(link.close)
+            validation.keep_alive()  # it continues a validation while the policy is loaded here
+        reader = store.reader()
+        closing.callback(store.link(queue))
         wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
         closing.callback(wandb.close)
         model, tokenizer = load_serving_policy(config)
@@ -121,31 +119,39 @@ def serve(
         elif resume:
             writer.event("phase", "There is no memory of earlier experiences. It starts empty.", name="loading")
         closing.callback(_saved_from_now_on(buffer, folder.buffer))
-        agent, follower = _policy(config, writer, model, tokenizer, reader, problem)
+        agent, follower = _policy(config, writer, model, tokenizer, store.name, reader, problem)
         closing.callback(follower.stop)
-        engine = _inference_engine(config, writer, agent, tokenizer, buffer, engine_class)
+        orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
+        known = _load_reward_state(orchestrator, config, writer)
+        engine = engine_class(
+            agent.model,
+            RolloutRunner(agent, tokenizer, online.samples, prepare=prepares(config.environment, writer)),
+            orchestrator,
+            online,
+            buffer=buffer,
+            learn_statistics=not known,
+            seed=config.seed,
+            images=store.images if agent.sees else None,
+            name=store.name,
+            judge=make_judge(config.environment, [], special_texts(tokenizer)),
+        )
         follower.look()
         follower.start()
         source, pipe = _source(config, tokenizer)
-        server = _server(config, source, run_dir, folder, tokenizer, follower, sees(engine.runner.agent))
-        if server is not None:
+        if online.serve is not None:
+            backend = EngineBackend(config, run_dir, folder, source, tokenizer, follower, sees(agent))
+            server = _server(online, run_dir, source, backend)
             closing.callback(folder.address.unlink, missing_ok=True)
             closing.callback(server.stop)
-            if patiently(partial(_tell_address, folder.address, server), control, problem) is None:
+            if patiently(partial(_write_address, folder.address, server), control, problem) is None:
                 return False
         record_vocabulary(writer, tokenizer)
+        tokens = config.logging.record_tokens
         serving = Serving(
             engine=engine,
             source=source,
             follower=follower,
-            keeper=RecordKeeper(
-                writer,
-                queue,
-                online.kl,
-                sinks=[wandb],
-                tokens=config.logging.record_tokens,
-                engine=engine_name(folder, online),
-            ),
+            keeper=RecordKeeper(writer, queue, online.kl, sinks=[wandb], tokens=tokens, engine=store.name),
             queue=queue,
             enqueuer=Enqueuer(written, tell=problem),
             control=control,
@@ -162,18 +168,14 @@ def serve(
 
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
     """Return the result of `act` once the disk allows it; None when the run ends before that."""
-    told = False
+    trouble = Trouble(tell)
     while True:
         try:
             done = act()
-        except (QueueError, OSError) as error:
-            if not told:
-                told = True
-                tell(f"{error} Serving waits for that.")
-        else:
-            if told:
-                tell("The disk can be written to again: serving continues.")
+            trouble.ends("The disk can be written to again: serving continues.")
             return done
+        except (QueueError, OSError) as error:
+            trouble.begins(f"{error} Serving waits for that.")
         if any(command.command == "stop" for command in control.poll()):
             return None
         time.sleep(AGAIN_S)
@@ -184,6 +186,7 @@ def _policy(
     writer: RunWriter,
     model: PeftModel | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    name: str,
     reader: SnapshotReader,
     problem: Callable[[str], None],
 ) -> tuple[TransformersAgent | RemoteAgent, WeightFollower]:
@@ -192,7 +195,6 @@ def _policy(
     if config.rollouts.engine == "transformers":
         agent = serving_agent(config, model, tokenizer)
         return agent, WeightFollower(model, reader, poll_s=online.poll_interval_s, on_problem=problem)
-    name = engine_name(OnlineFolder(writer.run_dir), online)
     remote = open_remote_agent(
         config,
         model,
@@ -211,32 +213,6 @@ def _policy(
 
     remote.pool.tell = tell
     return remote, PooledWeights(remote, reader, poll_s=online.poll_interval_s, on_problem=problem)
-
-
-def _inference_engine(
-    config: RunConfig,
-    writer: RunWriter,
-    agent: TransformersAgent | RemoteAgent,
-    tokenizer: PreTrainedTokenizerBase,
-    buffer: ExperienceBuffer,
-    engine_class: type[InferenceEngine],
-) -> InferenceEngine:
-    online = config.online
-    runner = RolloutRunner(agent, tokenizer, online.samples, prepare=prepares(config.environment, writer))
-    orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
-    known = _load_reward_state(orchestrator, config, writer)
-    return engine_class(
-        agent.model,
-        runner,
-        orchestrator,
-        online,
-        buffer=buffer,
-        learn_statistics=not known,
-        seed=config.seed,
-        images=ImageFolder(OnlineFolder(writer.run_dir).images) if agent.sees else None,
-        name=engine_name(OnlineFolder(writer.run_dir), online),
-        judge=make_judge(config.environment, [], special_texts(tokenizer)),
-    )
 
 
 def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], None]:
@@ -280,19 +256,16 @@ def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writ
 def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[RequestSource, bool]:
     """Return the source of requests, and whether answers go to standard output."""
     online = config.online
-    called = partial(RequestSource, open_ended=online.serve is not None, max_waiting=online.max_waiting)
     if online.requests == "-":
         source = RequestSource(open_ended=True, max_waiting=256)
         threading.Thread(target=_read_pipe, args=(source, config), name="stdin", daemon=True).start()
         return source, True
+    rows: Iterable[Request] = ()
     if online.requests is not None:
         rows = read_requests(Path(online.requests).expanduser(), config.environment)
-        return called(rows), False
-    if online.serve is not None:
-        return called(), False
-    return RequestSource(
-        rows_as_requests(load_rows(config.environment, "train", config.seed, tokenizer, config.data))
-    ), False
+    elif online.serve is None:
+        rows = map(Request, load_rows(config.environment, "train", config.seed, tokenizer, config.data))
+    return RequestSource(rows, open_ended=online.serve is not None, max_waiting=online.max_waiting), False
 
 
 def _read_pipe(source: RequestSource, config: RunConfig) -> None:
@@ -307,60 +280,44 @@ def _read_pipe(source: RequestSource, config: RunConfig) -> None:
                 raise RequestError(f"line {number}: not JSON ({error})") from error
             source.submit(parse_request(raw, config.environment, f"line {number}"), wait=True)
         except RequestError as error:
-            _say({"error": str(error), "line": number})
+            _print({"error": str(error), "line": number})
     source.close()
 
 
 def _print_answers(answers: Sequence[Answer]) -> None:
     for answer in answers:
-        _say(answer_as_json(answer))
+        _print(answer_as_json(answer))
 
 
-_saying = threading.Lock()
+_printing = threading.Lock()
 
 
-def _say(values: dict[str, Any]) -> None:
+def _print(values: dict[str, Any]) -> None:
     """Print one JSON line. A closed reader does not stop learning."""
-    with _saying, contextlib.suppress(BrokenPipeError):
+    with _printing, contextlib.suppress(BrokenPipeError):
         print(json.dumps(values), flush=True)
 
 
-def _server(
-    config: RunConfig,
-    source: RequestSource,
-    run_dir: Path,
-    folder: OnlineFolder,
-    tokenizer: PreTrainedTokenizerBase,
-    follower: WeightFollower,
-    shown: bool,
-) -> AnswerServer | None:
-    """Start the HTTP server if configured. shown: whether the policy sees pictures."""
-    online = config.online
-    if online.serve is None:
-        return None
+def _server(online: OnlineConfig, run_dir: Path, source: RequestSource, backend: EngineBackend) -> AnswerServer:
+    """Start the HTTP server."""
+    folders = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
     server = AnswerServer(
-        online.serve,
+        online.serve or "",
         source,
-        EngineBackend(config, run_dir, folder, source, tokenizer, follower, shown),
-        uploads=Uploads(
-            run_dir / "images" / "uploads", tuple(Path(f).expanduser().resolve() for f in online.image_folders)
-        ),
+        backend,
+        uploads=Uploads(run_dir / "images" / "uploads", folders),
         tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
-        certificate=_file(online.tls_certificate),
-        key=_file(online.tls_key),
+        certificate=Path(online.tls_certificate).expanduser() if online.tls_certificate else None,
+        key=Path(online.tls_key).expanduser() if online.tls_key else None,
     )
     server.start()
     log.info("answering on %s", server.url)
     return server
 
 
-def _tell_address(path: Path, server: AnswerServer) -> bool:
+def _write_address(path: Path, server: AnswerServer) -> bool:
     """Write the engine's address into a file that only its owner can read. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump({"url": server.url, "token_needed": server.token_needed}, file)
     return True
-
-
-def _file(name: str | None) -> Path | None:
-    return None if name is None else Path(name).expanduser()

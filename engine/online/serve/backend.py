@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from ...agents.remote.pool import Standing
 from ...runs.control.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
+from .feedback import FeedbackKeeper
 from .http.problems import HttpProblem
 from .http.schema import Feedback
 from .requests import HumanFeedback, RequestSource
 from .weights import WeightFollower
-
-log = logging.getLogger(__name__)
 
 _REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
 """The request number in the id of a completion or a response."""
@@ -87,27 +85,22 @@ class EngineBackend:
 
     async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
         """Pass feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
-        return await self._heard(
-            feedback.id,
-            verdict=feedback.verdict,
-            answer=feedback.answer,
-            correction=feedback.correction,
-            source=source,
-            named=feedback.source,
+        given = HumanFeedback(
+            _number(feedback.id), feedback.verdict, feedback.answer, feedback.correction, source, feedback.source
         )
+        return await self._called(lambda keeper: keeper.take(given))
 
     async def unjudged(self, limit: int) -> Mapping[str, Any]:
         """Return remembered answers without feedback, the least certain first. Raises HttpProblem."""
-        return await self._heard("0", unjudged=limit)
+        return await self._called(lambda keeper: keeper.unjudged(limit))
 
     async def feedback_outcome(self, identifier: str) -> Mapping[str, Any]:
         """Return the state of earlier feedback. Raises KeyError, HttpProblem."""
-        return await self._heard(identifier, asks=True)
+        number = _number(identifier)
+        return await self._called(lambda keeper: keeper.outcome(number))
 
-    async def _heard(self, identifier: str, **given: Any) -> Mapping[str, Any]:
-        found = _REQUEST.fullmatch(identifier.strip())
-        if found is None:
-            raise KeyError(identifier)
+    async def _called(self, call: Callable[[FeedbackKeeper], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Make a call on the engine's thread and return its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
 
@@ -115,7 +108,7 @@ class EngineBackend:
             loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
 
         try:
-            self._source.say(HumanFeedback(int(found[1]), reply, **given))
+            self._source.submit_feedback((call, reply))
         except queue.Full:
             raise HttpProblem(429, "too much feedback waits. Try again later.", retry_after_s=5) from None
         try:
@@ -124,10 +117,17 @@ class EngineBackend:
             raise HttpProblem(503, "the engine did not take the feedback in time", retry_after_s=5) from None
         if isinstance(outcome, (KeyError, ValueError)):
             raise outcome
-        if isinstance(outcome, BaseException):
+        if not isinstance(outcome, Mapping):
             raise HttpProblem(500, "the feedback could not be used. See the run's log.")
-        assert isinstance(outcome, Mapping)
         return outcome
+
+
+def _number(identifier: str) -> int:
+    """Return the number of the request with this id. Raises KeyError."""
+    found = _REQUEST.fullmatch(identifier.strip())
+    if found is None:
+        raise KeyError(identifier)
+    return int(found[1])
 
 
 def _env_class(config: RunConfig) -> type[Env] | None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..store.update_queue import QueueError, UpdateQueue
+from ..store.update_queue import QueueError, Trouble, UpdateQueue
 from ..store.update_task import UpdateTask
 
 log = logging.getLogger(__name__)
@@ -25,12 +25,11 @@ class Enqueuer:
 
     def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
         self._updates = updates
-        self._tell = tell
+        self._trouble = Trouble(tell)
         self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, Any]] | None] = queue.Queue(IN_HAND)
         self.lost = 0
         self.dropped = 0
         """Older tasks that a full queue dropped."""
-        self._trouble = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enqueue", daemon=True)
         self._thread.start()
@@ -53,37 +52,26 @@ class Enqueuer:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        while True:
-            item = self._waiting.get()
-            if item is None:
-                self._waiting.task_done()
-                return
-            task, meta = item
-            try:
-                self._store(task, meta)
-            except Exception:
-                self.lost += task is not None
-                log.exception("a task could not be enqueued")
-            finally:
-                self._waiting.task_done()
+        while (item := self._waiting.get()) is not None:
+            if not self._stored(*item):
+                self.lost += item[0] is not None
+            self._waiting.task_done()
 
-    def _store(self, task: UpdateTask | None, meta: dict[str, Any]) -> None:
-        """Store one item; retry while the disk refuses."""
+    def _stored(self, task: UpdateTask | None, meta: dict[str, Any]) -> bool:
+        """Store one item; retry while the disk refuses. Returns False when it is lost."""
         while True:
             try:
                 if task is not None:
-                    dropped = self._updates.put(task.id, task.to_bytes(), task.policy_version)
-                    self.dropped += len(dropped or ())
+                    self.dropped += len(self._updates.put(task.id, task.to_bytes(), task.policy_version) or ())
                 if meta:
                     self._updates.set(**meta)
-                if self._trouble:
-                    self._trouble = False
-                    self._tell(f"The update queue can be used again. {self.lost} tasks were lost meanwhile.")
-                return
+                self._trouble.ends(f"The update queue can be used again. {self.lost} tasks were lost meanwhile.")
+                return True
             except QueueError as error:
-                if not self._trouble:
-                    self._trouble = True
-                    self._tell(f"{error} Serving continues. Up to {IN_HAND} tasks wait in memory, more are lost.")
+                in_memory = f"Up to {IN_HAND} tasks wait in memory, more are lost."
+                self._trouble.begins(f"{error} Serving continues. {in_memory}")
                 if self._closing.wait(AGAIN_S):
-                    self.lost += task is not None
-                    return
+                    return False
+            except Exception:
+                log.exception("a task could not be enqueued")
+                return False

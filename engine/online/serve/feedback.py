@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....configs.sections.online import OnlineConfig
+from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
 from .enqueuer import Enqueuer
 from .inference_engine import InferenceEngine
@@ -47,21 +48,15 @@ class FeedbackKeeper:
         self._config = config
         self._remembered: OrderedDict[int, Answer] = OrderedDict()
         self._outcomes: OrderedDict[int, FeedbackOutcome] = OrderedDict()
-        self._ready: deque[tuple[HumanFeedback, Answer]] = deque()
-        """Feedback whose samples have been drawn."""
+        self.ready: deque[tuple[HumanFeedback, Answer]] = deque()
+        """Feedback whose samples have been drawn and wait to become an update task."""
         self._drawing = 0
         self._judged: set[int] = set()
-        self._heard = 0
-
-    @property
-    def ready(self) -> bool:
-        """Whether drawn samples of some feedback wait to become an update task."""
-        return bool(self._ready)
 
     @property
     def waits(self) -> bool:
         """Whether some feedback is not an update task yet."""
-        return bool(self._ready or self._drawing)
+        return bool(self.ready or self._drawing)
 
     def remember(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
@@ -71,118 +66,95 @@ class FeedbackKeeper:
             number, _ = self._remembered.popitem(last=False)
             self._judged.discard(number)
 
-    def take(self, words: Iterable[HumanFeedback]) -> None:
-        """Make update tasks of feedback, and reply to each with its outcome so far."""
-        while self._ready:
-            said, answer = self._ready.popleft()
+    def process_drawn(self) -> None:
+        """Make update tasks of feedback whose samples have been drawn."""
+        while self.ready:
+            given, answer = self.ready.popleft()
             try:
-                self._make_task(said, answer)
+                self._make_task(given, answer)
             except Exception:
-                log.exception("feedback on request %d failed", said.request)
-                self._outcomes[said.request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
-        for said in words:
-            try:
-                if said.unjudged:
-                    said.reply({"answers": self.unjudged(said.unjudged)})
-                else:
-                    said.reply(self.outcome(said.request) if said.asks else self._learn_from(said))
-            except Exception as error:
-                if not isinstance(error, (KeyError, ValueError)):
-                    log.exception("feedback on request %d failed", said.request)
-                said.reply(error)
+                log.exception("feedback on request %d failed", given.request)
+                self._outcomes[given.request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
 
-    def _learn_from(self, said: HumanFeedback) -> dict[str, Any]:
-        """Process feedback. Raises KeyError when the answer is no longer remembered, ValueError for empty feedback."""
-        answer = self._remembered[said.request]
-        if said.answer is None and said.correction is None and answer.text is None:
+    def take(self, given: HumanFeedback) -> Mapping[str, Any]:
+        """Process feedback and return its outcome so far. Raises KeyError when the answer is no longer remembered,
+        ValueError for feedback that cannot be used.
+        """
+        answer = self._remembered[given.request]
+        if given.answer is None and given.correction is None and answer.text is None:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
-        self._judged.add(said.request)
+        self._judged.add(given.request)
         samples = self._engine.drawn_later
-        if said.answer is None or not answer.single or not samples or not self._live.able or len(answer.samples) > 1:
-            return self._make_task(said, answer)
+        if given.answer is None or not answer.single or not samples or not self._live.able or len(answer.samples) > 1:
+            return self._make_task(given, answer)
+
+        def drawn(rollouts: list[Rollout]) -> None:
+            self._drawing -= 1
+            self.ready.append((given, self._engine.widened(answer, rollouts)))
+
         try:
-            self._live.draw(answer, samples, lambda drawn: self._drawn(said, self._engine.widened(answer, drawn)))
+            self._live.draw(answer, samples, drawn)
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         self._drawing += 1
-        self._outcomes[said.request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
-        return self.outcome(said.request)
+        self._outcomes[given.request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
+        return self.outcome(given.request)
 
-    def _drawn(self, said: HumanFeedback, answer: Answer) -> None:
-        self._drawing -= 1
-        self._ready.append((said, answer))
-
-    def _make_task(self, said: HumanFeedback, answer: Answer) -> dict[str, Any]:
+    def _make_task(self, given: HumanFeedback, answer: Answer) -> Mapping[str, Any]:
         """Enqueue the update task of feedback; return its outcome so far."""
-        right = said.answer
-        rated = False
+        engine, right = self._engine, given.answer
+        rated = given.correction is None and right is None and answer.single
         try:
             with self._follower.scoring(answer.policy_version):
-                if said.correction is not None:
-                    learned = self._engine.correct(answer, said.correction)
-                elif right is None and answer.single:
-                    rated = True
-                    learned = self._engine.rate(answer, said.verdict == "right")
-                elif right is None and said.verdict == "right":
-                    learned = self._engine.label(answer, answer.extracted, None)
+                if given.correction is not None:
+                    called, learned = "corrected the answer", engine.correct(answer, given.correction)
+                elif right is not None:
+                    called, learned = f"gave {right!r} as the answer", engine.label(answer, right, None)
                 else:
-                    learned = self._engine.label(answer, right, None if right is not None else answer.extracted)
+                    called, good = f"called the answer {given.verdict}", given.verdict == "right"
+                    key = (answer.extracted, None) if good else (None, answer.extracted)
+                    learned = engine.rate(answer, good) if rated else engine.label(answer, *key)
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
-        task = learned.task if self._config.updates else None
-        reason = ""
+        task = learned.task
+        said = f"Feedback {called} to request {given.request}: "
+        facts = {"request": given.request, "verdict": given.verdict, "answer": given.answer, "source": given.named}
         if task is None:
             reason = "no sample has tokens to learn from" if self._config.updates else "online.updates is off"
-        else:
-            self._heard += 1
-            named = f"{task.experience.id}-person-{self._heard}-{secrets.token_hex(3)}"
-            source = said.source or "person"
-            facts = {
+            self._event("feedback", f"{said}{reason}.", **facts)
+            return {"request": given.request, "accepted": False, "learned": False, "reason": reason}
+        source = given.source or "person"
+        task = replace(
+            task,
+            experience=replace(task.experience, id=f"{task.experience.id}-person-{secrets.token_hex(6)}"),
+            facts={
                 "prompt": f"person {task.facts['prompt']}",
                 "source": source,
                 "feedback": "rating" if rated else "answer",
                 "peers": self._peers(source),
-            }
-            task = replace(task, experience=replace(task.experience, id=named), facts=facts)
-            self._enqueuer.put(task)
-            known = [c for c in learned.answer.label_vote.correct if c is not None]
-            samples = (
-                f"the answer was rated {said.verdict}" if rated else f"{sum(known)} of {len(known)} samples are right"
-            )
-            self._outcomes[said.request] = FeedbackOutcome(task.id, samples)
-        called = (
-            "corrected the answer"
-            if said.correction is not None
-            else f"gave {right!r} as the answer"
-            if right is not None
-            else f"called the answer {said.verdict}"
+            },
         )
-        self._event(
-            "feedback",
-            f"Feedback {called} to request {said.request}: "
-            + ("an update is on its way." if task is not None else f"{reason}."),
-            request=said.request,
-            verdict=said.verdict,
-            answer=said.answer,
-            source=said.named,
+        self._enqueuer.put(task)
+        known = [c for c in learned.answer.label_vote.correct if c is not None]
+        samples = (
+            f"the answer was rated {given.verdict}" if rated else f"{sum(known)} of {len(known)} samples are right"
         )
-        if task is None:
-            return {"request": said.request, "accepted": False, "learned": False, "reason": reason}
-        return self.outcome(said.request)
+        self._outcomes[given.request] = FeedbackOutcome(task.id, samples)
+        self._event("feedback", f"{said}an update is on its way.", **facts)
+        return self.outcome(given.request)
 
     def _peers(self, source: str) -> tuple[int, int]:
         """Count the callers of remembered answers, and the users of this source's caller."""
         asked = {a.request.source for a in self._remembered.values()} | {source}
-        caller = source.partition("/")[0]
-        users = {name for name in asked if name.partition("/")[0] == caller}
-        return len({name.partition("/")[0] for name in asked}), len(users)
+        callers = [name.partition("/")[0] for name in asked]
+        return len(set(callers)), callers.count(source.partition("/")[0])
 
-    def unjudged(self, limit: int) -> list[dict[str, Any]]:
+    def unjudged(self, limit: int) -> Mapping[str, Any]:
         """Return remembered answers without feedback, the least certain first."""
         open_ = [a for n, a in self._remembered.items() if n not in self._judged and a.text is not None]
-        return [_listed(a) for a in sorted(open_, key=certainty)[:limit]]
+        return {"answers": [_listed(a) for a in sorted(open_, key=certainty)[:limit]]}
 
-    def outcome(self, request: int) -> dict[str, Any]:
+    def outcome(self, request: int) -> Mapping[str, Any]:
         """Return the state of the last feedback on a request. Raises KeyError when there is none."""
         return {"request": request, "accepted": True, **self._outcomes[request].as_json()}
 
@@ -235,15 +207,11 @@ class FeedbackOutcome:
                 self.reason = f"no signal: {self.samples}, and each is worth as much as the running baseline"
             else:
                 self.update, self.reason = update, "no version contains it yet"
-        elif self.update is not None and kind == "back" and self.version is None:
-            self.update, self.reason = None, f"learning went back: {row.get('message')}"
-        elif kind == "snapshot" and row.get("action") == "published":
-            self.publish(update, int(row["version"]))
-
-    def publish(self, update: int, version: int) -> None:
-        """Note the publication of a version with the first `update` updates."""
-        if self.version is None and self.update is not None and update >= self.update:
-            self.version, self.reason = version, ""
+        elif self.version is None and self.update is not None:
+            if kind == "back":
+                self.update, self.reason = None, f"learning went back: {row.get('message')}"
+            elif kind == "snapshot" and row.get("action") == "published" and update >= self.update:
+                self.version, self.reason = int(row["version"]), ""
 
     def as_json(self) -> dict[str, Any]:
         """`learned` is true once a version contains the update."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
@@ -25,7 +25,7 @@ from ....envs.loading import EnvLoadError
 from ....envs.trajectory import Trajectory
 from ....rewards import RewardOrchestrator
 from ....rewards.functions import RewardFunctionError
-from ....rewards.result import RewardResult
+from ...agents.sampling import SamplingSettings
 from ...policy.forward import vocabulary_of
 from ...policy.prepared import acting
 from ...rollouts.rollout import Rollout
@@ -33,7 +33,7 @@ from ...rollouts.runner import RolloutRunner
 from ...rollouts.versions import VersionedAgent
 from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
-from ..store.update_task import OriginalLogits, UpdateTask
+from ..store.update_task import UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
 from .experience_buffer import ExperienceBuffer
 from .extraction import choice, last_number, make_extractor, normal
@@ -105,12 +105,9 @@ class InferenceEngine:
     def answer(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """Sample, vote and gate a batch of requests. An environment that fails costs only its own request."""
         single = [r for r in requests if self.is_single(r)]
-        if not single:
-            return self._by_vote(requests, policy_version)
-        found = {a.request.number: a for a in self._at_once(single, policy_version)}
-        if rest := [r for r in requests if r.number not in found]:
-            found |= {a.request.number: a for a in self._by_vote(rest, policy_version)}
-        return [found[r.number] for r in requests]
+        voted = [r for r in requests if r not in single]
+        answers = self._at_once(single, policy_version) + self._by_vote(voted, policy_version)
+        return sorted(answers, key=lambda a: a.request.number)
 
     def is_single(self, request: Request) -> bool:
         """Return whether the caller gets one text: in a conversation without tools, unless it asked for the vote."""
@@ -124,49 +121,81 @@ class InferenceEngine:
 
     def _at_once(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """Sample one text each, with the model's generation defaults where the caller set none."""
-        first = requests[0].number
-        with self._drawing(), self._sampled_as(self.defaults(requests[0].sampling), whole=True):
-            samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=1)
+        if not requests:
+            return []
+        how, limit = self.sampling(requests[0].sampling)
+        turn = {"max_turn_tokens": limit or self.config.max_trajectory_tokens}
+        changes = asdict(how) | turn | ({"max_new_tokens": limit} if limit else {})
+        samples = self._drawn(requests, 1, changes)
         return [self.single_answer(r, s, policy_version) for r, s in zip(requests, samples, strict=True)]
+
+    def _by_vote(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
+        if not requests:
+            return []
+        k, chosen = self.config.samples, requests[0].sampling
+        changes: dict[str, Any] = {}
+        if chosen.temperature is not None:
+            changes["temperature"] = chosen.temperature
+        if chosen.max_tokens is not None:
+            changes |= {"max_new_tokens": chosen.max_tokens, "max_turn_tokens": chosen.max_tokens}
+        samples = self._drawn(requests, k, changes)
+        groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
+        known: Sequence[np.ndarray | None] = [None] * len(groups)
+        if self.config.neighbours:
+            known = request_embeddings(self.model, [g[0] for g in groups])
+        return [
+            self._voted(request, group, embedding, policy_version)
+            for request, group, embedding in zip(requests, groups, known, strict=True)
+        ]
+
+    def _voted(self, request: Request, group: list[Rollout], embedding: np.ndarray | None, version: int) -> Answer:
+        neighbours: list[Neighbour] = []
+        if embedding is not None:
+            neighbours = self.buffer.neighbours(embedding, self.config.neighbours)
+        outcome = self.vote(request, group, neighbours)
+        winner = canonical(outcome.answer)
+        if winner is None:
+            shown = None if self.extract is None else 0
+        else:
+            shown = next((i for i, sample in enumerate(group) if canonical(self._key(sample)) == winner), None)
+        return _answer(
+            request,
+            outcome,
+            self._gate(request, outcome),
+            group,
+            version,
+            shown,
+            outcome.answer,
+            neighbours=tuple(neighbours),
+            embedding=embedding,
+        )
 
     def single_answer(self, request: Request, sample: Rollout, policy_version: int) -> Answer:
         """Return the answer of one sampled text. Samples for a vote may follow."""
-        outcome = vote([None])
-        return Answer(
-            request=request,
-            vote=outcome,
-            label_vote=outcome,
-            gate=self._single_gate(request),
-            samples=[sample],
-            policy_version=policy_version,
-            correct=None if sample.trajectory is None else sample.trajectory.correct,
-            seconds=time.perf_counter() - request.arrived,
-            error=_failure([sample]),
-            shown=0,
-            single=True,
-            extracted=self._key(sample),
-        )
+        gate = self._single_gate(request)
+        return _answer(request, vote([None]), gate, [sample], policy_version, 0, self._key(sample), single=True)
 
-    def defaults(self, chosen: Sampling) -> Sampling:
-        """Complete the caller's settings from the model's generation configuration."""
+    def sampling(self, chosen: Sampling) -> tuple[SamplingSettings, int | None]:
+        """Complete the caller's settings from the model's generation configuration; also return the token limit."""
         config = getattr(self.model, "generation_config", None)
-        usual = 0.0
+        usual = SamplingSettings(0.0)
         if config is not None and config.do_sample:
-            usual = 1.0 if config.temperature is None else float(config.temperature)
-        return Sampling(
-            usual if chosen.temperature is None else chosen.temperature,
-            chosen.max_tokens or getattr(config, "max_new_tokens", None),
-        )
+            temperature = 1.0 if config.temperature is None else float(config.temperature)
+            usual = SamplingSettings(temperature, config.top_p or 1.0, config.top_k or 0)
+        if chosen.temperature is not None:
+            usual = replace(usual, temperature=chosen.temperature)
+        return usual, chosen.max_tokens or getattr(config, "max_new_tokens", None)
 
-    def truncation(self) -> tuple[float, int]:
-        """Return `top_p` and `top_k` of the model's generation configuration, if that samples."""
-        config = getattr(self.model, "generation_config", None)
-        if config is None or not config.do_sample:
-            return 1.0, 0
-        return config.top_p or 1.0, config.top_k or 0
+    def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
+        return vote([self._key(s) for s in samples], neighbours)
+
+    def _key(self, sample: Rollout) -> str | None:
+        """Return the part of a sample's answer that votes and feedback compare."""
+        text = _answer_of(sample)
+        return text if text is None or self.extract is None else self.extract(text)
 
     def _single_gate(self, request: Request) -> Gate:
-        """Return whether samples are drawn after this answer."""
+        """Return whether samples are drawn after a single answer."""
         if request.version is not None:
             return Gate(GateCode.OWN_SAMPLING, "the caller chose the version")
         if self.config.learn_from == "feedback":
@@ -176,76 +205,6 @@ class InferenceEngine:
                 GateCode.NO_LABEL, "no answer can be extracted from free text: set online.answer, or give feedback"
             )
         return Gate(GateCode.OPEN)
-
-    def _key(self, sample: Rollout) -> str | None:
-        """Return the part of a sample's answer that votes and feedback compare."""
-        text = _answer_of(sample)
-        return text if text is None or self.extract is None else self.extract(text)
-
-    def _by_vote(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
-        k = self.config.samples
-        first = requests[0].number
-        with self._drawing(), self._sampled_as(requests[0].sampling):
-            samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
-        groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
-        known: Sequence[np.ndarray | None] = [None] * len(groups)
-        if self.config.neighbours:
-            known = request_embeddings(self.model, [g[0] for g in groups])
-        answers = []
-        for request, group, embedding in zip(requests, groups, known, strict=True):
-            neighbours: list[Neighbour] = []
-            if embedding is not None:
-                neighbours = self.buffer.neighbours(embedding, self.config.neighbours)
-            outcome = self.vote(request, group, neighbours)
-            shown = self._shown(outcome, group)
-            answers.append(
-                Answer(
-                    request=request,
-                    vote=outcome,
-                    label_vote=outcome,
-                    gate=self._gate(request, outcome),
-                    samples=group,
-                    policy_version=policy_version,
-                    correct=_correct(outcome, group, shown),
-                    seconds=time.perf_counter() - request.arrived,
-                    neighbours=tuple(neighbours),
-                    embedding=embedding,
-                    error=_failure(group),
-                    shown=shown,
-                    extracted=outcome.answer,
-                )
-            )
-        return answers
-
-    def _shown(self, outcome: Vote, group: Sequence[Rollout]) -> int | None:
-        """Return the index of the first sample that agrees with the vote, 0 where no answer was extracted."""
-        winner = canonical(outcome.answer)
-        if winner is None:
-            return 0 if self.extract is not None else None
-        return next((i for i, sample in enumerate(group) if canonical(self._key(sample)) == winner), None)
-
-    def _drawing(self) -> contextlib.AbstractContextManager[object]:
-        """Convert and merge weights once for all tokens, if this process samples."""
-        elsewhere = isinstance(self.runner.agent, VersionedAgent)
-        return contextlib.nullcontext() if elsewhere else acting(self.model)
-
-    @contextlib.contextmanager
-    def _sampled_as(self, chosen: Sampling, *, whole: bool = False) -> Iterator[None]:
-        """Apply the callers' sampling settings. whole: a turn may use the whole trajectory."""
-        changes: dict[str, Any] = {}
-        if chosen.temperature is not None:
-            changes["temperature"] = chosen.temperature
-        if chosen.max_tokens is not None:
-            changes |= {"max_new_tokens": chosen.max_tokens, "max_turn_tokens": chosen.max_tokens}
-        elif whole:
-            changes["max_turn_tokens"] = self.config.max_trajectory_tokens
-        if whole:
-            changes |= dict(zip(("top_p", "top_k"), self.truncation(), strict=True))
-        if not changes:
-            yield
-            return
-        with cast("TransformersAgent | RemoteAgent", self.runner.agent).settings(**changes):
-            yield
 
     def _gate(self, request: Request, outcome: Vote) -> Gate:
         """Return the confidence gate. Answers with a caller's own sampling or version are not learnt from, because the
@@ -257,52 +216,29 @@ class InferenceEngine:
             return Gate(GateCode.OWN_SAMPLING, "the caller chose the sampling or the version")
         return gate(outcome, self.config.min_confidence)
 
-    def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
-        return vote([self._key(s) for s in samples], neighbours)
+    def _drawn(
+        self, requests: Sequence[Request], count: int, changes: Mapping[str, Any], seed: int | None = None
+    ) -> list[Rollout]:
+        """Draw `count` rollouts of each request with changed agent settings."""
+        first, agent = requests[0].number, cast("TransformersAgent | RemoteAgent", self.runner.agent)
+        with contextlib.ExitStack() as open_:
+            if not isinstance(agent, VersionedAgent):  # convert and merge weights once for all tokens
+                open_.enter_context(acting(self.model))
+            if changes:
+                open_.enter_context(agent.settings(**changes))
+            rows = [r.row for r in requests]
+            seed = self.seed + first if seed is None else seed
+            return self.runner.run(rows, seed=seed, step=first, num_rollouts=count)
 
     # --------------------------------------------------------------------------------------------------- learning
 
     def learn(self, answers: Sequence[Answer]) -> list[Learned]:
         """Compute rewards, record rows and update tasks of answers that were given."""
-        answers = [self._judged(a) for a in self._widened(answers)]
-        samples = [s for a in answers for s in a.samples if s.trajectory is not None]
-        if not samples:
-            return [Learned(a, metrics=self._metrics(a)) for a in answers]
-        wanted = [a.gate.open for a in answers for s in a.samples if s.trajectory is not None]
-        embeddings, logits = self._score(samples, wanted)
-        correctness = [
-            bool(c) for a in answers for s, c in zip(a.samples, a.label_vote.correct, strict=True) if s.trajectory
-        ]
-        result = self.orchestrator.calculate_total_reward(
-            [s.trajectory for s in samples if s.trajectory is not None],
-            correctness,
-            embeddings=embeddings,
-            update=self.learn_statistics,
-        )
-        learned, row = [], 0
-        for answer in answers:
-            rows = range(row, row + sum(s.trajectory is not None for s in answer.samples))
-            row = rows.stop
-            item = Learned(answer, metrics=self._metrics(answer))
-            item.records = [
-                TrajectoryRecord(
-                    trajectory=trajectory,
-                    breakdown=result.breakdowns[i],
-                    tokens=samples[i].token_arrays(),
-                    policy_version=answer.policy_version,
-                    split="online",
-                    served=_served(answer, i - rows.start, trajectory),
-                )
-                for i in rows
-                if (trajectory := samples[i].trajectory) is not None
-            ]
-            if answer.gate.open and self.config.updates:
-                item.task = self._task(answer, [samples[i] for i in rows], result, rows.start, logits)
+        learned = []
+        for answer in map(self._judged, self._widened(answers)):
+            learned.append(self._rewarded(answer, update=self.learn_statistics))
             if answer.gate.open and answer.embedding is not None and answer.vote.answer is not None:
                 self.buffer.add(f"request-{answer.request.number}", answer.embedding, answer.vote.answer)
-            learned.append(item)
-        if learned:
-            learned[-1].metrics |= dict(result.metrics)
         return learned
 
     def label(self, answer: Answer, right: str | None, wrong: str | None) -> Learned:
@@ -321,31 +257,27 @@ class InferenceEngine:
         def key(text: str | None) -> str | None:
             return canonical(text) if extract is None else canonical(extract(text or ""))
 
-        samples = [s for s in answer.samples if s.trajectory is not None]
-        given = [key(_answer_of(sample)) for sample in samples]
+        given = [key(_answer_of(sample)) for sample in answer.samples]
         if right is not None:
             expected = key(right) or canonical(normal(right))
             correct: list[bool | None] = [g == expected for g in given]
         else:
             correct = [False if g is not None and g == key(wrong) else None for g in given]
-        return self._labelled(answer, samples, correct, right)
+        return self._rewarded(_labelled(answer, answer.samples, correct, right))
 
     def rate(self, answer: Answer, good: bool) -> Learned:
         """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
         baseline, Williams 1992, doi:10.1007/BF00992696).
         """
-        samples = [answer.samples[answer.shown or 0]]
-        made = self._labelled(answer, samples, [True], answer.text)
+        made = self._rewarded(_labelled(answer, [answer.samples[answer.shown or 0]], [True], answer.text))
         if made.task is not None and not good:
-            task = made.task
-            column = task.components.index("task")
-            rewards = task.reward_tensor.clone()
-            rewards[..., column] *= -1
-            made.task = replace(task, reward_tensor=rewards)
+            rewards = made.task.reward_tensor.clone()
+            rewards[..., made.task.components.index("task")] *= -1
+            made.task = replace(made.task, reward_tensor=rewards)
         return made
 
     def correct(self, answer: Answer, text: str) -> Learned:
-        """Return the update task of a corrected text: it earns 1, the given answer 0."""
+        """Return the update task of a corrected text: it earns 1, the given answer 0. Raises ValueError."""
         first = answer.samples[answer.shown or 0]
         if first.trajectory is None or len(first.trajectory.steps) != 1:
             raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
@@ -365,95 +297,105 @@ class InferenceEngine:
             agent_mask=agent,
             turn_ids=np.where(agent, 0, -1).astype(first.turn_ids.dtype),
             rewards=np.zeros(len(ids), first.rewards.dtype),
-            logprobs=np.zeros(len(ids), np.float32),
             trained_logprobs=None,
             trajectory=replace(first.trajectory, steps=(step,), answer=text),
         )
         corrected = replace(corrected, logprobs=behaviour_logprobs(self.model, corrected, self.config.temperature))
-        return self._labelled(answer, [corrected, first], [True, False], text)
+        return self._rewarded(_labelled(answer, [corrected, first], [True, False], text))
 
-    def _labelled(
-        self, answer: Answer, samples: list[Rollout], correct: list[bool | None], right: str | None
-    ) -> Learned:
-        labels = tuple(right if c is not None else None for c in correct)
-        label_vote = replace(
-            answer.label_vote,
-            labels=labels,
-            correct=tuple(correct),
-            confidence=1.0,
-            flipped=bool(correct) and correct[0] is False,
+    def _rewarded(self, answer: Answer, *, update: bool = False) -> Learned:
+        """Score a labelled answer. update: learn the reward statistics from it."""
+        learned = Learned(answer, metrics=_metrics(answer))
+        outcome = answer.label_vote
+        samples = [s for s in answer.samples if s.trajectory is not None]
+        correct = [c for s, c in zip(answer.samples, outcome.correct, strict=True) if s.trajectory is not None]
+        if not samples:
+            return learned
+        embeddings, logits = embeddings_and_logits(
+            self.model,
+            samples,
+            embed=self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None,
+            wanted=[answer.gate.open and c is not None for c in correct],
+            top_k=self.logits_top_k,
+            between=self.between,
         )
-        labelled = replace(answer, samples=samples, label_vote=label_vote, gate=Gate(GateCode.OPEN))
-        if all(c is None for c in correct):
-            return Learned(labelled)
-        embeddings, logits = self._score(samples, [c is not None for c in correct])
+        trajectories = [s.trajectory for s in samples if s.trajectory is not None]
         result = self.orchestrator.calculate_total_reward(
-            [s.trajectory for s in samples if s.trajectory is not None],
-            [bool(c) for c in correct],
-            embeddings=embeddings,
-            update=False,
+            trajectories, [bool(c) for c in correct], embeddings=embeddings, update=update
         )
-        return Learned(labelled, task=self._task(labelled, samples, result, 0, logits))
+        learned.metrics |= dict(result.metrics)
+        learned.records = [
+            TrajectoryRecord(
+                trajectory=trajectory,
+                breakdown=breakdown,
+                tokens=sample.token_arrays(),
+                policy_version=answer.policy_version,
+                split="online",
+                served=_served(answer, row, trajectory),
+            )
+            for row, (trajectory, sample, breakdown) in enumerate(
+                zip(trajectories, samples, result.breakdowns, strict=True)
+            )
+        ]
+        if answer.gate.open and self.config.updates:
+            learned.task = update_task(
+                answer, samples, result, logits, config=self.config, engine=self.name, images=self.images
+            )
+        return learned
 
     def _judged(self, answer: Answer) -> Answer:
         """Return the answer with the scores of the user's reward functions in place of the vote."""
-        if (
-            self.judge is None
-            or self.config.learn_from == "feedback"
-            or answer.error is not None
-            or answer.request.version is not None
-        ):
+        unjudged = answer.error is not None or answer.request.version is not None
+        if self.judge is None or self.config.learn_from == "feedback" or unjudged:
             return answer
         try:
             samples = self.judge(answer.samples, [answer.request.row] * len(answer.samples), answer.request.number)
         except RewardFunctionError as error:
             return replace(answer, gate=Gate(GateCode.NO_LABEL, f"the reward functions failed: {error}"))
         scored = [s.trajectory if s.trajectory is not None and s.trajectory.steps[-1].scores else None for s in samples]
-        correct = tuple(None if t is None else bool(t.correct) for t in scored)
-        label_vote = replace(
-            answer.label_vote,
-            labels=tuple(None for _ in samples),
-            correct=correct,
-            confidence=1.0,
-            flipped=correct[0] is False,
-        )
-        gate = Gate(GateCode.OPEN) if any(scored) else Gate(GateCode.NO_LABEL, "no sample has a score")
-        return replace(answer, samples=samples, label_vote=label_vote, gate=gate)
+        judged = _labelled(answer, samples, [None if t is None else bool(t.correct) for t in scored])
+        return judged if any(scored) else replace(judged, gate=Gate(GateCode.NO_LABEL, "no sample has a score"))
+
+    # ------------------------------------------------------------------------------------------- further samples
+
+    @property
+    def drawn_later(self) -> int:
+        """The number of samples after a single answer."""
+        return (self.config.samples + self.config.samples_to_learn) if self.config.updates else 0
+
+    def _extra(self, answer: Answer, always: bool) -> int:
+        """Return the number of samples to draw after the answer was given."""
+        if answer.error is not None:
+            return 0
+        if answer.single:
+            return self.drawn_later if len(answer.samples) == 1 and (answer.gate.open or always) else 0
+        own = answer.request.sampling.is_own or answer.request.version is not None
+        return 0 if own or not self.config.updates else self.config.samples_to_learn
 
     def _widened(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:
-        """Add `samples_to_learn` trajectories to each answer, with the labels that all of them give.
+        """Draw further samples for each answer: more votes give better labels and a steadier gradient. If drawing
+        fails, the answers stay as they are.
 
-        A single answer gets all samples of its vote, if it can be learnt from (or always). It does not vote, because it
-        was sampled in another way. More votes give better labels and a steadier gradient. If drawing fails, the answers
-        stay as they are.
+        always: draw the vote of a single answer even if its gate is closed.
         """
-        single = [a for a in answers if a.single and len(a.samples) == 1 and (a.gate.open or always) and not a.error]
-        if single and len(single) < len(answers):
-            found = {a.request.number: a for a in self._widened(single, always=always)}
-            rest = {a.request.number: a for a in self._widened([a for a in answers if not a.single])}
-            return [(found | rest).get(a.request.number, a) for a in answers]
-        able = single or [
-            a
-            for a in answers
-            if a.error is None and not a.single and not a.request.sampling.is_own and a.request.version is None
-        ]
-        extra = self.config.samples_to_learn + (self.config.samples if single else 0)
-        if not extra or not self.config.updates or not able:
-            return list(answers)
-        first = able[0].request.number
-        rows = [a.request.row for a in able]
-        try:
-            with self._drawing():
-                drawn = self.runner.run(rows, seed=-1 - self.seed - first, step=first, num_rollouts=extra)
-        except Exception:
-            log.exception("samples of %d requests could not be drawn", len(able))
-            return list(answers)
-        wider = [self.widened(answer, drawn[i * extra : (i + 1) * extra]) for i, answer in enumerate(able)]
-        found = {a.request.number: a for a in wider}
-        return [found.get(a.request.number, a) for a in answers]
+        found = {a.request.number: a for a in answers}
+        wanted = {number: self._extra(a, always) for number, a in found.items()}
+        for extra in {*wanted.values()} - {0}:
+            able = [a for number, a in found.items() if wanted[number] == extra]
+            seed = -1 - self.seed - able[0].request.number
+            try:
+                drawn = self._drawn([a.request for a in able], extra, {}, seed)
+            except Exception:
+                log.exception("samples of %d requests could not be drawn", len(able))
+                continue
+            for i, answer in enumerate(able):
+                found[answer.request.number] = self.widened(answer, drawn[i * extra : (i + 1) * extra])
+        return list(found.values())
 
     def widened(self, answer: Answer, drawn: Sequence[Rollout]) -> Answer:
-        """Return the answer with more samples and the labels of all votes. A single answer has no vote."""
+        """Return the answer with more samples and the labels of all votes. A single answer has no vote, because it was
+        sampled in another way.
+        """
         joining = _joining(answer.samples, drawn)
         samples = [*answer.samples, *joining]
         if not answer.single:
@@ -469,46 +411,62 @@ class InferenceEngine:
         )
         return replace(answer, samples=samples, label_vote=label_vote, gate=closed)
 
-    @property
-    def drawn_later(self) -> int:
-        """The number of samples after a single answer."""
-        return (self.config.samples + self.config.samples_to_learn) if self.config.updates else 0
 
-    def _score(
-        self, samples: Sequence[Rollout], wanted: Sequence[bool]
-    ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
-        """Run the pass that rewards and updates need (`embeddings_and_logits`)."""
-        embed = self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None
-        return embeddings_and_logits(
-            self.model, samples, embed=embed, wanted=wanted, top_k=self.logits_top_k, between=self.between
-        )
+def _answer(
+    request: Request,
+    outcome: Vote,
+    gate: Gate,
+    samples: list[Rollout],
+    version: int,
+    shown: int | None,
+    extracted: str | None,
+    **more: Any,
+) -> Answer:
+    errors = [s.trajectory.error for s in samples if s.trajectory is not None]
+    return Answer(
+        request,
+        outcome,
+        outcome,
+        gate,
+        samples,
+        version,
+        _correct(outcome, samples, shown),
+        time.perf_counter() - request.arrived,
+        error=next(filter(None, errors), None) if errors and all(errors) else None,
+        shown=shown,
+        extracted=extracted,
+        **more,
+    )
 
-    def _task(
-        self,
-        answer: Answer,
-        samples: Sequence[Rollout],
-        result: RewardResult,
-        first: int,
-        logits: dict[int, OriginalLogits],
-    ) -> UpdateTask | None:
-        return update_task(
-            answer, samples, result, first, logits, config=self.config, engine=self.name, images=self.images
-        )
 
-    def _metrics(self, answer: Answer) -> dict[str, Any]:
-        values: dict[str, Any] = {
-            metric.GATE_RATE: float(answer.gate.open),
-            metric.FLIP_RATE: float(answer.label_vote.flipped),
-            metric.CONFIDENCE: answer.label_vote.confidence,
-            metric.LATENCY: answer.seconds,
-            metric.NEIGHBOURS: float(len(answer.neighbours)),
-        }
-        if answer.correct is not None:
-            values[metric.ONLINE_SUCCESS] = float(answer.correct)
-            initial = answer.samples[0].trajectory
-            if initial is not None and initial.correct is not None:
-                values[metric.ONLINE_SUCCESS_INITIAL] = float(initial.correct)
-        return values
+def _labelled(
+    answer: Answer, samples: Sequence[Rollout], correct: Sequence[bool | None], right: str | None = None
+) -> Answer:
+    """Return the answer with samples that were judged for certain. right: the right answer, if known."""
+    label_vote = replace(
+        answer.label_vote,
+        labels=tuple(None if c is None else right for c in correct),
+        correct=tuple(correct),
+        confidence=1.0,
+        flipped=correct[0] is False,
+    )
+    return replace(answer, samples=list(samples), label_vote=label_vote, gate=Gate(GateCode.OPEN))
+
+
+def _metrics(answer: Answer) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        metric.GATE_RATE: float(answer.gate.open),
+        metric.FLIP_RATE: float(answer.label_vote.flipped),
+        metric.CONFIDENCE: answer.label_vote.confidence,
+        metric.LATENCY: answer.seconds,
+        metric.NEIGHBOURS: float(len(answer.neighbours)),
+    }
+    if answer.correct is not None:
+        values[metric.ONLINE_SUCCESS] = float(answer.correct)
+        initial = answer.samples[0].trajectory
+        if initial is not None and initial.correct is not None:
+            values[metric.ONLINE_SUCCESS_INITIAL] = float(initial.correct)
+    return values
 
 
 def _joining(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout]:
@@ -537,12 +495,6 @@ def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bo
         return trajectory.correct
     winner = canonical(outcome.answer)
     return winner is not None and any(canonical(t.expected) == winner for t in known)
-
-
-def _failure(samples: Sequence[Rollout]) -> str | None:
-    """Return the error when every rollout failed."""
-    errors = [s.trajectory.error for s in samples if s.trajectory is not None]
-    return next((e for e in errors if e), None) if errors and all(errors) else None
 
 
 def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:

@@ -82,7 +82,7 @@ class _Job:
 class LiveAnswers:
     """All methods are for the engine's thread.
 
-    answered: called with each answer. dropped: called with a request whose caller has left.
+    answered: called with each answer.
     """
 
     def __init__(
@@ -90,12 +90,10 @@ class LiveAnswers:
         engine: InferenceEngine,
         follower: WeightFollower,
         answered: Callable[[Answer], None],
-        dropped: Callable[[Request], None],
     ) -> None:
         self.engine = engine
         self.follower = follower
         self._answered = answered
-        self._dropped = dropped
         agent = engine.runner.agent
         self._agent = agent if isinstance(agent, TransformersAgent) else None
         self._running: dict[int, _Running] = {}
@@ -144,13 +142,13 @@ class LiveAnswers:
         prompt = self._prompt(request)
         if prompt is None:
             return False
-        chosen = self.engine.defaults(request.sampling)
+        sampling, limit = self.engine.sampling(request.sampling)
         room = self.engine.config.max_trajectory_tokens - len(prompt)
         stream = TextStream(self._text)
         row = LiveRow(
             prompt,
-            min(room, chosen.max_tokens or room),
-            SamplingSettings(chosen.temperature or 0.0, *self.engine.truncation()),
+            min(room, limit or room),
+            sampling,
             seed_of(self.engine.seed, request.number),
         )
         if request.on_text is not None:
@@ -251,7 +249,7 @@ class LiveAnswers:
         request = self._requests.pop(row, None)
         if row.cancelled:
             if request is not None:
-                self._dropped(request)
+                request.send(RequestDropped(request.gone() or "the caller has gone"))
         elif all(r not in self._jobs for r in job.rows):
             job.finish(job.rows)
 

@@ -7,10 +7,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ....configs.sections import EnvironmentConfig
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import Row, RowError, parse_row
 from ..voting import Gate, Neighbour, Vote
+
+if TYPE_CHECKING:
+    from .feedback import FeedbackKeeper
 
 BATCH_TOKENS = 32768
 """Maximum number of tokens, of all samples, in requests that are answered together."""
@@ -83,6 +86,11 @@ class Request:
     attempts: int = 0
     """Number of attempts that broke off because the policy was unavailable."""
 
+    def send(self, outcome: object) -> None:
+        """Reply with the answer or an error, if the request has a caller."""
+        if self.reply is not None:
+            self.reply(outcome)
+
     @property
     def batch_key(self) -> tuple[Sampling, int | None]:
         """Requests with equal keys can be answered together."""
@@ -143,22 +151,22 @@ def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
 
 @dataclass(frozen=True)
 class HumanFeedback:
-    """Feedback on the answer to request number `request`; `reply` gets its result, or an error."""
+    """Feedback on the answer to request number `request`.
+
+    correction: the corrected text. source: as in `Request.source`. named: the source that the caller names, for the
+    record.
+    """
 
     request: int
-    reply: Callable[[object], None]
     verdict: str | None = None
     answer: str | None = None
-    asks: bool = False
-    """True for a query of the outcome of earlier feedback."""
-    unjudged: int = 0
-    """Above 0 for a query of so many answers without feedback."""
     correction: str | None = None
-    """The corrected text."""
     source: str = ""
-    """The source, as in `Request.source`."""
     named: str | None = None
-    """The source that the caller names; for the record."""
+
+
+FeedbackCall = tuple[Callable[["FeedbackKeeper"], object], Callable[[object], None]]
+"""A call for the engine's thread, and the receiver of its result or error."""
 
 
 class RequestSource:
@@ -182,7 +190,7 @@ class RequestSource:
         self._max_waiting = max_waiting
         self._batch_tokens = batch_tokens
         self._callers: deque[Request] = deque()
-        self._words: deque[HumanFeedback] = deque()
+        self._feedback: deque[FeedbackCall] = deque()
         self._ended = False
         self._changed = threading.Condition()
         self.rows_taken = 0
@@ -223,8 +231,7 @@ class RequestSource:
         with self._changed:
             self._ended = True
             for request in self._callers:
-                if request.reply is not None:
-                    request.reply(ServerEnds())
+                request.send(ServerEnds())
             self._callers.clear()
             self._changed.notify_all()
 
@@ -237,24 +244,24 @@ class RequestSource:
                     request.reply(problem)
             self._changed.notify_all()
 
-    def say(self, word: HumanFeedback) -> None:
-        """Submit feedback, from any thread. Raises queue.Full."""
+    def submit_feedback(self, call: FeedbackCall) -> None:
+        """Submit a call on feedback, from any thread. Raises queue.Full."""
         with self._changed:
-            if len(self._words) >= self._max_waiting:
+            if len(self._feedback) >= self._max_waiting:
                 raise queue.Full
-            self._words.append(word)
+            self._feedback.append(call)
             self._changed.notify_all()
 
     @property
     def has_feedback(self) -> bool:
-        return bool(self._words)
+        return bool(self._feedback)
 
-    def take_feedback(self) -> list[HumanFeedback]:
-        """Return the feedback submitted since the last call."""
+    def take_feedback(self) -> list[FeedbackCall]:
+        """Return the calls submitted since the last time."""
         with self._changed:
-            words = list(self._words)
-            self._words.clear()
-        return words
+            calls = list(self._feedback)
+            self._feedback.clear()
+        return calls
 
     def skip(self, rows: int) -> None:
         """Skip rows that were answered before a restart."""
@@ -269,14 +276,12 @@ class RequestSource:
 
         only: a filter on callers' requests; then no rows are taken.
         """
-        if only is not None:
-            with self._changed:
-                self._drop_gone()
-                return self._together(limit, only)
         with self._changed:
             self._drop_gone()
+            if only is not None:
+                return self._together(limit, only)
             if not self._callers and not self._rows_left and self._open_ended:
-                self._changed.wait_for(lambda: bool(self._callers or self._words) or not self._open_ended, timeout)
+                self._changed.wait_for(lambda: bool(self._callers or self._feedback) or not self._open_ended, timeout)
                 self._drop_gone()
             taken = self._together(limit)
         while len(taken) < limit and self._rows_left and (not taken or taken[0].batch_key == (Sampling(), None)):
@@ -312,18 +317,11 @@ class RequestSource:
             reason = request.gone()
             if reason is not None:
                 self._callers.remove(request)
-                if request.reply is not None:
-                    request.reply(RequestDropped(reason))
+                request.send(RequestDropped(reason))
 
     @property
     def ended(self) -> bool:
         return not self._open_ended and not self._rows_left and not self._callers
-
-
-def rows_as_requests(rows: Sequence[Row]) -> Iterator[Request]:
-    """Yield the tasks of a dataset as requests."""
-    for row in rows:
-        yield Request(row)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,6 @@ def update_task(
     answer: Answer,
     samples: Sequence[Rollout],
     result: RewardResult,
-    first: int,
     logits: Mapping[int, OriginalLogits],
     *,
     config: OnlineConfig,
@@ -97,8 +96,8 @@ def update_task(
 ) -> UpdateTask | None:
     """Return the update task of `answer`; None when no candidate has a label and tokens of its own.
 
-    samples: the answer's candidates with a trajectory, whose rows in `result` and `logits` begin at `first`. images:
-    the folder for images that were shown; None where there are none.
+    samples: the answer's candidates with a trajectory. images: the folder for images that were shown; None where there
+    are none.
     """
     outcome = answer.label_vote
     candidates = range(1) if config.learn_from == "initial" else range(len(samples))
@@ -125,11 +124,11 @@ def update_task(
             confidence=outcome.confidence,
             images=_kept_images(images, chosen),
         ),
-        reward_tensor=result.contributions[[first + i for i in rows], :steps].float(),
+        reward_tensor=result.contributions[rows, :steps].float(),
         components=tuple(result.component_names),
         learning_rate=rate,
         learning_rate_kind="lr_correction" if kind == "lr_correction" else "lr_adaptive",
-        original_logits=OriginalLogits.joined([logits[first + i] for i in rows]),
+        original_logits=OriginalLogits.joined([logits[i] for i in rows]),
         policy_version=answer.policy_version,
         request=answer.request.number,
         engine=engine,

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
 from ...agents.remote.pool import NoServersLeft
-from ...runs.control.requests import ControlChannel, request
-from ...runs.control.status import ENDED, is_elsewhere, process_state
+from ...runs.control.requests import ControlChannel
 from ...runs.learning import GateCode
 from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
 from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
 from ..voting import Gate
-from .absence import Absence
 from .enqueuer import Enqueuer
 from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
@@ -31,6 +26,7 @@ from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
 from .requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .validation_process import ValidationProcess
+from .watching import Absence, WorkerWatch
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -41,12 +37,10 @@ BACKLOG = 32
 """Answers that wait to be learnt from while callers are served. Beyond it, learning takes its turn."""
 LISTEN_S = 0.05
 """Interval of looking for control requests (stop, pause), which reads a folder."""
-DRAIN_S = 120.0
-"""How long an engine without further requests waits for the worker to empty the queue."""
-VALIDATE_S = 120.0
-"""How long it then waits for the last updates to be validated and published."""
 RESERVED = 64
 """Request numbers reserved in advance, so that no number is used twice after a kill."""
+FAILURES = 8
+"""Requests in a row that fail in the environment before it is reported."""
 ATTEMPTS = 3
 """Attempts to answer a request while rollout servers fail."""
 
@@ -95,9 +89,8 @@ class Serving:
         self._reserve()
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
         self._kept = self._listened = 0.0
-        self._worker_missed = False
         self._stopped = False
-        self.live = LiveAnswers(self.engine, self.follower, self._answered_live, self._dropped_live)
+        self.live = LiveAnswers(self.engine, self.follower, self._answered_live)
         self.engine.between = self._between
         self._scoring = False
         """Whether learning is between two passes of one version, whose weights must stay in place."""
@@ -106,6 +99,8 @@ class Serving:
         )
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
+        self._worker = WorkerWatch(self.run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
+        self._failed_in_a_row = 0
         self._broken_off: deque[Request] = deque()
         """Requests whose attempt broke off while the policy was unavailable."""
         self._to_learn: deque[Answer] = deque()
@@ -115,15 +110,13 @@ class Serving:
         """Serve until a stop request (returns False) or until no request can come (returns True)."""
         while not self._stopped and (self._broken_off or not self._all_taken or self._at_work):
             self._listen()
-            words = self.source.take_feedback()
-            if words or self._feedback.ready:
-                self.live.pause()
-                self._feedback.take(words)
+            self._take_feedback()
             self.turn(self._take())
             self._serve_callers()
             if self._to_learn:
                 self.live.pause()
-                self._learn_one(self._to_learn.popleft())
+                answer = self._to_learn.popleft()
+                self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
             elif self.live.busy:
                 self.live.advance()
             self._keep()
@@ -131,7 +124,10 @@ class Serving:
         self._tell_broken_off(ServerEnds())
         finished = not self._stopped
         if finished:
-            self._drain()
+            if not self.config.is_shared:
+                self.enqueuer.put(None, ending=True)
+            self.enqueuer.flush()
+            self._worker.finish()
         self.enqueuer.put(None, reserved=self.answered)
         self.enqueuer.close()
         self._keep(force=True)
@@ -141,6 +137,19 @@ class Serving:
     def _at_work(self) -> bool:
         """Whether answers are in progress or wait to be learnt from."""
         return self.live.busy or bool(self._to_learn) or self._feedback.waits
+
+    def _take_feedback(self) -> None:
+        calls = self.source.take_feedback()
+        if calls or self._feedback.ready:
+            self.live.pause()
+            self._feedback.process_drawn()
+        for call, reply in calls:
+            try:
+                reply(call(self._feedback))
+            except Exception as error:
+                if not isinstance(error, (KeyError, ValueError)):
+                    log.exception("feedback failed")
+                reply(error)
 
     def _serve_callers(self) -> None:
         """Write until no caller of a conversation waits; others may join. Learning calls it between two passes, so it
@@ -179,10 +188,9 @@ class Serving:
     def _begin_live(self, request: Request) -> bool:
         """Return whether the running batch took the request or replied with an error."""
         try:
-            return self.live.begin(request)
+            return self.live.takes(request) and self.live.begin(request)
         except SnapshotError as error:
-            if request.reply is not None:
-                request.reply(RequestError(f"version {request.version} cannot answer any more: {error}"))
+            request.send(_cannot_answer(request, error))
             return True
 
     def _answered_live(self, answer: Answer) -> None:
@@ -206,17 +214,9 @@ class Serving:
             log.warning("%s: no samples are drawn", error)
             self._to_learn.append(answer)
 
-    def _dropped_live(self, request: Request) -> None:
-        if request.reply is not None:
-            request.reply(RequestDropped(request.gone() or "the caller has gone"))
-
-    def _learn_one(self, answer: Answer) -> None:
-        self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
-
     def _deliver(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            if answer.request.reply is not None:
-                answer.request.reply(answer)
+            answer.request.send(answer)
         if self.on_answers is not None:
             self.on_answers(answers)
 
@@ -231,7 +231,8 @@ class Serving:
         """
         why = self.follower.away()
         if (lasting := self._absence.look(why)) is not None:
-            self._turn_back(PolicyAway(lasting))
+            self.source.turn_back(PolicyAway(lasting))
+            self._tell_broken_off(PolicyAway(lasting))
         if why:
             time.sleep(self.config.poll_interval_s)
             return []
@@ -239,23 +240,16 @@ class Serving:
             waiting = self._broken_off.popleft()
             if (gone := waiting.gone()) is None:
                 return [waiting]
-            if waiting.reply is not None:
-                waiting.reply(RequestDropped(gone))
+            waiting.send(RequestDropped(gone))
         if self._all_taken:
             return []
         most = self.config.batch_requests
         room = most if self.last is None else min(most, self.last - self.answered)
         return self.source.take(room, timeout=0.0 if self._at_work else self.config.poll_interval_s)
 
-    def _turn_back(self, problem: PolicyAway) -> None:
-        """Reply to callers with the problem. Requests of the run itself keep waiting."""
-        self.source.turn_back(problem)
-        self._tell_broken_off(problem)
-
     def _tell_broken_off(self, problem: RequestDropped) -> None:
         for waiting in self._broken_off:
-            if waiting.reply is not None:
-                waiting.reply(problem)
+            waiting.send(problem)
         self._broken_off = deque(r for r in self._broken_off if r.reply is None)
 
     def _reserve(self) -> None:
@@ -291,7 +285,7 @@ class Serving:
                 item = replace(item, number=self.answered, arrived=arrived)
             numbered.append(item)
         if self.live.able:
-            numbered = [item for item in numbered if not (self.live.takes(item) and self._begin_live(item))]
+            numbered = [item for item in numbered if not self._begin_live(item)]
         if not numbered:
             return
         self.live.pause()
@@ -304,6 +298,7 @@ class Serving:
 
     def _keep_learned(self, learned: Sequence[Learned], requests: int, seconds: float) -> None:
         """Enqueue the tasks, and record answers and positions. seconds: the engine time of the requests."""
+        self._report_failures(item.answer for item in learned)
         for item in learned:
             if item.task is not None:
                 self.enqueuer.put(item.task)
@@ -341,35 +336,30 @@ class Serving:
                 return self.engine.answer(requests, version)
         except SnapshotError as error:
             for request in requests:
-                if request.reply is not None:
-                    request.reply(RequestError(f"version {request.version} cannot answer any more: {error}"))
+                request.send(_cannot_answer(request, error))
             return []
         except Exception as error:
-            if self._is_away(error):
-                return self._break_off(requests)
+            if isinstance(error, NoServersLeft) or self.follower.away():
+                self._break_off(requests)
+                return []
             log.exception("answering %d requests failed", len(requests))
             if len(requests) > 1:
                 return [a for r in requests for a in self._answer([r])]
-            self.keeper.event("error", f"Request {requests[0].number} failed: {error}", where="engine")
-            failed = requests[0]
-            if failed.reply is not None:
-                failed.reply(error)
+            self._fail(requests[0], str(error), error)
             return []
 
-    def _is_away(self, error: Exception) -> bool:
-        return isinstance(error, NoServersLeft) or bool(self.follower.away())
+    def _fail(self, request: Request, why: str, error: Exception) -> None:
+        self.keeper.event("error", f"Request {request.number} failed: {why}", where="engine")
+        request.send(error)
 
-    def _break_off(self, requests: list[Request]) -> list[Answer]:
+    def _break_off(self, requests: list[Request]) -> None:
         """Retry requests that an unavailable policy interrupted, up to `ATTEMPTS` times."""
         for failed in requests:
             if failed.attempts + 1 < ATTEMPTS:
                 self._broken_off.append(replace(failed, attempts=failed.attempts + 1))
                 continue
             why = f"no rollout server could answer it in {ATTEMPTS} attempts"
-            self.keeper.event("error", f"Request {failed.number} failed: {why}.", where="engine")
-            if failed.reply is not None:
-                failed.reply(PolicyAway(why))
-        return []
+            self._fail(failed, f"{why}.", PolicyAway(why))
 
     def _listen(self) -> None:
         if time.monotonic() - self._listened < LISTEN_S:
@@ -379,14 +369,8 @@ class Serving:
             if command.command == "stop":
                 self._stopped = True
                 self.control.acknowledge(command, "serving ends")
-            elif not self._learning:  # else the update worker does it and answers
+            elif not self._worker.learns:  # else the update worker does it and answers
                 self.control.acknowledge(command, "nothing to do: this run serves and does not learn")
-
-    @property
-    def _learning(self) -> bool:
-        """Whether an update worker runs or starts."""
-        state = process_state(self.run_dir, "worker")
-        return self.config.updates and bool(state["alive"] or state["launcher_alive"])
 
     def _keep(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -396,66 +380,26 @@ class Serving:
                 continue
             if (sure := self.keeper.settled()) is not None:
                 self.enqueuer.put(None, recorded=sure)
-            self._look_after_worker()
+            self._worker.look()
             if self.validation is not None:
                 self.validation.keep_alive()
             if force:
                 self.keeper.finish()
 
-    def _look_after_worker(self) -> None:
-        """Report the death of the worker once."""
-        state = process_state(self.run_dir, "worker")
-        dead = bool(state.get("pid")) and not state["alive"] and state.get("status") not in ENDED[:2]
-        if dead and not self._worker_missed and self.config.updates:
-            message = "The update worker has died (logs/worker.log): serving continues, but nothing is learnt."
-            self.keeper.event("alert", message, detector="update_worker")
-            log.error("%s", message)
-        self._worker_missed = dead
+    def _wait_on(self) -> bool:
+        """Maintain the record while waiting. Returns False when the run is stopped."""
+        self._listen()
+        self._keep()
+        return not self._stopped
 
-    def _await(self, condition: Callable[[], bool], seconds: float, doing: str) -> None:
-        """Maintain the record until a condition holds, the worker is gone, or the time is up."""
-        until, told = time.monotonic() + seconds, False
-        while time.monotonic() < until and not self._stopped:
-            self._listen()
-            self._keep()
-            try:
-                if condition() or not process_state(self.run_dir, "worker")["alive"]:
-                    return
-            except QueueError:
-                return
-            if not told:
-                told = True
-                self.keeper.event("phase", doing, name="ending")
-            time.sleep(self.config.poll_interval_s)
+    def _report_failures(self, answers: Iterable[Answer]) -> None:
+        """Report an environment that fails for every request, once for each series of failures."""
+        for answer in answers:
+            self._failed_in_a_row = self._failed_in_a_row + 1 if answer.error else 0
+            if self._failed_in_a_row == FAILURES:
+                message = f"The last {FAILURES} requests all failed in the environment: {answer.error}"
+                self.keeper.event("alert", f"{message.rstrip('.')}.", detector="environment")
 
-    def _all_is_judged(self) -> bool:
-        result = self.queue.get("validation")
-        cannot_be = isinstance(result, dict) and "missing" in result
-        return not self.queue.get("ending") and (cannot_be or self.queue.get("candidate") is None)
 
-    def _signal_worker(self) -> None:
-        state = process_state(self.run_dir, "worker")
-        if state["alive"] and state.get("started") and not is_elsewhere(state):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(state["pid"]), signal.SIGTERM)
-
-    def _drain(self) -> None:
-        """Let the worker empty the queue and validate the last updates, then stop it. On a shared queue, learning
-        continues for other engines.
-        """
-        alone = not self.config.is_shared
-        if alone:
-            self.enqueuer.put(None, ending=True)
-        self.enqueuer.flush()
-        if self.config.updates:
-            self._await(lambda: self.queue.depth() == 0, DRAIN_S, "No request is left. Waiting tasks are learnt from.")
-        if alone and self.config.updates and self.config.validation.enabled:
-            self._await(self._all_is_judged, VALIDATE_S, "The last updates are validated.")
-        try:
-            request(self.run_dir, "stop")
-        except OSError:  # a full disk: a signal says the same
-            self._signal_worker()
-        until = time.monotonic() + 30.0
-        while process_state(self.run_dir, "worker")["alive"] and time.monotonic() < until:
-            self._keep()
-            time.sleep(0.1)
+def _cannot_answer(request: Request, error: SnapshotError) -> RequestError:
+    return RequestError(f"version {request.version} cannot answer any more: {error}")

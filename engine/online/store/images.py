@@ -6,7 +6,7 @@ The update queue holds only their names, and the worker loads them for its forwa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,49 +16,43 @@ from safetensors.numpy import load_file, save
 from ...policy.sight.processor import ModelImage
 from ...policy.sight.storing import read_images, stored_images
 from ...runs.durable import replace_file
-from .exchange import Exchange
 
 KEPT = 256
 """Images that a process keeps in memory."""
 
 
 class ImageFolder:
-    """Images in the model's form (`ModelImage`). Those from another machine come through `exchange`."""
+    """Images in the model's form (`ModelImage`). fetch: brings a file of another machine here."""
 
-    def __init__(self, folder: Path, exchange: Exchange | None = None) -> None:
+    def __init__(self, folder: Path, fetch: Callable[[str, Path], bool] | None = None) -> None:
         self.folder = folder
-        self.exchange = exchange
+        self.fetch = fetch
         self.load = lru_cache(maxsize=KEPT)(self._load)
 
     def save(self, images: Sequence[ModelImage]) -> tuple[str, ...]:
         """Write each image once and return the names. Raises OSError."""
         for image in images:
-            path = self._path(image.key)
+            path = self.path(image.key)
             if not path.exists():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 arrays, facts = stored_images([[image]])
                 replace_file(path, save(arrays, {"images": json.dumps(facts)}))
         return tuple(image.key for image in images)
 
-    def share(self, names: Iterable[str]) -> None:
-        """Copy these images to the exchange. Raises ExchangeError."""
-        for path in map(self._path, names):
-            if self.exchange is not None and path.exists():
-                self.exchange.put(path, f"images/{path.name}")
-
     def _load(self, name: str) -> ModelImage:
-        """Load an image. Raises KeyError when it is missing or damaged, ExchangeError when it cannot be fetched now."""
-        path = self._path(name)
+        """Load an image. Raises KeyError when it is missing or damaged, QueueError when it cannot be fetched now."""
+        path = self.path(name)
         try:
-            if self.exchange is not None and not path.exists():
-                self.exchange.get(f"images/{path.name}", path)
+            if self.fetch is not None and not path.exists():
+                self.fetch(f"images/{path.name}", path)
             with safetensors.safe_open(path, "numpy") as file:
                 facts = json.loads((file.metadata() or {})["images"])
             return read_images(load_file(path), facts)[0][0]
         except (OSError, ValueError, IndexError, safetensors.SafetensorError) as error:
             raise KeyError(f"the image {name} is not among those of the run: {error}") from error
 
-    def _path(self, name: str) -> Path:
-        if not name.isalnum():  # it comes out of a queue: it must not lead elsewhere
+    def path(self, name: str) -> Path:
+        """Return the path of an image. Raises KeyError for a name that could lead to another folder."""
+        if not name.isalnum():
             raise KeyError(f"{name!r} names no image")
         return self.folder / f"{name}.safetensors"

@@ -42,7 +42,7 @@ _NAME = re.compile(r"ema_model_snapshot\.v(\d+)\.safetensors")
 _MANIFEST = re.compile(r"ema_model_snapshot\.v(\d+)\.json")
 _LEFTOVER = re.compile(
     r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp|\.tmp\w{6}"
-    r"|\.{1,2}ema_model_snapshot\..*\.(fetched|part)"
+    r"|\.{1,2}ema_model_snapshot\..*\.(fetched|part|tmp)"
 )
 """Our temporary files, those of safetensors, and versions of another machine that were not fully copied."""
 

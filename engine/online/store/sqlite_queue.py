@@ -170,29 +170,29 @@ class SqliteQueue:
     # ----------------------------------------------------------------------------------------------- for everybody
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
-        with self._speaking_plainly():
+        with self._readable_errors():
             rows = self._db.execute("SELECT n, row FROM journal WHERE n > ? ORDER BY n LIMIT ?", (after, limit))
             return [JournalRow(n, _json(row, {"kind": "unreadable"})) for n, row in rows.fetchall()]
 
     def depth(self) -> int:
-        with self._speaking_plainly():
+        with self._readable_errors():
             return self._count(self._db, "queued") + self._count(self._db, "taken")
 
     def counts(self) -> dict[str, int]:
-        with self._speaking_plainly():
+        with self._readable_errors():
             return dict(self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall())
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
-        with self._speaking_plainly():
+        with self._readable_errors():
             return self._db.execute("SELECT id, reason FROM tasks WHERE state = ? ORDER BY seq", (state,)).fetchall()
 
     def payload(self, task_id: str) -> bytes | None:
-        with self._speaking_plainly():
+        with self._readable_errors():
             row = self._db.execute("SELECT payload FROM tasks WHERE id = ?", (task_id,)).fetchone()
             return row[0] if row else None
 
     def get(self, key: str, default: Any = None) -> Any:
-        with self._speaking_plainly():
+        with self._readable_errors():
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
             return default if row is None else _json(row[0], default)
 
@@ -230,7 +230,7 @@ class SqliteQueue:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._speaking_plainly():
+        with self._readable_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -241,7 +241,7 @@ class SqliteQueue:
                 raise
 
     @contextmanager
-    def _speaking_plainly(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
         with self._thread_lock:
             try:
                 with self._in_words():

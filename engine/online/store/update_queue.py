@@ -14,7 +14,7 @@ A full queue drops its oldest task, because newer experience is closer to the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -44,6 +44,24 @@ class LeaseLost(QueueDamaged):
     """The worker may have been replaced, or a call was interrupted with an unknown result. It must restart from the
     last commit.
     """
+
+
+class Trouble:
+    """Reports a lasting problem once, and its end."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.lasts = False
+
+    def begins(self, message: str) -> None:
+        if not self.lasts:
+            self.lasts = True
+            self._tell(message)
+
+    def ends(self, message: str) -> None:
+        if self.lasts:
+            self.lasts = False
+            self._tell(message)
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ def die_at(call: int | None) -> None:
 def engine_queue(folder: Path, online: dict[str, Any]) -> Iterator[Any]:
     """What an engine reads and writes; a shared queue is brought into step before and after."""
     from grpo_tui.configs.sections.online import OnlineConfig
+    from grpo_tui.engine.online.shared.outbox import Outbox, QueueLink
+    from grpo_tui.engine.online.shared.redis_queue import RedisQueue
     from grpo_tui.engine.online.store.folder import OnlineFolder
-    from grpo_tui.engine.online.store.outbox import Outbox, QueueLink
-    from grpo_tui.engine.online.store.redis_queue import RedisQueue
     from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 
     config = OnlineConfig(**online)
@@ -175,9 +175,9 @@ def send(folder: Path, tasks: list[int], online: dict[str, Any]) -> None:
 def learn(folder: Path, steps: int, online: dict[str, Any]) -> None:
     """`work` without torch: the policy is the list of the tasks it was taught."""
     from grpo_tui.configs.sections.online import OnlineConfig
-    from grpo_tui.engine.online.store.exchange import Exchange
+    from grpo_tui.engine.online.shared.exchange import Exchange
+    from grpo_tui.engine.online.shared.redis_queue import RedisQueue
     from grpo_tui.engine.online.store.folder import OnlineFolder
-    from grpo_tui.engine.online.store.redis_queue import RedisQueue
     from grpo_tui.engine.online.store.update_queue import Settled
     from grpo_tui.engine.runs.durable import make_folder, write_synced
 
@@ -224,11 +224,11 @@ def _import_the_queue() -> None:
     import fsspec
     from redis.connection import Connection
 
-    import grpo_tui.engine.online.store.exchange
-    import grpo_tui.engine.online.store.outbox
+    import grpo_tui.engine.online.shared.exchange
+    import grpo_tui.engine.online.shared.outbox
 
     fsspec.filesystem("file")
-    assert Connection and grpo_tui.engine.online.store.exchange and grpo_tui.engine.online.store.outbox
+    assert Connection and grpo_tui.engine.online.shared.exchange and grpo_tui.engine.online.shared.outbox
     assert "torch" not in sys.modules
 
 

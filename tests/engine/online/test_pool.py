@@ -16,7 +16,7 @@ import torch
 from grpo_tui.configs.sections.rollouts import RolloutsConfig
 from grpo_tui.engine.agents.remote import pool as pool_module
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.online.serve import absence
+from grpo_tui.engine.online.serve import watching
 from grpo_tui.engine.policy.models import load_base
 from grpo_tui.engine.runs.read.reader import RunReader
 
@@ -32,7 +32,7 @@ SOON_S = 0.5
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(pool_module, "PROBE_S", 0.05)
-    monkeypatch.setattr(absence, "TOLD_AFTER_S", 0.1)
+    monkeypatch.setattr(watching, "TOLD_AFTER_S", 0.1)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from grpo_tui.engine.online.store.exchange import Exchange, ExchangeError
-from grpo_tui.engine.online.store.outbox import Outbox, QueueLink
-from grpo_tui.engine.online.store.redis_queue import RedisQueue
+from grpo_tui.engine.online.shared.exchange import Exchange, ExchangeError
+from grpo_tui.engine.online.shared.outbox import Outbox, QueueLink
+from grpo_tui.engine.online.shared.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.update_queue import LeaseHeld, LeaseLost, QueueError, Settled
 from tests.redis_server import LASTING, RedisServer, redis_server, stopped_and_restarted
 

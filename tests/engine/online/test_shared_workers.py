@@ -16,10 +16,10 @@ from peft import LoraConfig, get_peft_model
 
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
-from grpo_tui.engine.online.store import redis_queue
+from grpo_tui.engine.online.shared import redis_queue
+from grpo_tui.engine.online.shared.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.folder import OnlineFolder
-from grpo_tui.engine.online.store.opening import snapshot_reader
-from grpo_tui.engine.online.store.redis_queue import RedisQueue
+from grpo_tui.engine.online.store.opening import open_store
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
 from grpo_tui.engine.online.store.update_queue import LeaseHeld, LeaseLost, QueueError
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -81,7 +81,7 @@ def test_a_damaged_snapshot_or_another_policy_is_refused(run_on: Callable[[str],
     (tensors,) = shared.glob("*.safetensors")
     tensors.write_bytes(tensors.read_bytes()[:-8] + b"\0" * 8)
     told: list[str] = []
-    reader = snapshot_reader(OnlineFolder(tmp_path / "engine"), first.config, told.append)
+    reader = open_store(OnlineFolder(tmp_path / "engine"), first.config, told.append).reader()
     assert reader.newer_than(0) is None and "does not match its checksum" in told[0]
     second = run_on("b")  # cannot have version 1 either: it publishes what it has under the next number
     assert pointed_version(second.folder.snapshots) == 2

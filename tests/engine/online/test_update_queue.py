@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.online.store.redis_queue import RedisQueue
+from grpo_tui.engine.online.shared.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import REFUSED_KEPT, QueueError, Settled, UpdateQueue
 from tests.redis_server import redis_server

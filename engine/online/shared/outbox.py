@@ -12,11 +12,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-import xxhash
-
+from ..store.sqlite_queue import SqliteQueue
+from ..store.update_queue import JournalRow, QueuedTask, QueueError, Settled, Trouble
 from .redis_queue import RedisQueue
-from .sqlite_queue import SqliteQueue
-from .update_queue import JournalRow, QueuedTask, QueueError
 
 log = logging.getLogger(__name__)
 
@@ -30,25 +28,9 @@ class Outbox(SqliteQueue):
     elsewhere = 0
     """Tasks in the shared queue at the last synchronisation."""
 
-    def oldest(self) -> QueuedTask | None:
-        with self._speaking_plainly():
-            row = self._db.execute(
-                "SELECT id, policy_version, attempts, payload, checksum FROM tasks WHERE state = 'queued' "
-                "ORDER BY seq LIMIT 1"
-            ).fetchone()
-        if row is None:
-            return None
-        id_, version, attempts, payload, checksum = row
-        return QueuedTask(id_, version, attempts, payload, xxhash.xxh3_128_hexdigest(payload) == checksum)
-
-    def sent(self, task_id: str) -> None:
-        """Delete a task that the shared queue has."""
-        with self._transaction() as db:
-            db.execute("DELETE FROM tasks WHERE id = ?", (task_id,))
-
     def journal_end(self) -> int | None:
         """Return the number of the newest copied row, None before the first."""
-        with self._speaking_plainly():
+        with self._readable_errors():
             row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
             return None if row is None else int(row[0])
 
@@ -79,7 +61,7 @@ class QueueLink:
         poll_s: float,
         start: int | None = None,
         shown: Outbox | None = None,
-        before: Callable[[QueuedTask], None] | None = None,
+        before: Callable[[QueuedTask], None] = lambda task: None,
         tell: Callable[[str], None] = log.warning,
     ) -> None:
         self.outbox = outbox
@@ -90,7 +72,6 @@ class QueueLink:
         self._shown = shown or outbox
         self._before = before
         self._tell = tell
-        self._trouble = False
         self._recorded = -1
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="queue-link", daemon=True)
@@ -100,16 +81,16 @@ class QueueLink:
 
     def step(self) -> None:
         """Send waiting tasks and copy new rows. Raises QueueError; the next call continues."""
-        while (task := self.outbox.oldest()) is not None:
+        self.outbox.lead()  # a task that an earlier call took and could not send
+        while (task := self.outbox.take()) is not None:
             if task.whole:
-                if self._before is not None:
-                    self._before(task)
+                self._before(task)
                 self.shared.put(task.id, task.payload, task.policy_version)
             else:
                 self._tell(f"Task {task.id} was damaged on this disk before it could be sent: it is lost.")
-            self.outbox.sent(task.id)
+            self.outbox.settle([Settled(task.id, "applied")])
         end = self.outbox.journal_end()
-        if end is None:  # an engine that joins others: what was learnt before is not part of its record
+        if end is None:  # an engine that joins others: earlier updates are not part of its record
             end = self.shared.journal_end() if self._start is None else self._start
             self.outbox.continue_after(end)
         while rows := self.shared.journal(after=end, limit=ROWS):
@@ -131,18 +112,13 @@ class QueueLink:
         self.outbox.close()
 
     def _run(self) -> None:
-        while True:
+        trouble, ending = Trouble(self._tell), False
+        while not ending:
             ending = self._ended.wait(self._poll_s)
             try:
                 self.step()
-                if self._trouble:
-                    self._trouble = False
-                    self._tell("The shared queue can be used again: what waited here was sent.")
+                trouble.ends("The shared queue can be used again: what waited here was sent.")
             except QueueError as error:
-                if not self._trouble:
-                    self._trouble = True
-                    self._tell(f"{error} Serving continues. Tasks wait on this machine's disk, learning waits.")
+                trouble.begins(f"{error} Serving continues. Tasks wait on this machine's disk, learning waits.")
             except Exception:
                 log.exception("the shared queue could not be kept in step. It is tried again.")
-            if ending:
-                return

@@ -1,0 +1,100 @@
+"""Files that machines with one queue exchange (snapshots, states, images), in a folder or at an fsspec URL.
+
+The name of a file contains its version or checksum. A file is written once and never changed, and it counts once the
+queue names it. Readers check it before use. Every machine keeps copies in its run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...runs.durable import make_folder, replace_file
+from ...runs.masking import mask_text
+from ..store.update_queue import QueueError
+
+
+class ExchangeError(QueueError):
+    """Files cannot be exchanged now. The message is for the user."""
+
+
+class Exchange:
+    """The files below `place`, by name (`states/…`). Methods raise ExchangeError."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._files: Any = None
+        self._root = ""
+
+    def put(self, path: Path, name: str) -> None:
+        """Copy a file there, durably."""
+        with self._readable_errors("written"):
+            self.write(name, path.read_bytes())
+
+    def get(self, name: str, path: Path) -> bool:
+        """Copy a file here, atomically. Returns False when it does not exist."""
+        data = self.read(name)
+        if data is None:
+            return False
+        with self._readable_errors("read"):
+            make_folder(path.parent)
+            replace_file(path, data, wait=False)
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file, None when it does not exist."""
+        with self._readable_errors("read"):
+            files, at = self._find(name)
+            try:
+                return files.cat_file(at)
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file atomically, in a folder also durably."""
+        with self._readable_errors("written"):
+            files, at = self._find(name)
+            if "file" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol):
+                make_folder(Path(at).parent)
+                replace_file(Path(at), data)
+            else:
+                files.pipe_file(at, data)
+
+    def names(self, folder: str) -> list[str]:
+        with self._readable_errors("listed"):
+            files, at = self._find(folder)
+            files.invalidate_cache()
+            try:
+                return sorted(posixpath.basename(f) for f in files.ls(at, detail=False))
+            except FileNotFoundError:
+                return []
+
+    def remove(self, name: str) -> None:
+        """Delete a file if possible."""
+        with contextlib.suppress(Exception):
+            files, at = self._find(name)
+            files.rm_file(at)
+
+    def _find(self, name: str) -> tuple[Any, str]:
+        """Return the file system and the path of a file."""
+        if self._files is None:
+            import fsspec
+
+            self._files, self._root = fsspec.core.url_to_fs(os.path.expanduser(self.place))
+        return self._files, posixpath.join(self._root, name)
+
+    @contextmanager
+    def _readable_errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except ExchangeError:
+            raise
+        except Exception as error:  # each of fsspec's file systems raises its library's errors
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+            message = mask_text(f"The shared files at {self.place} cannot be {done}: {reason}")
+            raise ExchangeError(f"{message.rstrip('.')}.") from error
