@@ -143,7 +143,7 @@ def policy_is_killed(
 
 
 def test_no_kill_loses_or_doubles_what_a_policy_learns(server: RedisServer, lives: Lives, tmp_path: Path) -> None:
-    policy_is_killed(server, lives, tmp_path, 4, contextlib.nullcontext())
+    policy_is_killed(server, lives, tmp_path, 8, contextlib.nullcontext())
 
 
 @pytest.mark.stress
