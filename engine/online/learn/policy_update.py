@@ -32,6 +32,8 @@ from .influence import Influence, RobustBaseline
 
 CLIP = 0.2
 """The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
+_STATEFUL = ("beta", "baseline", "ratings", "influence")
+"""The parts of `PolicyUpdater` with a state of their own."""
 _torch: Any = torch
 """Torch with the fused operations on lists of tensors that its type stubs lack."""
 
@@ -117,9 +119,7 @@ class PolicyUpdater:
 
     def mark_validated(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises ValueError for the parameters of another model."""
-        check_fit(self.parameters, tensors)
-        new = [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()]
-        _torch._foreach_copy_(self._validated, new)
+        self._copy(tensors, self._validated)
 
     def go_back(self) -> None:
         """Reset to the last validated parameters, with a fresh optimiser."""
@@ -323,44 +323,39 @@ class PolicyUpdater:
             value = value if key == "step" else value.to(parameter.device)
             cast(dict, self.optimizer.state[parameter])[key] = value.clone()
 
+    def _groups(self) -> dict[str, list[Tensor]]:
+        """The tensors of the state, each group in the order of the parameters."""
+        start = list(self._start.values())
+        return {"live": self._live, "ema": self._ema, "validated": self._validated, "start": start}
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything that the next update depends on: tensors (copies) and JSON values."""
-        tensors = {f"live/{n}": p.detach().clone() for n, p in self.parameters.items()}
-        tensors |= {f"ema/{n}": t.clone() for n, t in self.ema.items()}
-        tensors |= {f"validated/{n}": t.clone() for n, t in self.validated.items()}
-        tensors |= {f"start/{n}": t.clone() for n, t in self._start.items()}
+        groups = self._groups().items()
+        tensors = {f"{g}/{n}": t.clone() for g, ts in groups for n, t in zip(self.parameters, ts, strict=True)}
         tensors |= {f"optimizer/{n}": t for n, t in self._optimizer_tensors().items()}
-        return tensors, {
-            "update": self.update,
-            "beta": self.beta.state_dict(),
-            "baseline": self.baseline.state_dict(),
-            "ratings": self.ratings.state_dict(),
-            "influence": self.influence.state_dict(),
-        }
+        values = {name: getattr(self, name).state_dict() for name in _STATEFUL}
+        return tensors, {"update": self.update, **values}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Raises ValueError for the state of another model."""
-        self.load_weights({n.removeprefix("live/"): t for n, t in tensors.items() if n.startswith("live/")})
-        ema = [tensors[f"ema/{n}"] for n in self.parameters]
-        _torch._foreach_copy_(self._ema, [t.to(o.device) for t, o in zip(ema, self._ema, strict=True)])
-        self._restore_optimizer(
-            {n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")}
-        )
+        """Raises ValueError or KeyError for the state of another model."""
+        for group, into in self._groups().items():
+            names = [n.removeprefix(f"{group}/") for n in tensors if n.startswith(f"{group}/")]
+            self._copy({n: tensors[f"{group}/{n}"] for n in names}, into)
+        prefix = "optimizer/"
+        self._restore_optimizer({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
         self.update = int(values["update"])
-        self.beta.load_state_dict(values["beta"])
-        self.baseline.load_state_dict(values["baseline"])
-        self.ratings.load_state_dict(values["ratings"])
-        self.influence.load_state_dict(values["influence"])
-        start = [tensors[f"start/{n}"].to(t.device) for n, t in self._start.items()]
-        _torch._foreach_copy_(list(self._start.values()), start)
-        self.mark_validated({n: tensors[f"validated/{n}"] for n in self.parameters})
+        for name in _STATEFUL:
+            getattr(self, name).load_state_dict(values[name])
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the live parameters and the EMA."""
+        self._copy(tensors, self._live)
+        self._copy(tensors, self._ema)
+
+    def _copy(self, tensors: Mapping[str, Tensor], into: list[Tensor]) -> None:
+        """Copy weights by name. Raises ValueError for those of another model."""
         check_fit(self.parameters, tensors)
-        new = [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()]
-        _torch._foreach_copy_(self._live, new)
-        _torch._foreach_copy_(self._ema, new)
+        _torch._foreach_copy_(into, [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()])
 
 
 def clipped_loss(inputs: LossInputs) -> Tensor:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from ....configs.sections.online import OnlineConfig
+from ....configs.sections.online import OnlineConfig, ValidationConfig
 from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, check_fit, pointed_version
 from ..store.update_queue import QueueError
 from .ledger import Ledger
@@ -29,9 +28,7 @@ class Publisher:
         self.updater = ledger.updater
         self.queue = ledger.queue
         self.folder = ledger.folder.snapshots
-        self.guard = PublishingGuard(
-            config.validation.max_drop, config.validation.max_text_loss, config.validation.max_text_kl
-        )
+        self.guard = PublishingGuard(config.validation)
         self.request = int(self.queue.get("request", 0))
         """The request of the last update, the worker's place on the record's axis."""
         self.candidate: dict[str, Any] | None = self.queue.get("candidate")
@@ -143,13 +140,13 @@ class Publisher:
             return
         where = {"request": candidate["request"]}
         rows = [{"kind": "validation", "time": time.time(), **where, **result}]
-        verdict = self.guard.judge(result)
+        good, message = self.guard.judge(result)
         update = int(candidate["update"])
-        if verdict.message is not None:
-            ledger.tell(verdict.message)
-            action = "released" if verdict.good else "held"
-            rows.append(self._row(action, self.writer.version, update=update, message=verdict.message, **where))
-        if verdict.good:
+        if message is not None:
+            ledger.tell(message)
+            action = "released" if good else "held"
+            rows.append(self._row(action, self.writer.version, update=update, message=message, **where))
+        if good:
             self._accept(smoothed, update, where)
         else:
             self._go_back(update, where)
@@ -239,14 +236,6 @@ class Publisher:
         }
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The decision on a version. `message` is for the user, None when nothing changed."""
-
-    good: bool
-    message: str | None = None
-
-
 class PublishingGuard:
     """Decides whether the smoothed (EMA) model of an update may serve.
 
@@ -255,18 +244,19 @@ class PublishingGuard:
     `max_text_kl` nats per token. Missing measurements are not judged. `release` accepts the present level of success.
     """
 
-    def __init__(self, max_drop: float, max_text_loss: float, max_text_kl: float) -> None:
-        self.max_drop = max_drop
-        self.max_text_loss = max_text_loss
-        self.max_text_kl = max_text_kl
+    def __init__(self, limits: ValidationConfig) -> None:
+        self.limits = limits
         self.best: float | None = None
         self.held = False
         """Whether the last judged version was not good."""
         self.good_update = 0
         """The last update whose smoothed model was validated as good."""
 
-    def judge(self, result: Mapping[str, Any]) -> Verdict:
-        """Judge one validation: `update`, `ema` (success in [0, 1]), and the fields of `TextGuard.measure`."""
+    def judge(self, result: Mapping[str, Any]) -> tuple[bool, str | None]:
+        """Judge one validation: `update`, `ema` (success in [0, 1]), and the fields of `TextGuard.measure`.
+
+        Returns whether the version is good, and a message for the user when that has changed.
+        """
         update, was = int(result["update"]), self.held
         reason = self._success_problem(result) or self._text_problem(result)
         if reason is None:
@@ -276,19 +266,16 @@ class PublishingGuard:
             self.good_update = max(self.good_update, update)
             self.held = False
             level = f"the smoothed model is at {float(result['ema']):.0%} success" if "ema" in result else "it is good"
-            return Verdict(True, f"Publishing continues: {level}." if was else None)
+            return True, f"Publishing continues: {level}." if was else None
         self.held = True
-        return Verdict(
-            False,
-            f"The smoothed model of update {update} {reason}: it does not answer, and learning goes back to update "
-            f"{self.good_update}.",
-        )
+        back = f"learning goes back to update {self.good_update}"
+        return False, f"The smoothed model of update {update} {reason}: it does not answer, and {back}."
 
     def _success_problem(self, result: Mapping[str, Any]) -> str | None:
         if "ema" not in result or self.best is None:
             return None
         ema = float(result["ema"])
-        if ema >= self.best - self.max_drop - 1e-9:
+        if ema >= self.best - self.limits.max_drop - 1e-9:
             return None
         return f"is at {ema:.0%} success, {self.best - ema:.0%} below the best validated {self.best:.0%}"
 
@@ -297,12 +284,13 @@ class PublishingGuard:
             return None
         before, now, kl = (float(result[name]) for name in ("text_before", "text_now", "text_kl"))
         loss = (before - now) / abs(before)
-        if not loss <= self.max_text_loss:  # also true for NaN
+        if not loss <= self.limits.max_text_loss:  # also true for NaN
             return (
                 f"gives unrelated texts {loss:.1%} less log-likelihood than at the start ({before:.3f}, now {now:.3f})"
             )
-        if kl > self.max_text_kl:
-            return f"is {kl:.3f} nats per token from the start on unrelated texts; the limit is {self.max_text_kl:g}"
+        if kl > self.limits.max_text_kl:
+            limit = f"the limit is {self.limits.max_text_kl:g}"
+            return f"is {kl:.3f} nats per token from the start on unrelated texts; {limit}"
         return None
 
     def release(self) -> bool:

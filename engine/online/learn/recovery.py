@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
 
 from ..store.folder import OnlineFolder
 from ..store.snapshots import SnapshotReader
@@ -41,7 +38,7 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
         trouble.append(f"The update queue has lost its last commits: it knows of {counted} updates.")
     elif named is not None:
         try:
-            _load(updater, *read_state(folder.state / named))
+            updater.load_state(*read_state(folder.state / named))
             updater.update = max(updater.update, counted)  # an older state, where a newer one had been lost before
             return Recovered(named)
         except (StateError, KeyError, ValueError) as error:
@@ -61,7 +58,7 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
         try:
             found = read_state(folder.state / name)
             if snapshot is None or snapshot.manifest.update <= update:
-                _load(updater, *found)
+                updater.load_state(*found)
                 state = name
                 break
         except (StateError, KeyError, ValueError) as error:
@@ -80,7 +77,3 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
     if not trouble:  # a run that was begun by snapshots alone
         return Recovered(state)
     return Recovered(state, f"{' '.join(trouble)} So {lost}.")
-
-
-def _load(updater: PolicyUpdater, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    updater.load_state(tensors, values)

@@ -10,8 +10,9 @@ import io
 import threading
 import zipfile
 import zlib
-from dataclasses import dataclass
+from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ MIN_SIMILARITY = 0.995
 """The least cosine similarity of a neighbour."""
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """A stored experience and its cosine similarity."""
 
     id: str
@@ -34,64 +34,47 @@ class Match:
 
 
 class ExperienceBuffer:
-    """A ring of `capacity` unit vectors with answers, with exact search.
-
-    One float32 array grows to [capacity, D]; 4096 × 896 take 14 MiB.
-    """
+    """The last `capacity` unit vectors with answers, with exact search. 4096 × 896 float32 take 14 MiB."""
 
     def __init__(self, capacity: int = 4096) -> None:
         self.capacity = capacity
         self._vectors = np.zeros((0, 0), np.float32)
-        self._ids: list[str] = []
-        self._answers: list[str] = []
-        self._next = 0
+        self._known: deque[tuple[str, str]] = deque(maxlen=capacity)
+        """Ids and answers, the oldest first. The vector of number n (counted in `added`) is row n % capacity."""
         self.added = 0
         """Number of experiences added so far."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._known)
 
     def add(self, id: str, embedding: np.ndarray, answer: str) -> None:
         """Store an experience; a full buffer drops the oldest. Zero and NaN vectors are ignored."""
         unit = _unit(embedding)
-        if unit is None or self.capacity < 1:
+        if unit is None:
             return
         with self._lock:
+            if self._vectors.shape[1] != len(unit):
+                self._vectors = np.zeros((self.capacity, len(unit)), np.float32)
+                self._known.clear()
+            self._vectors[self.added % self.capacity] = unit
+            self._known.append((id, answer))
             self.added += 1
-            if self._vectors.shape[1] != unit.shape[0]:
-                self._vectors = np.zeros((0, unit.shape[0]), np.float32)
-                self._ids, self._answers, self._next = [], [], 0
-            if len(self._ids) < self.capacity:
-                if len(self._ids) == len(self._vectors):
-                    room = min(max(64, 2 * len(self._ids)), self.capacity)
-                    grown = np.zeros((room, unit.shape[0]), np.float32)
-                    grown[: len(self._ids)] = self._vectors[: len(self._ids)]
-                    self._vectors = grown
-                self._vectors[len(self._ids)] = unit
-                self._ids.append(id)
-                self._answers.append(answer)
-            else:
-                self._vectors[self._next] = unit
-                self._ids[self._next], self._answers[self._next] = id, answer
-                self._next = (self._next + 1) % self.capacity
+
+    def _rows(self) -> np.ndarray:
+        """Return the row of each known experience, the oldest first."""
+        return np.arange(self.added - len(self._known), self.added) % self.capacity
 
     def nearest(self, embedding: np.ndarray, k: int, min_similarity: float = -1.0) -> list[Match]:
         """Return the k most similar experiences with cosine ≥ `min_similarity`, the most similar first."""
         unit = _unit(embedding)
         with self._lock:
-            n = len(self._ids)
-            if unit is None or n == 0 or k < 1 or self._vectors.shape[1] != unit.shape[0]:
+            if unit is None or self._vectors.shape[1] != len(unit):
                 return []
-            similarity = self._vectors[:n] @ unit
-            k = min(k, n)
-            best = np.argpartition(-similarity, k - 1)[:k]
-            best = best[np.argsort(-similarity[best], kind="stable")]
-            return [
-                Match(self._ids[i], self._answers[i], float(similarity[i]))
-                for i in best
-                if similarity[i] >= min_similarity
-            ]
+            similarity = (self._vectors @ unit)[self._rows()]
+            best = np.argsort(-similarity, kind="stable")[:k]
+            found = [Match(*self._known[i], float(similarity[i])) for i in best]
+        return [match for match in found if match.similarity >= min_similarity]
 
     def neighbours(self, embedding: np.ndarray, k: int) -> list[Neighbour]:
         """Return the k nearest experiences as voters. Each counts its similarity times `NEIGHBOUR_WEIGHT`."""
@@ -102,13 +85,12 @@ class ExperienceBuffer:
         """Write the buffer to an `.npz` file, atomically."""
         written = io.BytesIO()
         with self._lock:
-            n = len(self._ids)
+            ids, answers = zip(*self._known, strict=True) if self._known else ((), ())
             np.savez_compressed(
                 written,
-                vectors=self._vectors[:n],
-                ids=np.array(self._ids, dtype=np.str_),
-                answers=np.array(self._answers, dtype=np.str_),
-                next=np.array(self._next),
+                vectors=self._vectors[self._rows()] if self._known else self._vectors[:0],
+                ids=np.array(ids, dtype=np.str_),
+                answers=np.array(answers, dtype=np.str_),
             )
         replace_file(path, written.getbuffer())
 
@@ -117,15 +99,13 @@ class ExperienceBuffer:
         try:
             with np.load(path, allow_pickle=False) as data:
                 vectors, ids, answers = data["vectors"], data["ids"], data["answers"]
-                oldest = int(data["next"])
         except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, TypeError, AttributeError, ValueError) as error:
-            # NumPy's own words would be of pickles, and of how to load them unsafely
+            # NumPy's own message is about pickles, and about how to load them unsafely.
             raise ValueError(f"{path} is damaged") from error
         if vectors.ndim != 2 or not len(vectors) == len(ids) == len(answers):
             raise ValueError(f"{path} is not an experience buffer")
-        order = np.roll(np.arange(len(ids)), -oldest)[-self.capacity :] if len(ids) else np.arange(0)
-        for i in order:
-            self.add(str(ids[i]), vectors[i], str(answers[i]))
+        for row in zip(ids, vectors, answers, strict=True):
+            self.add(str(row[0]), row[1], str(row[2]))
 
 
 def _unit(embedding: np.ndarray) -> np.ndarray | None:

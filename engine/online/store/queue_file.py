@@ -27,34 +27,25 @@ TABLES = ("tasks", "journal", "meta")
 
 
 class Hold:
-    """A lock on the queue's file while it is open."""
+    """A shared lock on the queue while it is open. Raises OSError.
+
+    alone: whether no other process had it open. The lock is then exclusive until `share`.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "a")  # noqa: SIM115 - held until `close`
-
-    def alone(self) -> bool:
-        """Try to take the lock exclusively."""
+        self._file = open(path.with_name(f".{path.name}.lock"), "a")  # noqa: SIM115 - held until `close`
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            self.alone = True
         except BlockingIOError:
-            return False
+            self.alone = False
+            self.share()
 
     def share(self) -> None:
-        """Share the lock, after waiting for an exclusive holder."""
         fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def close(self) -> None:
         self._file.close()
-
-
-def hold(path: Path) -> tuple[Hold, bool]:
-    """Lock the queue at `path`. Also return whether no other process has it open. Raises OSError."""
-    lock = Hold(path.with_name(f".{path.name}.lock"))
-    alone = lock.alone()
-    if not alone:
-        lock.share()
-    return lock, alone
 
 
 @contextlib.contextmanager
@@ -91,12 +82,9 @@ def mend(path: Path, schema: str) -> str | None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(f"{path}{end}", f"{aside}{end}")
     fresh.unlink(missing_ok=True)
-    new = sqlite3.connect(fresh, isolation_level=None)
-    try:
+    with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as new:
         new.executescript(schema)
         saved = {table: _copy(aside, new, table) for table in TABLES}
-    finally:
-        new.close()
     os.replace(fresh, path)
     sync_folder(path.parent)
     return (
@@ -107,17 +95,13 @@ def mend(path: Path, schema: str) -> str | None:
 
 def _whole(path: Path) -> bool:
     """Return whether all pages are sound. A file without tables is new, or was emptied."""
-    db = None
     try:
-        db = sqlite3.connect(path, timeout=30.0)
-        return db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
+        with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as db:
+            return db.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and not DAMAGE.search(str(error)):
             raise
         return False
-    finally:
-        if db is not None:
-            db.close()
 
 
 def _copy(damaged: Path, new: sqlite3.Connection, table: str) -> int:
@@ -137,17 +121,12 @@ def _copy(damaged: Path, new: sqlite3.Connection, table: str) -> int:
 
 
 def _rows(damaged: Path, table: str, order: str) -> Iterator[dict[str, object]]:
-    db = None
-    try:
-        db = sqlite3.connect(damaged)
+    with (
+        contextlib.suppress(sqlite3.Error, UnicodeDecodeError, MemoryError),  # behind damage
+        contextlib.closing(sqlite3.connect(damaged)) as db,
+    ):
         db.text_factory = lambda data: data.decode("utf-8", "replace")
         cursor = db.execute(f"SELECT * FROM {table} {order}")
         names = [column[0] for column in cursor.description]
         for row in cursor:
             yield dict(zip(names, row, strict=True))
-    except (sqlite3.Error, UnicodeDecodeError, MemoryError):
-        return  # what lies behind the damage
-    finally:
-        if db is not None:
-            with contextlib.suppress(sqlite3.Error):
-                db.close()

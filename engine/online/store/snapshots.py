@@ -23,11 +23,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import safetensors
 import safetensors.torch
@@ -63,7 +61,6 @@ class Manifest:
     base_model: str
     parent_version: int
     update: int = 0
-    copy_of: int | None = None
     created: float = 0.0
 
     def to_bytes(self) -> bytes:
@@ -72,17 +69,12 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
         """Raises ValueError when the bytes are not a manifest."""
-        values = json.loads(data)
-        if not isinstance(values, dict):
-            raise ValueError("not a manifest")
-        known = {f.name for f in fields(cls)}
-        kept: dict[str, Any] = {k: v for k, v in values.items() if k in known}
         try:
-            return cls(**{**kept, "keys": tuple(kept["keys"])})
-        except KeyError as error:
-            raise ValueError("the manifest names no keys") from error
-        except TypeError as error:
-            raise ValueError(str(error)) from error
+            found = json.loads(data)
+            values = {f.name: found[f.name] for f in fields(cls)}
+            return cls(**{**values, "keys": tuple(values["keys"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError("not a manifest") from error
 
 
 def file_name(version: int) -> str:
@@ -160,20 +152,13 @@ class SnapshotWriter:
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()
         self.version = max([pointed_version(folder) or 0, *published_versions(folder)])
-        self._syncer = ThreadPoolExecutor(2, thread_name_prefix="snapshot-sync")
 
-    def publish(
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        update: int = 0,
-        copy_of: int | None = None,
-    ) -> Manifest:
+    def publish(self, tensors: Mapping[str, Tensor], *, update: int = 0) -> Manifest:
         """Publish `tensors` as the next version. Raises SnapshotError; the pointer then still names the previous
         version.
         """
         try:
-            return self._publish({k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, update, copy_of)
+            return self._publish({k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, update)
         except (OSError, safetensors.SafetensorError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise SnapshotError(
@@ -181,45 +166,36 @@ class SnapshotWriter:
                 f"Version {pointed_version(self.folder)} stays the served one."
             ) from error
 
-    def _publish(self, tensors: dict[str, Tensor], update: int, copy_of: int | None) -> Manifest:
+    def _publish(self, tensors: dict[str, Tensor], update: int) -> Manifest:
         version = self.version + 1
-        final = self.folder / file_name(version)
-        manifest_final = _manifest_path(self.folder, version)
-        temporary, manifest_temporary, pointer_temporary = (
-            p.with_name(p.name + ".tmp") for p in (final, manifest_final, self.folder / POINTER)
+        final, described = self.folder / file_name(version), _manifest_path(self.folder, version)
+        temporary, described_temporary, pointer_temporary = (
+            p.with_name(p.name + ".tmp") for p in (final, described, self.folder / POINTER)
         )
         try:
+            # Nothing has a final name yet, so these three may reach the disk in any order.
             safetensors.torch.save_file(tensors, temporary, {"version": str(version)})
             follow_umask(temporary)
-            # Nothing has a final name yet, so these three may reach the disk in any order, together.
             with open(temporary, "rb") as file:
-                syncing = [
-                    self._syncer.submit(os.fsync, file.fileno()),
-                    self._syncer.submit(write_synced, pointer_temporary, final.name.encode()),
-                ]
-                try:
-                    manifest = Manifest(
-                        version=version,
-                        file=final.name,
-                        size=os.fstat(file.fileno()).st_size,
-                        checksum=_checksum(file),
-                        keys=tuple(sorted(tensors)),
-                        base_model=self.base_model,
-                        parent_version=self.version,
-                        update=update,
-                        copy_of=copy_of,
-                        created=time.time(),
-                    )
-                    write_synced(manifest_temporary, manifest.to_bytes())
-                finally:
-                    wait(syncing)
-                for done in syncing:
-                    done.result()
+                os.fsync(file.fileno())
+                manifest = Manifest(
+                    version=version,
+                    file=final.name,
+                    size=os.fstat(file.fileno()).st_size,
+                    checksum=_checksum(file),
+                    keys=tuple(sorted(tensors)),
+                    base_model=self.base_model,
+                    parent_version=self.version,
+                    update=update,
+                    created=time.time(),
+                )
+            write_synced(described_temporary, manifest.to_bytes())
+            write_synced(pointer_temporary, final.name.encode())
             if self.offer is not None:
                 self.offer(temporary, manifest)
                 self.version = version
             with _naming(self.folder):
-                os.rename(manifest_temporary, manifest_final)
+                os.rename(described_temporary, described)
                 os.rename(temporary, final)
                 sync_folder(self.folder)
                 self.version = version  # the number is used up, whatever happens to the pointer
@@ -227,7 +203,7 @@ class SnapshotWriter:
                     os.replace(pointer_temporary, self.folder / POINTER)
                     sync_folder(self.folder)
         finally:
-            for path in (temporary, manifest_temporary, pointer_temporary):
+            for path in (temporary, described_temporary, pointer_temporary):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
         return manifest
@@ -236,7 +212,6 @@ class SnapshotWriter:
         return prune(self.folder, self.keep, protect)
 
     def close(self) -> None:
-        self._syncer.shutdown()
         self._lock.close()
 
 
@@ -290,7 +265,7 @@ def _delete_unheld(folder: Path, version: int) -> bool:
         return False
 
 
-class Snapshot:
+class Snapshot(contextlib.AbstractContextManager):
     """One checked version, protected from deletion until `close`."""
 
     def __init__(self, path: Path, manifest: Manifest, hold: Any) -> None:
@@ -310,10 +285,7 @@ class Snapshot:
     def close(self) -> None:
         self._hold.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -329,19 +301,20 @@ class SnapshotReader:
     def newer_than(self, version: int) -> Snapshot | None:
         """Return the newest good version above `version`, held; None when there is none."""
         pointed = self._pointed()
-        candidates = [v for v in reversed(published_versions(self.folder)) if v > version]
+        candidates = published_versions(self.folder)
         while pointed is not None and pointed > version and pointed not in candidates:
             moved = self._pointed()
             if moved == pointed:
                 self._report(f"Snapshot {file_name(pointed)}, to which the pointer points, is missing")
                 break
-            pointed = moved  # the writer went on, and pruned, between the two looks
-            candidates = [v for v in reversed(published_versions(self.folder)) if v > version]
-        if pointed is not None:  # the pointer is the truth; what lies beyond it is not published yet
-            candidates = [v for v in candidates if v <= pointed]
-        for candidate in candidates:
+            pointed = moved  # the writer published and pruned between the two looks
+            candidates = published_versions(self.folder)
+        for candidate in reversed(candidates):
+            if candidate <= version or (pointed is not None and candidate > pointed):
+                continue  # versions above the pointer are not published yet
             try:
-                identity = self._identity(candidate)
+                status = os.stat(self.folder / file_name(candidate))
+                identity = candidate, status.st_mtime_ns, status.st_size
                 if identity in self._damaged:
                     continue
                 try:
@@ -354,10 +327,6 @@ class SnapshotReader:
             except OSError as error:
                 self._report(f"Snapshot {file_name(candidate)} cannot be read: {error.strerror}")
         return None
-
-    def _identity(self, version: int) -> tuple[int, int, int]:
-        status = os.stat(self.folder / file_name(version))
-        return version, status.st_mtime_ns, status.st_size
 
     def open(self, version: int) -> Snapshot:
         """Return a version, checked and held. Raises SnapshotError when damaged, FileNotFoundError when missing."""

@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from ...runs.durable import make_folder
-from .queue_file import DAMAGE, hold, identity, mend, one_at_a_time
+from .queue_file import DAMAGE, Hold, identity, mend, one_at_a_time
 from .update_queue import (
     QUEUE_LIMIT,
     REFUSED_KEPT,
@@ -77,12 +77,15 @@ class SqliteQueue:
         try:
             make_folder(path.parent)
             with one_at_a_time(path):
-                self._hold, alone = hold(path)
+                self._hold = Hold(path)
                 try:
-                    self.mended = mend(path, _SCHEMA) if alone or check else None
+                    self.mended = mend(path, _SCHEMA) if self._hold.alone or check else None
                     self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
                     with self._in_words():
-                        self._set_up()
+                        self._db.text_factory = lambda data: data.decode("utf-8", "replace")
+                        self._db.execute("PRAGMA journal_mode = WAL")
+                        self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
+                        self._db.executescript(_SCHEMA)
                     self._hold.share()
                     self._identity = identity(path)
                 except BaseException:
@@ -90,12 +93,6 @@ class SqliteQueue:
                     raise
         except (OSError, sqlite3.Error) as error:
             raise QueueError(f"The update queue {path} cannot be opened: {error}.") from error
-
-    def _set_up(self) -> None:
-        self._db.text_factory = lambda data: data.decode("utf-8", "replace")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
-        self._db.executescript(_SCHEMA)
 
     # ------------------------------------------------------------------------------------------- the engine's side
 

@@ -35,15 +35,11 @@ class UpdateLogs:
         """Return the values of the last whole lines, 0 when there are none: journal number `n`, `update`, `request`,
         and the published `version`.
         """
-        found = {
-            "n": max(_last_number(self.audit, _audit_number), _last_number(self.contribution, _contribution_number))
-        }
-        for line in reversed(_whole_lines(self.contribution)[1].splitlines()):
-            if _contribution_number(line) is not None:
-                values = json.loads(line)
-                keys = {"update": "update", "request": "request", "version": "published_version"}
-                return found | {k: int(values.get(v) or 0) for k, v in keys.items()}
-        return {**found, "update": 0, "request": 0, "version": 0}
+        n, line = _last(self.contribution, _contribution_number)
+        values = json.loads(line) if line else {}
+        keys = {"update": "update", "request": "request", "version": "published_version"}
+        found = {k: int(values.get(v) or 0) for k, v in keys.items()}
+        return {"n": max(n, _last(self.audit, _audit_number)[0]), **found}
 
     def experiences(self, *, after: int) -> dict[str, bool]:
         """Return the tasks of updates above number `after`, with False for reverted updates."""
@@ -62,7 +58,7 @@ class UpdateLogs:
         """
         updates = [row for row in rows if row.row.get("kind") == "update"]
         _append(self.audit, rows, _audit_number, audit_line)
-        _append(self.contribution, updates, _contribution_number, contribution_line)
+        _append(self.contribution, updates, _contribution_number, lambda row: json.dumps({"n": row.n, **row.row}))
 
 
 def audit_line(row: JournalRow) -> str:
@@ -76,11 +72,6 @@ def audit_line(row: JournalRow) -> str:
     )
     message = f" {_short(values['message'])}" if values.get("message") else ""
     return f"{when} #{row.n} {values.get('kind', '?')} {facts}{message}"
-
-
-def contribution_line(row: JournalRow) -> str:
-    """Format an update as one JSON object."""
-    return json.dumps({"n": row.n, **row.row})
 
 
 def _short(value: Any) -> str:
@@ -117,18 +108,18 @@ def _whole_lines(path: Path) -> tuple[int, bytes]:
     return start + end, tail[:end]
 
 
-def _last_number(path: Path, number: Callable[[bytes], int | None]) -> int:
+def _last(path: Path, number: Callable[[bytes], int | None]) -> tuple[int, bytes]:
+    """Return the number of the last numbered line, and the line; 0 when there is none."""
     for line in reversed(_whole_lines(path)[1].splitlines()):
-        n = number(line)
-        if n is not None:
-            return n
-    return 0
+        if (n := number(line)) is not None:
+            return n, line
+    return 0, b""
 
 
 def _append(
     path: Path, rows: Sequence[JournalRow], number: Callable[[bytes], int | None], line: Callable[[JournalRow], str]
 ) -> None:
-    last = _last_number(path, number)
+    last, _ = _last(path, number)
     text = "".join(line(row) + "\n" for row in rows if row.n > last)
     if not text:
         return

@@ -102,8 +102,8 @@ def test_a_second_writer_is_refused(writer: SnapshotWriter) -> None:
 def test_publishing_again_is_a_new_version_with_the_old_content(writer: SnapshotWriter) -> None:
     publish(writer, 3)
     with SnapshotReader(writer.folder).open(1) as old:
-        manifest = writer.publish(old.tensors(), update=old.manifest.update, copy_of=1)
-    assert (manifest.version, manifest.copy_of, manifest.update) == (4, 1, 10)
+        manifest = writer.publish(old.tensors(), update=old.manifest.update)
+    assert (manifest.version, manifest.update) == (4, 10)
     with SnapshotReader(writer.folder).open(4) as snapshot:
         assert is_whole(snapshot.tensors(), 1)
 

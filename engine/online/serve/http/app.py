@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,16 +15,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..requests import (
-    Answer,
-    Request,
-    RequestError,
-    Sampling,
-    answer_as_json,
-    parse_request,
-)
+from ..requests import Request, RequestError, Sampling, answer_as_json, parse_request
 from .asking import Engine
-from .completion import ChatStream, Completion, ResponseStream
+from .completion import ChatForm, ResponseForm
 from .conversation import row_of
 from .guard import Guard
 from .metrics import ServerMetrics
@@ -65,11 +57,8 @@ class Api:
             row = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}
         limit = asked.max_completion_tokens or asked.max_tokens
         ask = self._request(request, row, asked, limit)
-        named = _Naming("chatcmpl-", self._model_name(ask.version))
-        if asked.stream:
-            usage = bool(asked.stream_options and asked.stream_options.include_usage)
-            return self.engine.stream(ask, lambda n: ChatStream(*named.of(n), usage), named.whole)
-        return JSONResponse(named.whole(await self.engine.answer(ask, request)).chat())
+        usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        return await self._answer(asked, ask, request, ChatForm(self._model_name(ask.version), usage))
 
     async def responses(self, request: HttpRequest) -> Response:
         """`POST /v1/responses`."""
@@ -78,10 +67,12 @@ class Api:
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
         ask = self._request(request, await self._row(messages), asked, asked.max_output_tokens)
-        named = _Naming("resp_", self._model_name(ask.version))
+        return await self._answer(asked, ask, request, ResponseForm(self._model_name(ask.version)))
+
+    async def _answer(self, asked: Asked, ask: Request, http: HttpRequest, form: ChatForm) -> Response:
         if asked.stream:
-            return self.engine.stream(ask, lambda n: ResponseStream(*named.of(n)), named.whole)
-        return JSONResponse(named.whole(await self.engine.answer(ask, request)).response())
+            return self.engine.stream(ask, form)
+        return JSONResponse(form.whole(await self.engine.answer(ask, http)))
 
     async def rows(self, request: HttpRequest) -> Response:
         """`POST /v1/requests`: a task of the run's environment, as in a file of requests."""
@@ -218,21 +209,6 @@ class Api:
             param="model",
             code="model_not_found",
         )
-
-
-class _Naming:
-    """The id, the model's name and the time of all events of one completion."""
-
-    def __init__(self, prefix: str, model: str) -> None:
-        self._prefix, self._model = prefix, model
-        self._random, self._created = secrets.token_hex(6), int(time.time())
-
-    def of(self, number: int) -> tuple[str, str, int]:
-        return f"{self._prefix}{number}-{self._random}", self._model, self._created
-
-    def whole(self, answer: Answer) -> Completion:
-        identifier, model, created = self.of(answer.request.number)
-        return Completion(identifier, model, answer, answer_as_json(answer), created)
 
 
 def _texts(value: Any) -> Iterator[str]:

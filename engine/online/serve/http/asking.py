@@ -6,14 +6,14 @@ import asyncio
 import math
 import queue
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from ..requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
-from .completion import ChatStream, Completion, ResponseStream, event
+from .completion import ChatForm, event
 from .metrics import ServerMetrics
 from .problems import HttpProblem
 
@@ -21,7 +21,6 @@ KEEP_ALIVE_S = 10.0
 """Interval of comments in a waiting stream, which keep proxies from closing it."""
 PIECE = 48
 """Characters per event when the whole answer is known at once, as after a vote."""
-Stream = ChatStream | ResponseStream
 AWAY_AGAIN_S = 10
 """`Retry-After` while no rollout server is available."""
 
@@ -76,13 +75,8 @@ class Engine:
             request.cancelled.set()
             gone.cancel()
 
-    def stream(
-        self, request: Request, begin: Callable[[int], Stream], whole: Callable[[Answer], Completion]
-    ) -> Response:
-        """Return the answer as server-sent events, each piece as it is written, with comments until the first.
-
-        begin: makes the stream of a request's number. whole: the completion of an answer.
-        """
+    def stream(self, request: Request, form: ChatForm) -> Response:
+        """Return the answer as server-sent events, each piece as it is written, with comments until the first."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
 
@@ -94,8 +88,7 @@ class Engine:
         future.add_done_callback(lambda _: arrived.put_nowait(None))
 
         async def pieces() -> AsyncIterator[str]:
-            events: Stream | None = None
-            sent = ""
+            begun, sent = False, ""
             try:
                 while True:
                     wait = KEEP_ALIVE_S if sent else min(KEEP_ALIVE_S, _left(request))
@@ -109,20 +102,19 @@ class Engine:
                     if item is None:
                         break
                     number, text = item
-                    if events is None:
-                        events = begin(number)
-                        yield events.begin()
+                    if not begun:
+                        begun = bool(form.name(number))
+                        yield form.begin()
                     if text:
                         sent += text
-                        yield events.piece(text)
+                        yield form.piece(text)
                 answer = self._checked(request, future)
-                done = whole(answer)
-                if events is None:
-                    events = begin(answer.request.number)
-                    yield events.begin()
-                for start in range(len(sent), len(done.text), PIECE):
-                    yield events.piece(done.text[start : start + PIECE])
-                for piece in events.end(done):
+                if not begun:
+                    form.name(answer.request.number)
+                    yield form.begin()
+                for start in range(len(sent), len(answer.text or ""), PIECE):
+                    yield form.piece((answer.text or "")[start : start + PIECE])
+                for piece in form.end(answer):
                     yield piece
             except HttpProblem as problem:  # The head has been sent, so an error is an event.
                 yield event(problem.body())

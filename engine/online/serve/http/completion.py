@@ -4,107 +4,36 @@ from __future__ import annotations
 
 import itertools
 import json
+import secrets
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ..requests import Answer
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of the answer's trajectory: those it read (prompt and observations) and those it wrote."""
-
-    read: int
-    written: int
-
-    @classmethod
-    def of(cls, answer: Answer) -> Usage:
-        for sample in answer.samples:
-            if sample.trajectory is not None and sample.trajectory.id == answer.trajectory_id:
-                written = int(sample.agent_mask.sum())
-                return cls(len(sample) - written, written)
-        return cls(0, 0)
-
-    def as_chat(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.read,
-            "completion_tokens": self.written,
-            "total_tokens": self.read + self.written,
-        }
-
-    def as_response(self) -> dict[str, Any]:
-        return {
-            "input_tokens": self.read,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": self.written,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": self.read + self.written,
-        }
+from ....rollouts.rollout import Rollout
+from ..requests import Answer, answer_as_json
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One answer for its caller. facts: the fields under `grpo_tui` (votes, version, trajectory)."""
+class ChatForm:
+    """A chat completion: `whole`, or as events: `begin`, `piece` for each piece of text, `end`."""
 
-    identifier: str
-    model: str
-    answer: Answer
-    facts: dict[str, Any]
-    created: int
+    prefix = "chatcmpl-"
 
-    @property
-    def finish_reason(self) -> Literal["stop", "length"]:
-        """`length` when the shown rollout ran out of tokens or turns."""
-        for sample in self.answer.samples:
-            shown = sample.trajectory
-            if shown is not None and shown.id == self.answer.trajectory_id:
-                cut = bool(shown.steps) and shown.steps[-1].stop_reason in ("token_limit", "turn_limit")
-                return "length" if cut or shown.stop_reason in ("max_tokens", "max_turns") else "stop"
-        return "stop" if self.answer.text is not None else "length"
-
-    @property
-    def text(self) -> str:
-        return self.answer.text or ""
-
-    # ------------------------------------------------------------------------------------------ chat completions
-
-    def chat(self) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish_reason}
-        return {
-            "id": self.identifier,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [choice],
-            "usage": Usage.of(self.answer).as_chat(),
-            "grpo_tui": self.facts,
-        }
-
-    # ------------------------------------------------------------------------------------------------- responses
-
-    def response(self) -> dict[str, Any]:
-        cut = self.finish_reason == "length"
-        status = "incomplete" if cut else "completed"
-        return response_in(
-            self.identifier,
-            self.model,
-            self.created,
-            status=status,
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            output=[_message(self.identifier, status, self.text)],
-            usage=Usage.of(self.answer).as_response(),
-            grpo_tui=self.facts,
-        )
-
-
-class ChatStream:
-    """A streamed chat completion as server-sent events: `begin`, `piece` for each piece of text, `end`."""
-
-    def __init__(self, identifier: str, model: str, created: int, include_usage: bool) -> None:
+    def __init__(self, model: str, include_usage: bool = False) -> None:
+        self._model = model
         self._usage = include_usage
-        self._head = {"id": identifier, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._random, self._created = secrets.token_hex(6), int(time.time())
+        self._identifier = ""
+
+    def name(self, number: int) -> str:
+        """Return the id of the answer to a request, which all its events have."""
+        self._identifier = f"{self.prefix}{number}-{self._random}"
+        return self._identifier
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        self.name(answer.request.number)
+        message = {"role": "assistant", "content": answer.text or "", "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
+        return self._body("chat.completion", [choice], usage=self._spent(answer), grpo_tui=answer_as_json(answer))
 
     def begin(self) -> str:
         return self._chunk({"role": "assistant", "content": ""})
@@ -112,90 +41,129 @@ class ChatStream:
     def piece(self, text: str) -> str:
         return self._chunk({"content": text})
 
-    def end(self, whole: Completion) -> Iterator[str]:
+    def end(self, answer: Answer) -> Iterator[str]:
         """Yield the finish reason, the usage if requested, and the end mark."""
-        yield self._chunk({}, whole.finish_reason, grpo_tui=whole.facts)
+        yield self._chunk({}, _finish_reason(answer), grpo_tui=answer_as_json(answer))
         if self._usage:
-            yield event({**self._head, "choices": [], "usage": Usage.of(whole.answer).as_chat()})
+            yield event(self._body("chat.completion.chunk", [], usage=self._spent(answer)))
         yield "data: [DONE]\n\n"
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         usage: dict[str, Any] = {"usage": None} if self._usage else {}
-        return event({**self._head, "choices": [choice], **usage, **more})
+        return event(self._body("chat.completion.chunk", [choice], **usage, **more))
+
+    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {"id": self._identifier, "object": kind, "created": self._created, "model": self._model}
+        return {**head, "choices": choices, **more}
+
+    @staticmethod
+    def _spent(answer: Answer) -> dict[str, int]:
+        read, written = _tokens(answer)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-class ResponseStream:
-    """A streamed response with the methods of `ChatStream`."""
+class ResponseForm(ChatForm):
+    """A response of the OpenAI API, with the methods of `ChatForm`."""
 
-    def __init__(self, identifier: str, model: str, created: int) -> None:
+    prefix = "resp_"
+
+    def name(self, number: int) -> str:
         self._number = itertools.count()
-        self._started = response_in(identifier, model, created)
-        self._place = {"item_id": _message_id(identifier), "output_index": 0, "content_index": 0}
+        self._item = super().name(number).replace("resp_", "msg_")
+        self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return self._identifier
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        if not self._identifier:
+            self.name(answer.request.number)
+        cut = _finish_reason(answer) == "length"
+        status = "incomplete" if cut else "completed"
+        read, written = _tokens(answer)
+        usage = {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": written,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": read + written,
+        }
+        return self._response(
+            status=status,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            output=[self._message(status, answer.text or "")],
+            usage=usage,
+            grpo_tui=answer_as_json(answer),
+        )
 
     def begin(self) -> str:
-        item = _message(self._started["id"], "in_progress", "")
         part = {"type": "output_text", "text": "", "annotations": []}
-        return "".join(
-            (
-                self._named("response.created", response=self._started),
-                self._named("response.in_progress", response=self._started),
-                self._named("response.output_item.added", output_index=0, item=item),
-                self._named("response.content_part.added", **self._place, part=part),
-            )
+        item = self._message("in_progress", None)
+        return (
+            self._named("response.created", response=self._response())
+            + self._named("response.in_progress", response=self._response())
+            + self._named("response.output_item.added", output_index=0, item=item)
+            + self._named("response.content_part.added", **self._place, part=part)
         )
 
     def piece(self, text: str) -> str:
         return self._named("response.output_text.delta", **self._place, delta=text, logprobs=[])
 
-    def end(self, whole: Completion) -> Iterator[str]:
-        item = _message(self._started["id"], "completed", whole.text)
-        yield self._named("response.output_text.done", **self._place, text=whole.text, logprobs=[])
+    def end(self, answer: Answer) -> Iterator[str]:
+        item = self._message("completed", answer.text or "")
+        yield self._named("response.output_text.done", **self._place, text=answer.text or "", logprobs=[])
         yield self._named("response.content_part.done", **self._place, part=item["content"][0])
         yield self._named("response.output_item.done", output_index=0, item=item)
-        done = whole.response()
+        done = self.whole(answer)
         yield self._named(f"response.{done['status']}", response=done)
 
     def _named(self, kind: str, **values: Any) -> str:
         return f"event: {kind}\n" + event({"type": kind, "sequence_number": next(self._number), **values})
 
+    def _message(self, status: str, text: str | None) -> dict[str, Any]:
+        content = [] if text is None else [{"type": "output_text", "text": text, "annotations": []}]
+        return {"id": self._item, "type": "message", "role": "assistant", "status": status, "content": content}
 
-def response_in(identifier: str, model: str, created: int, **filled: Any) -> dict[str, Any]:
-    """Return a `response` in progress, or with the `filled` fields."""
-    return {
-        "id": identifier,
-        "object": "response",
-        "created_at": created,
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "model": model,
-        "output": [],
-        "parallel_tool_calls": False,
-        "tool_choice": "auto",
-        "tools": [],
-        "temperature": None,
-        "top_p": None,
-        "usage": None,
-        **filled,
-    }
-
-
-def _message_id(identifier: str) -> str:
-    return f"msg_{identifier.removeprefix('resp_')}"
+    def _response(self, **filled: Any) -> dict[str, Any]:
+        """Return a `response` in progress, or with the `filled` fields."""
+        empty = dict.fromkeys(("error", "incomplete_details", "instructions", "temperature", "top_p", "usage"))
+        return {
+            "id": self._identifier,
+            "object": "response",
+            "created_at": self._created,
+            "status": "in_progress",
+            **empty,
+            "metadata": {},
+            "model": self._model,
+            "output": [],
+            "parallel_tool_calls": False,
+            "tool_choice": "auto",
+            "tools": [],
+            **filled,
+        }
 
 
-def _message(identifier: str, status: str, text: str) -> dict[str, Any]:
-    content = [{"type": "output_text", "text": text, "annotations": []}]
-    return {
-        "id": _message_id(identifier),
-        "type": "message",
-        "role": "assistant",
-        "status": status,
-        "content": [] if status == "in_progress" else content,
-    }
+def _shown(answer: Answer) -> Rollout | None:
+    """Return the rollout whose text the caller gets."""
+    samples = (s for s in answer.samples if s.trajectory is not None and s.trajectory.id == answer.trajectory_id)
+    return next(samples, None)
+
+
+def _tokens(answer: Answer) -> tuple[int, int]:
+    """Count the tokens that the shown rollout read (prompt and observations) and wrote."""
+    sample = _shown(answer)
+    if sample is None:
+        return 0, 0
+    written = int(sample.agent_mask.sum())
+    return len(sample) - written, written
+
+
+def _finish_reason(answer: Answer) -> str:
+    """Return `length` when the shown rollout ran out of tokens or turns, else `stop`."""
+    sample = _shown(answer)
+    if sample is None or (shown := sample.trajectory) is None:
+        return "stop" if answer.text is not None else "length"
+    cut = bool(shown.steps) and shown.steps[-1].stop_reason in ("token_limit", "turn_limit")
+    return "length" if cut or shown.stop_reason in ("max_tokens", "max_turns") else "stop"
 
 
 def event(data: dict[str, Any]) -> str:
