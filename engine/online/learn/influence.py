@@ -91,7 +91,6 @@ class RobustBaseline:
         self._returns: deque[float] = deque(maxlen=256)
 
     def value(self, own: list[float]) -> float:
-        """Return the baseline for a task with these returns of its candidates."""
         if len(self._returns) < 3:
             ordered = sorted(own)
             return ordered[(len(ordered) - 1) // 2]

@@ -324,7 +324,6 @@ class PolicyUpdater:
             cast(dict, self.optimizer.state[parameter])[key] = value.clone()
 
     def _groups(self) -> dict[str, list[Tensor]]:
-        """The tensors of the state, each group in the order of the parameters."""
         start = list(self._start.values())
         return {"live": self._live, "ema": self._ema, "validated": self._validated, "start": start}
 

@@ -213,7 +213,6 @@ class UpdateWorker:
         return self.ledger.commit()
 
     def publish(self, *, at_once: bool = False) -> bool:
-        """Commit, and publish or offer the smoothed model."""
         if not self.commit():
             return False
         self._since_snapshot, self._feedback_at = 0, None

@@ -116,7 +116,6 @@ class Working:
             time.sleep(TRY_AGAIN_S)
 
     def _learn(self, worker: UpdateWorker) -> None:
-        """Update until the run is stopped or the engine is gone."""
         self._paused = False
         trouble = Trouble(self.tell)
         looked = 0.0
@@ -148,7 +147,6 @@ class Working:
                 time.sleep(self.online.poll_interval_s)
 
     def _obey(self, request: Request, worker: UpdateWorker) -> None:
-        """Carry out a control request and report its outcome."""
         outcome = "updates end, state saved"
         if request.command == "pause":
             self._paused = True

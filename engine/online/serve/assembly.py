@@ -299,7 +299,6 @@ def _print(values: dict[str, Any]) -> None:
 
 
 def _server(online: OnlineConfig, run_dir: Path, source: RequestSource, backend: EngineBackend) -> AnswerServer:
-    """Start the HTTP server."""
     folders = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
     server = AnswerServer(
         online.serve or "",

@@ -100,7 +100,6 @@ class EngineBackend:
         return await self._called(lambda keeper: keeper.outcome(number))
 
     async def _called(self, call: Callable[[FeedbackKeeper], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Make a call on the engine's thread and return its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
 
@@ -123,7 +122,6 @@ class EngineBackend:
 
 
 def _number(identifier: str) -> int:
-    """Return the number of the request with this id. Raises KeyError."""
     found = _REQUEST.fullmatch(identifier.strip())
     if found is None:
         raise KeyError(identifier)

@@ -67,7 +67,6 @@ class FeedbackKeeper:
             self._judged.discard(number)
 
     def process_drawn(self) -> None:
-        """Make update tasks of feedback whose samples have been drawn."""
         while self.ready:
             given, answer = self.ready.popleft()
             try:
@@ -150,7 +149,6 @@ class FeedbackKeeper:
         return len(set(callers)), callers.count(source.partition("/")[0])
 
     def unjudged(self, limit: int) -> Mapping[str, Any]:
-        """Return remembered answers without feedback, the least certain first."""
         open_ = [a for n, a in self._remembered.items() if n not in self._judged and a.text is not None]
         return {"answers": [_listed(a) for a in sorted(open_, key=certainty)[:limit]]}
 

@@ -364,7 +364,6 @@ class InferenceEngine:
         return (self.config.samples + self.config.samples_to_learn) if self.config.updates else 0
 
     def _extra(self, answer: Answer, always: bool) -> int:
-        """Return the number of samples to draw after the answer was given."""
         if answer.error is not None:
             return 0
         if answer.single:
@@ -470,7 +469,6 @@ def _metrics(answer: Answer) -> dict[str, Any]:
 
 
 def _joining(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout]:
-    """Return later samples as further rollouts of the same group."""
     first = next((s.trajectory for s in group if s.trajectory is not None), None)
     joined = []
     for number, sample in enumerate(drawn, len(group)):

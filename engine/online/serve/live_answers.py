@@ -111,7 +111,6 @@ class LiveAnswers:
 
     @property
     def urgent(self) -> int:
-        """Number of texts that callers wait for."""
         return sum(r.urgent for r in self._running.values())
 
     @property

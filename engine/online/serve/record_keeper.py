@@ -241,7 +241,6 @@ class RecordKeeper:
         self._event("alert", message, step, row, "experience", detector=f"task_{values['kind']}")
 
     def _event(self, kind: EventKind, message: str, step: int, row: JournalRow, *names: str, **data: Any) -> None:
-        """Record an event of a journal row with the values of `names`."""
         values = {name: row.row.get(name) for name in names}
         self.writer.event(kind, message, step=step, journal=row.n, **values, **data)
 

@@ -198,7 +198,6 @@ class RequestSource:
         """Recent engine time per request in seconds; None before the first."""
 
     def took(self, requests: int, seconds: float) -> None:
-        """Record the engine time of some requests."""
         each = seconds / max(1, requests)
         before = self.seconds_a_request
         self.seconds_a_request = each if before is None else 0.8 * before + 0.2 * each
@@ -221,7 +220,6 @@ class RequestSource:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Accept no more callers."""
         with self._changed:
             self._open_ended = False
             self._changed.notify_all()
@@ -257,7 +255,6 @@ class RequestSource:
         return bool(self._feedback)
 
     def take_feedback(self) -> list[FeedbackCall]:
-        """Return the calls submitted since the last time."""
         with self._changed:
             calls = list(self._feedback)
             self._feedback.clear()
@@ -353,7 +350,6 @@ class Answer:
 
     @property
     def text(self) -> str | None:
-        """The caller's text."""
         if self.written is not None:
             return self.written
         if self.shown is None:

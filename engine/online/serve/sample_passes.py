@@ -142,7 +142,6 @@ def _has_tokens(sample: Rollout) -> bool:
 
 
 def _kept_images(folder: ImageFolder | None, samples: Sequence[Rollout]) -> tuple[tuple[str, ...], ...]:
-    """Save the images of samples for the worker; return their names."""
     if folder is None or not any(sample.images for sample in samples):
         return ()
     return tuple(folder.save(sample.images) for sample in samples)

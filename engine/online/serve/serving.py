@@ -258,7 +258,6 @@ class Serving:
             self.enqueuer.put(None, reserved=self._reserved)
 
     def turn(self, requests: Sequence[Request]) -> None:
-        """Swap weights, answer the requests, and learn from the answers."""
         loaded = None
         if self.follower.waits and not self._scoring:
             self.live.pause()

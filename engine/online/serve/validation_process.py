@@ -100,7 +100,6 @@ class ValidationProcess:
             return None
 
     def stop(self) -> None:
-        """End it. A kill harms nothing."""
         if self._process is None:
             return
         self._process.terminate()

@@ -87,7 +87,6 @@ class WorkerWatch:
 
     @property
     def learns(self) -> bool:
-        """Whether an update worker runs or starts."""
         state = self._state()
         return self._config.updates and bool(state["alive"] or state["launcher_alive"])
 

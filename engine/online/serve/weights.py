@@ -123,7 +123,6 @@ class WeightFollower:
             parameter.data = tensors[name]
 
     def holding(self, tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has these weights."""
         return weights_in_place(self._parameters, tensors)
 
     def _tensors(self, version: int) -> dict[str, Tensor]:

@@ -75,7 +75,6 @@ class Exchange:
                 return []
 
     def remove(self, name: str) -> None:
-        """Delete a file if possible."""
         with contextlib.suppress(Exception):
             files, at = self._find(name)
             files.rm_file(at)

@@ -297,7 +297,6 @@ class RedisQueue:
             return self._redis.transaction(change, *map(self._key, watched), value_from_callable=True)
 
     def _holds(self, pipe: Any, field: str, value: str) -> bool:
-        """Return whether a field of the active worker has this value."""
         return pipe.hget(self._key("holder"), field) == value.encode()
 
     def _as_worker(self, change: Callable[[Any], Any], *watched: str) -> Any:
@@ -345,7 +344,6 @@ class RedisQueue:
         self._transaction(change, "holder")
 
     def _keep_lease(self, token: str) -> None:
-        """Renew the lease while the process lives."""
         while not self._ended.wait(self._lease_ms / 3000) and self._token == token and self._lost is None:
             try:
                 self._change_lease(token, self._lease_ms)

@@ -48,7 +48,6 @@ class OriginalLogits:
 
     @classmethod
     def joined(cls, parts: list[OriginalLogits]) -> OriginalLogits:
-        """Concatenate the logits of several rows."""
         full = [p.full for p in parts if p.full is not None]
         top = [p.top for p in parts if p.top is not None]
         if full:
@@ -57,7 +56,6 @@ class OriginalLogits:
         return cls(top=TopKDistribution(*map(torch.cat, columns)))
 
     def at(self, tokens: slice) -> OriginalLogits:
-        """Return the distributions of some of the agent tokens."""
         if self.top is None:
             return OriginalLogits(full=None if self.full is None else self.full[tokens])
         top = self.top

@@ -47,7 +47,6 @@ class Api:
     # -------------------------------------------------------------------------------------------------- handlers
 
     async def chat(self, request: HttpRequest) -> Response:
-        """`POST /v1/chat/completions`."""
         asked = read(ChatRequest, await self.guard.json_body(request))
         if (asked.messages is None) == (asked.task_data is None):
             raise HttpProblem(400, "give messages, or task_data, and not both", param="messages")
@@ -61,7 +60,6 @@ class Api:
         return await self._answer(asked, ask, request, ChatForm(self._model_name(ask.version), usage))
 
     async def responses(self, request: HttpRequest) -> Response:
-        """`POST /v1/responses`."""
         asked = read(ResponsesRequest, await self.guard.json_body(request))
         messages = [ChatMessage(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
         if asked.instructions:
@@ -120,7 +118,6 @@ class Api:
         return JSONResponse({"object": "list", "data": [_model(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
-        """`GET /v1/models/{id}`."""
         name = request.path_params["name"]
         self._version(name)
         return JSONResponse(_model(name))
@@ -136,7 +133,6 @@ class Api:
         return JSONResponse({**values, "waiting": self.engine.source.waiting}, 503 if status == "degraded" else 200)
 
     async def prometheus(self, request: HttpRequest) -> Response:
-        """`GET /metrics`."""
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     # ------------------------------------------------------------------------------------ from the body to a task
@@ -212,7 +208,6 @@ class Api:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a task."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -143,7 +143,6 @@ class ResponseForm(ChatForm):
 
 
 def _shown(answer: Answer) -> Rollout | None:
-    """Return the rollout whose text the caller gets."""
     samples = (s for s in answer.samples if s.trajectory is not None and s.trajectory.id == answer.trajectory_id)
     return next(samples, None)
 
