@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from ....configs.sections import EnvironmentConfig
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import Row, RowError, parse_row
 from ..voting import Gate, Neighbour, Vote
-
-if TYPE_CHECKING:
-    from .feedback import FeedbackKeeper
 
 BATCH_TOKENS = 32768
 """Maximum number of tokens, of all samples, in requests that are answered together."""
@@ -165,8 +162,8 @@ class HumanFeedback:
     named: str | None = None
 
 
-FeedbackCall = tuple[Callable[["FeedbackKeeper"], object], Callable[[object], None]]
-"""A call for the engine's thread, and the receiver of its result or error."""
+FeedbackCall = tuple[Callable[..., object], Callable[[object], None]]
+"""A call with the `FeedbackKeeper` for the engine's thread, and the receiver of its result or error."""
 
 
 class RequestSource:
