@@ -30,7 +30,6 @@ class DumpBodies(Bodies):
         self._formats: tuple[Format, ...] | None = None
 
     def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
-        """Read a rollout from its file. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, reader = self._rollout(n)
         row = by_number(self._record, [n])[0]

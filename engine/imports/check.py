@@ -54,7 +54,6 @@ def _metrics(reader: RunReader, diagnosis: Diagnosis) -> dict[int | None, dict[s
 
 
 def _rows(reader: RunReader) -> Iterator[TrajectoryRow]:
-    """Yield rows sorted by step: those of training, or all if there are only evaluations."""
     query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
     offset = 0
     while rows := reader.rollouts.page(query, offset=offset, limit=PAGE):
@@ -63,8 +62,6 @@ def _rows(reader: RunReader) -> Iterator[TrajectoryRow]:
 
 
 class _Rollouts:
-    """Rollouts of a record as detectors see them."""
-
     def __init__(self, reader: RunReader, apart: tuple[str, ...]) -> None:
         self._reader = reader
         self._apart = apart

@@ -198,7 +198,6 @@ def _tools(rollout: Rollout) -> tuple[ToolSpec, ...]:
 
 
 def _prompt_and_rest(rollout: Rollout) -> tuple[Sequence[Message], Sequence[Message]]:
-    """Return the prompt, and the messages from the policy's first turn on."""
     said = rollout.completion
     if not said or said[0].is_agent:
         return rollout.prompt, said
@@ -319,7 +318,6 @@ def _same(a: float, b: float) -> bool:
 
 
 def _step_advantages(rollout: Rollout, turns: int) -> tuple[float, ...]:
-    """Return one advantage per turn if every turn has one."""
     found = [m.advantage for m in rollout.completion if m.is_agent]
     known = [a for a in found if a is not None]
     return tuple(known) if known and len(known) == len(found) == turns else ()

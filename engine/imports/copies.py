@@ -42,7 +42,6 @@ def local(reference: str | Path) -> Path:
 
 
 def _folder(*parts: object) -> Path:
-    """Return the folder of a copy, named by its source."""
     key = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return cache.cache_dir().parent / "copies" / key
 

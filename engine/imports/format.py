@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .containers.base import loads
-from .rollout import Item
+from .rollout import Item, mapping
 
 NOT_WRITTEN = {
     "reward": "rewards are not written",
@@ -62,9 +62,9 @@ class Documents:
 
     def detect(self, document: Any, origin: Origin) -> bool:
         return (
-            isinstance(document, list if self.of_lists and isinstance(document, list) else Mapping)
+            (isinstance(document, Mapping) or (self.of_lists and isinstance(document, list)))
             and all(key in document for key in self.keys)
-            and all(isinstance(document.get(key), list) for key in self.lists)
+            and all(isinstance(mapping(document).get(key), list) for key in self.lists)
             and (self.when is None or bool(self.when(document, origin)))
         )
 
@@ -81,7 +81,6 @@ class Origin:
 
     @cached_property
     def relative(self) -> str:
-        """The path inside the dump, or the name of the file."""
         try:
             return self.path.relative_to(self.root).as_posix() or self.path.name
         except ValueError:

@@ -15,25 +15,21 @@ from .formats.tables import GENERIC
 from .messages import completion, conversation
 from .rollout import Message, Rollout, Score, number
 
-_NUMBERS = ("reward", "advantage", "seconds", "token_count", "index", "policy_version")
-"""Roles whose values are numbers."""
+_NUMBERS = {
+    key
+    for role in ("reward", "advantage", "seconds", "token_count", "index", "policy_version")
+    for key in GENERIC.keys.get(role, ())
+}
+"""Keys whose values are numbers."""
 _KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in keys} | set(GENERIC.keys)
 
 
 def step_of(step: Any) -> int:
     """Return a training step as an integer. Raises TypeError for anything else."""
     try:
-        return operator.index(step)
+        return operator.index(step) if hasattr(step, "__index__") else _whole("step", step)
     except TypeError:
-        pass
-    if not isinstance(step, str):
-        try:
-            value = float(step)
-            if value == int(value):
-                return int(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-    raise TypeError(f"step={step!r} is no training step; right would be a whole number such as 1")
+        raise TypeError(f"step={step!r} is no training step; right would be a whole number such as 1") from None
 
 
 def checked(rollout: object) -> Rollout | Mapping[str, Any]:
@@ -44,15 +40,10 @@ def checked(rollout: object) -> Rollout | Mapping[str, Any]:
         right = "right would be a mapping such as {'prompt': …, 'completion': …}, or a Rollout"
         raise TypeError(f"{_short(rollout)} is no rollout; {right}")
     found = {str(key): value for key, value in rollout.items()}
-    for role in _NUMBERS:
-        for key in GENERIC.keys.get(role, ()):
-            if key in found:
-                found[key] = _number_or_several(key, found[key])
-    for key in GENERIC.keys["components"]:
-        if isinstance(found.get(key), Mapping):
-            found[key] = _components(key, found[key])
     for key, value in found.items():
-        if key.startswith(GENERIC.prefixes) or key not in _KNOWN:
+        if key in _NUMBERS or (key in GENERIC.keys["components"] and isinstance(value, Mapping)):
+            found[key] = _numbers(key, value)
+        elif key.startswith(GENERIC.prefixes) or key not in _KNOWN:
             found[key] = _plain(value)
     return found
 
@@ -65,36 +56,45 @@ def misspelt(rollout: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_object(rollout: Rollout) -> Rollout:
-    changed: dict[str, Any] = {name: _messages(name, getattr(rollout, name)) for name in ("prompt", "completion")}
-    for name in ("reward", "advantage"):
-        changed[name] = _number(name, getattr(rollout, name))
-    for name in ("token_count", "index", "policy_version", "step"):
-        value = getattr(rollout, name)
-        changed[name] = value if value is None else step_of(value) if name == "step" else _whole(name, value)
-    changed["seconds"] = _number("seconds", rollout.seconds) or 0.0
     scores = {name: s if isinstance(s, Score) else Score(s) for name, s in rollout.components.items()}
-    changed["components"] = {
-        name: Score(_number(f"components[{name!r}]", s.value), _number(f"weight of {name!r}", s.weight))
-        for name, s in scores.items()
-    }
-    changed["extra"] = {name: _plain(value) for name, value in rollout.extra.items()}
-    return replace(rollout, **changed)
+    wholes = {name: getattr(rollout, name) for name in ("token_count", "index", "policy_version")}
+    return replace(
+        rollout,
+        prompt=_messages(rollout.prompt, conversation),
+        completion=_messages(rollout.completion, completion),
+        reward=_number("reward", rollout.reward),
+        advantage=_number("advantage", rollout.advantage),
+        step=None if rollout.step is None else step_of(rollout.step),
+        seconds=_number("seconds", rollout.seconds) or 0.0,
+        components={
+            name: Score(_number(f"components[{name!r}]", s.value), _number(f"weight of {name!r}", s.weight))
+            for name, s in scores.items()
+        },
+        extra={name: _plain(value) for name, value in rollout.extra.items()},
+        **{name: None if value is None else _whole(name, value) for name, value in wholes.items()},
+    )
 
 
-def _messages(name: str, given: Any) -> tuple[Message, ...]:
-    """Read messages of a `Rollout`, which may be a text or mappings."""
-    if given is None:
-        return ()
-    if isinstance(given, str):
-        return (Message("user" if name == "prompt" else "assistant", given),)
-    if isinstance(given, Mapping) or any(not isinstance(m, Message) for m in given):
-        return (conversation if name == "prompt" else completion)(given)
+def _messages(given: tuple[Any, ...], read: Any) -> tuple[Message, ...]:
+    if any(not isinstance(m, Message) for m in given):
+        return read(given)  # type: ignore[no-any-return]
     return tuple(
         replace(m, reward=_number("reward of a message", m.reward), advantage=_number("advantage", m.advantage))
         if m.reward is not None or m.advantage is not None
         else m
         for m in given
     )
+
+
+def _numbers(key: str, value: Any) -> Any:
+    """Return a number, or one for each component, token or turn."""
+    if isinstance(value, Mapping):
+        return {str(name): _numbers(f"{key}[{name!r}]", each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_number(key, each) for each in value]
+    if getattr(value, "shape", ()) and hasattr(value, "tolist"):
+        return value.tolist()
+    return _number(key, value)
 
 
 def _number(key: str, value: Any) -> float | None:
@@ -110,31 +110,10 @@ def _number(key: str, value: Any) -> float | None:
 
 
 def _whole(key: str, value: Any) -> int:
-    found = _number(key, value)
-    if found is None or found != found or found in (float("inf"), float("-inf")) or found != int(found):
+    found = None if isinstance(value, str) else _number(key, value)
+    if found is None or not found.is_integer():
         raise TypeError(f"{key}={_short(value)} is no whole number")
     return int(found)
-
-
-def _number_or_several(key: str, value: Any) -> Any:
-    """Return a number, or one for each component, token or turn."""
-    if isinstance(value, Mapping):
-        return _components(key, value)
-    if isinstance(value, (list, tuple)):
-        return [_number(key, each) for each in value]
-    size = getattr(value, "shape", ())
-    if size and hasattr(value, "tolist"):
-        return value.tolist()
-    return _number(key, value)
-
-
-def _components(key: str, values: Mapping[Any, Any]) -> dict[str, Any]:
-    return {
-        str(name): {k: _number(f"{key}[{name!r}]", v) for k, v in given.items()}
-        if isinstance(given, Mapping)
-        else _number(f"{key}[{name!r}]", given)
-        for name, given in values.items()
-    }
 
 
 def _plain(value: Any) -> Any:

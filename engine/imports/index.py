@@ -104,7 +104,6 @@ class Indexer:
         return self.unfinished()
 
     def unfinished(self) -> bool:
-        """Return whether some file, as last seen, is not indexed to its end."""
         return bool(self.db.execute("SELECT 1 FROM sources WHERE done = 0 LIMIT 1").fetchone())
 
     def summary(self) -> dict[str, object]:
@@ -142,7 +141,6 @@ class Indexer:
         return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
 
     def _reached(self) -> dict[str, object]:
-        """Return the share of the measured words that reached a message, and the files where it is low."""
         rows = self.db.execute("SELECT path, words, reached FROM reached WHERE words > 0 ORDER BY path").fetchall()
         words, reached = sum(row[1] for row in rows), sum(row[2] for row in rows)
         low = {self._short(path): n / of for path, of, n in rows if is_low(of, n)}
@@ -235,7 +233,6 @@ class Indexer:
                 return self._look_at_files()
 
     def _add_source(self, path: str, size: int, changed: int) -> None:
-        """Add a new file, also one without documents, so that it is examined only once."""
         name = ""
         try:
             container = container_of(Path(path)) if size else None

@@ -88,7 +88,6 @@ class IndexStore:
         return None if row is None else row[0]
 
     def skip(self, path: str, line: int | None, why: str) -> None:
-        """Note a part of a file that could not be read, and the reason."""
         self.problems += 1
         if self.problems <= PROBLEMS * 10:
             why = why.encode("utf-8", "replace").decode()

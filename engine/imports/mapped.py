@@ -135,17 +135,14 @@ class Mapped:
         unread = [role for role, value in read.items() if value is None and get(role) is not None]
         if unread or plan.several:
             extra = {**plain(plan.left_over(document, found, unread)), **extra}
+        names: dict[str, Any] = {role: text(get(role)) or "" for role in ("id", "prompt_id", "env", "agent", "model")}
         made = Rollout(
             prompt=prompt,
             completion=said,
-            id=text(get("id")) or "",
             step=origin.step if step is None else step,
             group=group,
-            prompt_id=text(get("prompt_id")) or "",
             index=index,
-            env=text(get("env")) or "",
-            agent=text(get("agent")) or "",
-            model=text(get("model")) or "",
+            **names,
             split=text(get("split")) or origin.split or self.split,
             reward=read["reward"],
             components=components,

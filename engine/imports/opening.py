@@ -62,7 +62,6 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
 
 
 def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:
-    """Return the reason why a dump shows nothing."""
     skipped = summary["skipped"]
     assert isinstance(skipped, list)
     if skipped:

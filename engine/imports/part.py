@@ -228,7 +228,6 @@ class Part:
         return group, position
 
     def _shown(self, at: int | None, n: int | None) -> tuple[str, int]:
-        """Return the group of a row, and its position in it."""
         if at is not None:
             return self.rows[at].group, int(self.rows[at].values["rollout"] or 0)
         sql = "SELECT name, rollout FROM rows JOIN groups ON groups.id = grp WHERE n = ?"
@@ -379,7 +378,6 @@ class Part:
         self._measure_again("n = ?", row[0])
 
     def _measure_again(self, which: str, of: int) -> None:
-        """Make the means of the steps of some rows again."""
         self.store.db.execute(
             f"UPDATE measured SET rollouts = -1 WHERE step IN (SELECT step FROM rows WHERE {which})", (of,)
         )

@@ -72,7 +72,6 @@ class DumpRollouts(Rollouts):
     """Lists of a dump. A search requests the texts, and its view starts again when more of them are searchable."""
 
     def searchable(self) -> int:
-        """Return the number of the last rollout in the full-text index."""
         return int(self._record.scalar("SELECT value FROM meta WHERE key = 'searchable'") or 0)
 
     def reads_text(self, query: Query) -> bool:

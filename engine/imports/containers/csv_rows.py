@@ -31,7 +31,6 @@ class CsvRows(Container):
     name = "csv"
 
     def detect(self, head: bytes) -> bool:
-        """Return whether the first row names columns of rollouts, and a second row follows."""
         if b"\0" in head[:1024]:
             return False
         first, newline, rest = head.removeprefix(MARK).partition(b"\n")

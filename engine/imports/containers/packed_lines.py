@@ -11,7 +11,7 @@ import os
 import struct
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,6 @@ class PackedLines(Container):
 
     def __init__(self) -> None:
         self._kept: _Open | None = None
-        self._document: tuple[tuple[Path, int, int], tuple[Any, ...]] | None = None
 
     @abstractmethod
     def unpacked(self, file: Any) -> Any:
@@ -63,7 +62,7 @@ class PackedLines(Container):
         """Yield the lines from a byte of the text on, or the items of one document."""
         try:
             if self._is_document(path):
-                for i, item in enumerate(self._whole(path)[after:], after):
+                for i, item in enumerate(_whole(path, self.unpacked)[after:], after):
                     yield Found(i, 0, i + 1, i + 1, item)
                 return
             for found in lines(self._at(path, after), after, line):
@@ -77,7 +76,7 @@ class PackedLines(Container):
         """Return the line at a byte of the text, or (`length` 0) an item of a document."""
         try:
             if length == 0:
-                items = self._whole(path)
+                items = _whole(path, self.unpacked)
                 if offset >= len(items):
                     raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
                 return items[offset]
@@ -117,21 +116,18 @@ class PackedLines(Container):
         with path.open("rb") as file:
             return JsonFile().detect(self.unpacked(file).read(HEAD))
 
-    def _whole(self, path: Path) -> tuple[Any, ...]:
-        """Return the items of a text that is one document. The last such file is kept."""
-        key = _key(path)
-        if self._document is None or self._document[0] != key:
-            with path.open("rb") as file:
-                data = self.unpacked(file).read(MAX_WHOLE + 1)
-            if len(data) > MAX_WHOLE:
-                raise DumpError(
-                    f"{path}: one JSON document of more than 1 GiB cannot be read at once; write JSON lines"
-                )
-            try:
-                self._document = (key, items_of(data))
-            except ValueError as error:
-                raise DumpError(f"{path}: {error}") from None
-        return self._document[1]
+
+@cached_by_file(maxsize=1)
+def _whole(path: Path, unpacked: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return the items of a text that is one document."""
+    with path.open("rb") as file:
+        data = unpacked(file).read(MAX_WHOLE + 1)
+    if len(data) > MAX_WHOLE:
+        raise DumpError(f"{path}: one JSON document of more than 1 GiB cannot be read at once; write JSON lines")
+    try:
+        return items_of(data)
+    except ValueError as error:
+        raise DumpError(f"{path}: {error}") from None
 
 
 class GzipLines(PackedLines):

@@ -55,7 +55,6 @@ class Parquet(Container):
         return head[:4] == b"PAR1"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """Yield the rows, whose places are their numbers."""
         at = 0
         for batch in _batches(path):
             size = _size(batch)
@@ -183,7 +182,6 @@ def _is_bytes(kind: str) -> bool:
 
 
 def _check_footer(path: Path) -> None:
-    """Raise DumpError for a file that was cut off."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 8))

@@ -73,7 +73,6 @@ def _trajectory(document: Mapping[str, Any], trial: str | None) -> Rollout:
 
 
 def _of_trial(made: Rollout, result: Mapping[str, Any], rewards: Mapping[str, Score], origin: Origin) -> Rollout:
-    """Add the values that Harbor writes of the trial."""
     total = rewards.get("reward")
     exception = [text(at(result, f"exception_info.exception_{k}")) for k in ("type", "message")]
     return replace(

@@ -141,7 +141,6 @@ PROMPTFOO = Mapped(
 
 
 def _of_batch(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
-    """Add the error of a request that a batch did not answer."""
     kind = text(at(document, "result.type")) or "succeeded"
     why = next((e for p in ("result.error.error", "result.error", "error") if (e := error_text(at(document, p)))), None)
     why = why or error_text(at(document, "response.body.error"))

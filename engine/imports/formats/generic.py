@@ -24,7 +24,6 @@ _SINGULARS = frozenset([
 
 
 def _is_group(document: Mapping[str, Any], origin: Origin) -> bool:
-    """Return whether a document has one prompt and a list of completions."""
     key = _list_key(document)
     return key is not None and not _is_column(document.get("prompt"), len(document[key]))
 
@@ -48,7 +47,6 @@ def _group(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
 
 
 def _is_batch(document: Mapping[str, Any], origin: Origin) -> bool:
-    """Return whether a document has lists of prompts and completions of one length."""
     key = _list_key(document)
     if key is None:
         return False

@@ -142,7 +142,6 @@ _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 
 
 def _restored(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """Return a value with texts of attachments in the places of their links."""
     if not attachments:
         return value
     if isinstance(value, str):

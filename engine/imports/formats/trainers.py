@@ -196,7 +196,6 @@ _TRACE = Mapped(
 
 
 def _is_trackio(document: Mapping[str, Any], origin: Origin) -> bool:
-    """Return whether a document is a row of the database, or of an export of it as parquet."""
     if all(k in document for k in ("run_name", "timestamp", "step")):
         return "trace_index" in document or not GENERIC.detect(document, origin)
     return isinstance(document.get("row"), Mapping) and "table" in document
