@@ -31,7 +31,7 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import GENERIC
 from grpo_tui.engine.imports.given import checked, misspelt, step_of
 from grpo_tui.engine.imports.rollout import Rollout
-from grpo_tui.engine.launch.alerts import alert_sender
+from grpo_tui.engine.launch.outcome import alert_sender
 from grpo_tui.engine.runs.columns import SCHEMA_VERSION
 from grpo_tui.engine.runs.control.status import look, process_names
 from grpo_tui.engine.runs.durable import read_json, write_json

@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo_tui.engine.launch import list_runs
+from grpo_tui.engine.launch.find import list_runs
 from grpo_tui.engine.runs.read.reader import RunReader
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

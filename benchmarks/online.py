@@ -44,9 +44,10 @@ from safetensors.torch import save_file
 
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.launch.children import spawn
 from grpo_tui.engine.launch.settings import rendered
+from grpo_tui.engine.launch.start import start_run
+from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.store.snapshots import SnapshotWriter

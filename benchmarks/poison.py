@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.online import force_wrong, offline
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.learn.influence import Influence
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
@@ -44,7 +44,7 @@ from grpo_tui.engine.rollouts.dataset import load_rows
 from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.engine.training.checkpoints import load_rewards, save_rewards
-from grpo_tui.rewards import RewardOrchestrator
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 GUARDS_OFF: dict[str, Any] = {"validation": {"enabled": False}, "source_share": 1.0}
 REQUIRED = 0.05

@@ -21,7 +21,7 @@ import torch
 from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, StepContext, Trajectory
-from grpo_tui.rewards import RewardOrchestrator
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 REQUIRED = 20_000
 SEEN = frozenset({"image", "video"})

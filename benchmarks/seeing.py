@@ -10,8 +10,8 @@ import argparse
 
 from benchmarks.policies.common import table
 from benchmarks.policies.seeing import evaluate
-from grpo_tui.configs import load_config
-from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.configs.loading import load_config
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.models import load_policy, load_sight
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from .problems import Problem
+from .errors import Problem
 from .schema import BUILTIN_ADAPTERS, DATASET_ENV, RunConfig
 from .sections.data import holds_tasks
 from .sections.environment import MCP
@@ -173,46 +173,34 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
 
 def check_paths(config: RunConfig) -> Iterator[Problem]:
     """Find files and folders that are named but missing. Not for the stored configuration of an old run."""
+    adapters, template = config.model.sft_adapters, config.model.chat_template
+    rewards, environment = config.rewards, config.environment
     named = [
         ("sft.data", config.sft.data if config.mode == "sft" else None),
+        ("model.base", config.model.base if config.model.base.startswith((".", "/", "~")) else None),
+        ("model.sft_adapters", None if config.mode == "sft" or (adapters or "").startswith("builtin:") else adapters),
+        ("model.chat_template", None if template == "chatml" else template),
     ]
-    if config.model.base.startswith((".", "/", "~")):
-        named.append(("model.base", config.model.base))
-    adapters = config.model.sft_adapters
-    if config.mode != "sft" and adapters and not adapters.startswith("builtin:"):
-        named.append(("model.sft_adapters", adapters))
-    classes = [("environment.class_path", config.environment.class_path), ("rewards.embedder", config.rewards.embedder)]
-    classes += [
-        (f"rewards.penalty_rules.{i}.class_path", r.class_path) for i, r in enumerate(config.rewards.penalty_rules)
-    ]
-    extra = config.rewards.extra_components
-    classes += [(f"rewards.extra_components.{name}.class_path", c.class_path or "") for name, c in extra.items()]
-    for key, class_path in classes:
-        file, colon, _ = class_path.rpartition(":")
-        if colon and file.endswith(".py"):
-            named.append((key, file))
-    if config.model.chat_template not in (None, "chatml"):
-        named.append(("model.chat_template", config.model.chat_template))
-    functions = [("environment.reward_funcs", path) for path in config.environment.reward_funcs]
-    functions += [("environment.tools", path) for path in config.environment.tools if not path.startswith(MCP)]
-    for key, path in functions:
-        file, colon, _ = path.rpartition(":")
-        if colon:
-            named.append((key, file))
-    for key in ("source", "eval_source"):
-        source = getattr(config.data, key)
-        if source is not None and is_path(source):
-            named.append((f"data.{key}", source))
+    code = [("environment.class_path", environment.class_path), ("rewards.embedder", rewards.embedder)]
+    code += [(f"rewards.penalty_rules.{i}.class_path", r.class_path) for i, r in enumerate(rewards.penalty_rules)]
+    extra = rewards.extra_components
+    code += [(f"rewards.extra_components.{name}.class_path", c.class_path or "") for name, c in extra.items()]
+    code += [("environment.reward_funcs", path) for path in environment.reward_funcs]
+    code += [("environment.tools", path) for path in environment.tools if not path.startswith(MCP)]
+    named += [(key, file) for key, path in code if (file := path.rpartition(":")[0]).endswith(".py")]
+    named += [(f"data.{key}", getattr(config.data, key)) for key in ("source", "eval_source")]
+    start = f"relative paths start in {os.getcwd()}"
+    rights = {
+        "model.chat_template": f"chatml, or a file with a Jinja template; {start}",
+        "model.sft_adapters": "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null",
+    }
     for key, path in named:
-        if path is not None and not os.path.exists(os.path.expanduser(path)):
-            right = f"a path that exists; relative paths start in {os.getcwd()}"
-            if key.startswith("data.") and "://" in path:
-                right = "a hub id such as openai/gsm8k, or a file; addresses are not read"
-            if key == "model.chat_template":
-                right = f"chatml, or a file with a Jinja template; relative paths start in {os.getcwd()}"
-            if key == "model.sft_adapters":
-                right = "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null"
-            yield Problem(key, f"there is no file or folder {path}", right)
+        if not path or (key.startswith("data.") and not is_path(path)) or os.path.exists(os.path.expanduser(path)):
+            continue
+        right = rights.get(key, f"a path that exists; {start}")
+        if key.startswith("data.") and "://" in path:
+            right = "a hub id such as openai/gsm8k, or a file; addresses are not read"
+        yield Problem(key, f"there is no file or folder {path}", right)
     yield from _output(config)
 
 

@@ -1,6 +1,9 @@
-"""The root of this project's errors."""
+"""The root of this project's errors, and the faults of a configuration."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class GrpoTuiError(Exception):
@@ -8,3 +11,27 @@ class GrpoTuiError(Exception):
 
     Every such error derives from it and from the standard class that fits (`ValueError`, …).
     """
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault: the dotted key, the fault, the remedy, and the place."""
+
+    key: str
+    message: str
+    right: str = ""
+    place: str = ""
+    """`file.yaml:12`, `--set training.beta=x`, or empty for a default."""
+
+    def __str__(self) -> str:
+        head = ": ".join(part for part in (self.place, self.key) if part)
+        text = f"{head}: {self.message}" if head else self.message
+        return f"{text}; {self.right}" if self.right else text
+
+
+class ConfigError(GrpoTuiError, ValueError):
+    """The configuration cannot be used. `problems` holds all faults, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))

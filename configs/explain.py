@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from .errors import Problem
 from .expectations import describe, field_at, section_of, walk
-from .problems import Problem
 from .yaml_source import Path, Source
 
 ELSEWHERE = {

@@ -28,7 +28,6 @@ class Family:
         return name.startswith(self.prefix)
 
     def part(self, name: str) -> str:
-        """Return the last part of a metric's name."""
         return name.removeprefix(self.prefix)
 
     @property
@@ -38,7 +37,6 @@ class Family:
 
     @property
     def every(self) -> str:
-        """The name of the whole family in a chart."""
         return f"{self.prefix}*"
 
 

@@ -82,7 +82,6 @@ class Setting:
 
     @property
     def size(self) -> str:
-        """The number of parameters in words."""
         count = self.facts.parameters
         if count is None:
             return "a model of unknown size"
@@ -90,7 +89,6 @@ class Setting:
 
     @property
     def trained(self) -> str:
-        """Describe the trained weights in words."""
         return f"{'LoRA on' if self.lora else 'all weights of'} {self.size}"
 
 
@@ -100,11 +98,6 @@ def learning_rate(setting: Setting) -> Choice:
     rate = next(rate for most, rate in LORA_RATES if count <= most)
     value = rate if setting.lora else float(f"{rate * WHOLE_TO_LORA:.1g}")
     return Choice("training.learning_rate", value, setting.trained)
-
-
-def sft_rate(setting: Setting) -> Choice:
-    """Return the learning rate of supervised fine-tuning."""
-    return Choice("sft.learning_rate", SFT_LORA if setting.lora else SFT_WHOLE, setting.trained)
 
 
 def lengths(setting: Setting) -> Iterator[Choice]:
@@ -153,7 +146,7 @@ def online_rates(setting: Setting) -> Iterator[Choice]:
 def table(setting: Setting) -> Iterator[Choice]:
     """Yield every value that follows from a model that is not built in."""
     yield learning_rate(setting)
-    yield sft_rate(setting)
+    yield Choice("sft.learning_rate", SFT_LORA if setting.lora else SFT_WHOLE, setting.trained)
     yield from online_rates(setting)
     yield from lengths(setting)
     yield from precision(setting)

@@ -77,7 +77,6 @@ def _in_folder(folder: Path) -> ModelFacts:
 
 
 def _parameters(folder: Path) -> int | None:
-    """Count the parameters in the safetensors files, from their headers."""
     try:
         return sum(map(_numbers, folder.glob("*.safetensors"))) or None
     except (OSError, ValueError, struct.error):

@@ -16,9 +16,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from .errors import ConfigError, Problem
 from .explain import explain
 from .location import personal_path
-from .problems import ConfigError, Problem
 from .sections.base import Section
 from .yaml_source import parse_yaml
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from .problems import ConfigError, Problem
+from .errors import ConfigError, Problem
 
 MAX_NODES = 100_000
 """Aliases may repeat a node; beyond this many the document is a bomb, not a configuration."""

@@ -8,9 +8,8 @@ environments of other projects. Names load when they are first used, so this imp
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from ..configs.lazy import loaded_when_used
 
 if TYPE_CHECKING:
     from .agent import Agent as Agent
@@ -36,16 +35,10 @@ if TYPE_CHECKING:
     from .trajectory import TokenArrays as TokenArrays
     from .trajectory import Trajectory as Trajectory
 
-__getattr__ = loaded_when_used(
-    __name__,
-    {
-        "agent": ("Agent", "AgentSession", "AgentTurn", "Message"),
-        "base": ("Demonstrator", "Env", "Picture", "StepResult"),
-        "calculator": ("CalculatorEnv",),
-        "calls": ("ToolCall", "parse_call"),
-        "loading": ("EnvLoadError", "canonical_config", "load_env_class"),
-        "multi_turn": ("MultiTurnEnv",),
-        "tools": ("Argument", "ToolSpec"),
-        "trajectory": ("Overlay", "Step", "StepContext", "TokenArrays", "Trajectory"),
-    },
-)
+
+def __getattr__(name: str) -> object:
+    for home in ("agent", "tools", "trajectory", "content", "base", "calls", "loading", "multi_turn", "calculator"):
+        found = None if name.startswith("_") else vars(import_module(f".{home}", __name__)).get(name)
+        if getattr(found, "__module__", "") == f"{__name__}.{home}":
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,14 @@
-"""Call code that may raise, hang or be slow, so that it affects only its own rollout."""
+"""Call code that may raise, hang, be slow or be async, so that it affects only its own rollout."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -101,52 +102,29 @@ class _Batch(Generic[T, R]):
         now = time.perf_counter()
         for index, began in list(self.started.items()):
             if now - began > self.timeout_s:
-                self._settle(index, _overdue(self.timeout_s, now - began))
+                text = f"took longer than {self.timeout_s:g} s and was given up"
+                self._settle(index, Outcome(error=text, timed_out=True, seconds=now - began))
 
 
 class AsyncGuard:
-    """`guarded_map` for single calls. Each call has a thread, and at most `workers` run at once.
-
-    timeout_s does not count the wait for a worker.
-    """
+    """`guarded_map` for single calls, at most `workers` at once. timeout_s does not count the wait for a worker."""
 
     def __init__(self, *, timeout_s: float, workers: int) -> None:
         self.timeout_s = timeout_s
-        self._free = asyncio.Semaphore(max(1, workers))
+        self._threads = ThreadPoolExecutor(max(1, workers), "environment")
 
     async def __call__(self, function: Callable[[T], R], item: T) -> Outcome[R]:
-        async with self._free:
-            loop = asyncio.get_running_loop()
-            done: asyncio.Future[Outcome[R]] = loop.create_future()
-
-            def settle(outcome: Outcome[R]) -> None:
-                if not done.done():
-                    done.set_result(outcome)
-
-            def work() -> None:
-                outcome = _outcome(function, item)
-                with contextlib.suppress(RuntimeError):  # given up, and the loop has ended meanwhile
-                    loop.call_soon_threadsafe(settle, outcome)
-
-            began = time.perf_counter()
-            threading.Thread(target=work, name="environment", daemon=True).start()
-            try:
-                return await asyncio.wait_for(done, self.timeout_s)
-            except TimeoutError:
-                return _overdue(self.timeout_s, time.perf_counter() - began)
+        call = functools.partial(guarded_map, function, [item], timeout_s=self.timeout_s, workers=1)
+        (outcome,) = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return outcome
 
 
 def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
-    """Run a call. Exceptions become a part of the outcome."""
     began = time.perf_counter()
     try:
         return Outcome(function(item), seconds=time.perf_counter() - began)
     except BaseException as problem:  # a sys.exit() in an environment must not end the training either
         return Outcome(error=_sentence(problem), detail=traceback.format_exc(), seconds=time.perf_counter() - began)
-
-
-def _overdue(timeout_s: float, seconds: float) -> Outcome[Any]:
-    return Outcome(error=f"took longer than {timeout_s:g} s and was given up", timed_out=True, seconds=seconds)
 
 
 def _sentence(problem: BaseException) -> str:
@@ -158,3 +136,37 @@ def _sentence(problem: BaseException) -> str:
 def describe(value: Any) -> str:
     """Name a value's type in a sentence."""
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+T = TypeVar("T")
+
+
+_ONE_ASKS = threading.Lock()
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """Return the running loop, the same for all threads."""
+    with _ONE_ASKS:
+        return _running()
+
+
+@functools.cache
+def _running() -> asyncio.AbstractEventLoop:
+    made = asyncio.new_event_loop()
+    threading.Thread(target=made.run_forever, name="async code", daemon=True).start()
+    return made
+
+
+def submit(work: Coroutine[object, object, T]) -> Future[T]:
+    """Start `work`. Any thread but the loop's own may wait for its result."""
+    return asyncio.run_coroutine_threadsafe(work, loop())
+
+
+def wait(work: Coroutine[object, object, T], timeout_s: float | None = None) -> T:
+    """Return the result of `work`. Raises its exception, and TimeoutError after `timeout_s`."""
+    future = submit(work)
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise

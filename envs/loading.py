@@ -74,7 +74,7 @@ def canonical_config(config: Mapping[str, Any] | None) -> str:
 
 
 if __name__ == "__main__":
-    from ..configs import load_config
+    from ..configs.loading import load_config
 
     try:
         load_env_class(load_config(sys.argv[1]).environment.class_path)

@@ -28,7 +28,6 @@ from .agent import (
     knows,
     sees,
 )
-from .arrays import task_id
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
@@ -36,6 +35,7 @@ from .content import pictures_of, with_text_before
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
 from .pacing import OnProgress, Stopwatch, Turns
+from .seeds import task_id
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import StepContext, StopReason, TokenArrays, Trajectory
 from .trial_pictures import KeptPictures, cleaned, loaded, shown_in, with_seen
@@ -240,7 +240,6 @@ class MultiTurnEnv(Env):
         rollout.note(turn, outcome, images, overlay)
 
     def _report(self, rollout: RolloutUnderWay, step: int) -> None:
-        """Report an unfinished rollout to `on_turn`."""
         if self.on_turn is not None and rollout.messages is not None:
             self.on_turn(self._trajectories([rollout], [rollout.messages], 1, step)[0])
 

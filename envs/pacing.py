@@ -64,7 +64,6 @@ class Turns:
             self._together(session)
 
     def _together(self, session: AgentSession) -> None:
-        """Turn by turn, all live rollouts at once."""
         while live := [row for row, rollout in enumerate(self.rollouts) if self._goes_on(rollout)]:
             self._advance(session, live)
             self._tell()

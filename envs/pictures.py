@@ -22,8 +22,8 @@ MAX_BYTES = 64 << 20
 """Of one file or data URL."""
 
 
-def picture_of(source: str, folder: Path | None = None) -> Picture:
-    """Return the picture in a file (relative to `folder`), or in a `data:image/…;base64,` URL.
+def picture_of(source: str) -> Picture:
+    """Return the picture in a file, or in a `data:image/…;base64,` URL.
 
     Raises ValueError for any other source. Faults of the content show when its pixels are loaded.
     """
@@ -32,7 +32,7 @@ def picture_of(source: str, folder: Path | None = None) -> Picture:
         return Picture(f"{hashlib.sha1(content).hexdigest()}.png", lambda: read_pixels(content, "the picture"))
     if "://" in source:
         raise ValueError(f"pictures are files or data URLs here, not {source[:60]}")
-    path = (folder or Path()) / Path(source).expanduser()
+    path = Path(source).expanduser()
     try:
         stat = path.stat()
     except (OSError, ValueError) as problem:

@@ -303,7 +303,6 @@ class TokenArrays(Generic[A]):
 
 
 def _plain(value: Any) -> Any:
-    """Convert frozen dataclasses, mappings and tuples to plain JSON values."""
     if hasattr(value, "__dataclass_fields__"):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -313,3 +312,21 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a numpy scalar
         return value.item()
     return value
+
+
+def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:
+    """Return the rewards of a trajectory's steps as rewards of its T tokens, float32 [length].
+
+    Each is on the last token that the agent wrote in that step. The reward of a step without tokens goes to the last
+    token before it. Without any token it is dropped.
+    """
+    import numpy as np
+
+    rewards = np.zeros(length, dtype=np.float32)
+    last = -1
+    for step in trajectory.steps:
+        start, end = step.token_span
+        last = end - 1 if end > start else last
+        if last >= 0:
+            rewards[last] += step.reward
+    return rewards

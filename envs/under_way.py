@@ -173,7 +173,6 @@ class RolloutUnderWay:
 
 
 def _with_roles(prompt: Sequence[Message]) -> tuple[Said, ...]:
-    """Return the messages of a prompt with their roles, if there are several."""
     if len(prompt) < 2:
         return ()
     return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)

@@ -98,8 +98,8 @@ def find_object(path: str) -> tuple[ModuleType, object | None]:
 
 def find_class(path: str) -> type:
     """Return the class that `path` names. Raises UserCodeError."""
-    module, name = find_module(path)
-    found = getattr(module, name, None)
+    module, found = find_object(path)
+    name = path.rpartition(":")[2].rpartition(".")[2]
     if found is None:
         raise UserCodeError(f'"{path}": {module.__name__} has no class {name}')
     if not isinstance(found, type):

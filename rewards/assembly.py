@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -11,10 +12,25 @@ from torch import Tensor
 from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
 from .breakdown import ComponentValue, NormalizedBy, Penalty, RewardBreakdown, StepReward
-from .metrics import batch_metrics
-from .moments import Moments
-from .normalization import Normalized, RewardNormalizer, tensor_moments
-from .result import RewardResult
+from .metrics import Moments, batch_metrics
+from .normalization import RewardNormalizer, tensor_moments
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """The rewards of a batch of B trajectories of at most S steps, of C components.
+
+    total: float32 [B, S], 0 past a trajectory's end. contributions: float64 [B, S, C], 0 where a component is not
+    defined: curiosity at the last step, coherence at the first, the task anywhere but at the last. `total` is their sum
+    over C. `component_names` go along C. `metrics` are for the record, with dictionaries such as the action
+    distribution.
+    """
+
+    total: Tensor
+    component_names: tuple[str, ...]
+    contributions: Tensor
+    breakdowns: list[RewardBreakdown]
+    metrics: Mapping[str, float | Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -57,100 +73,46 @@ def assemble(
     values: for each component its raw rewards, float64 [N], and where they are defined, bool [N]. A value that is not
     finite counts as not defined, and in `rewards/nonfinite`. penalties: of each step of each trajectory.
     """
-    names = tuple(values)
-    steps, rollouts = batch.rollout.numel(), len(batch.counts)
-    raw = torch.zeros(len(names), steps, dtype=torch.float64)
-    normalized = torch.zeros_like(raw)
-    valid = torch.zeros(len(names), steps, dtype=torch.bool)
-    by: dict[str, Normalized] = {}
+    scale = {name: float(weights[name]) for name in values}
+    components: list[dict[str, ComponentValue]] = [{} for _ in range(batch.rollout.numel())]
+    contributions = torch.zeros(len(scale), len(components), dtype=torch.float64)
+    used: dict[str, tuple[str, list[float], list[float]]] = {}
     moments: dict[str, Moments] = {}
     nonfinite = 0
-    for i, name in enumerate(names):
-        value, defined = values[name]
-        valid[i] = defined & value.isfinite()
-        nonfinite += int(defined.sum() - valid[i].sum())
-        raw[i] = torch.where(valid[i], value, 0.0)
-        by[name] = normalizer.normalized(raw[i], name, valid[i], batch.rollout, batch.group)
-        normalized[i] = by[name].values
-        moments[name] = tensor_moments(raw[i][valid[i]])
-    scale = torch.tensor([weights[name] for name in names], dtype=torch.float64)
-    contributions = normalized * scale[:, None]
+    for i, (name, (value, defined)) in enumerate(values.items()):
+        valid = defined & value.isfinite()
+        nonfinite += int(defined.sum() - valid.sum())
+        raw = torch.where(valid, value, 0.0)
+        normalized = normalizer.normalized(raw, name, valid, batch.rollout, batch.group)
+        contributions[i] = normalized.values * scale[name]
+        moments[name] = tensor_moments(raw[valid])
+        columns = raw.tolist(), normalized.values.tolist(), contributions[i].tolist(), valid.tolist()
+        for at, (r, z, c, is_valid) in zip(components, zip(*columns, strict=True), strict=True):
+            if is_valid:
+                at[name] = ComponentValue(r, z, scale[name], c)
+        if normalized.mean is not None and normalized.std is not None:
+            used[name] = normalizer.mode(name), normalized.mean.tolist(), normalized.std.tolist()
     sums = contributions.sum(dim=0)
-    used = _normalized_by(by, normalizer, rollouts)
-    breakdowns = _breakdowns(batch, names, scale, raw, normalized, contributions, valid, sums, penalties, used)
-    metrics = batch_metrics(
-        batch.trajectories, breakdowns, batch.group.tolist(), dict(zip(names, scale.tolist(), strict=True))
-    )
+    breakdowns: list[RewardBreakdown] = []
+    rows = zip(components, sums.tolist(), strict=True)
+    for i, (trajectory, found) in enumerate(zip(batch.trajectories, penalties, strict=True)):
+        each = zip(trajectory.steps, found, islice(rows, len(trajectory.steps)), strict=True)
+        steps = tuple(StepReward(step.index, at, here, total) for step, here, (at, total) in each)
+        by = {name: NormalizedBy(mode, mean[i], std[i]) for name, (mode, mean, std) in used.items()}
+        breakdowns.append(RewardBreakdown(trajectory.id, steps, sum(step.total or 0.0 for step in steps), by))
+    metrics = batch_metrics(batch.trajectories, breakdowns, batch.group.tolist(), scale)
     metrics[metric.REWARD_NONFINITE] = float(nonfinite)
-    for name in names:
+    for name in scale:
         running = normalizer.statistics(name)
         metrics[metric.COMPONENT_RUNNING_MEAN(name)] = running.mean
         metrics[metric.COMPONENT_RUNNING_STD(name)] = running.std
-
-    longest = max(batch.counts, default=0)
-    mask = torch.arange(longest)[None] < torch.tensor(batch.counts, dtype=torch.int64)[:, None]
+    lengths = torch.tensor(batch.counts, dtype=torch.int64)
+    mask = torch.arange(max(batch.counts, default=0))[None] < lengths[:, None]
 
     def padded(flat: Tensor, dtype: torch.dtype) -> Tensor:
-        out = torch.zeros(rollouts, longest, *flat.shape[1:], dtype=dtype)
+        out = torch.zeros(*mask.shape, *flat.shape[1:], dtype=dtype)
         out[mask] = flat.to(dtype)
         return out
 
-    result = RewardResult(
-        total=padded(sums, torch.float32),
-        mask=mask,
-        component_names=names,
-        weights=tuple(scale.tolist()),
-        raw=padded(raw.T, torch.float64),
-        normalized=padded(normalized.T, torch.float64),
-        contributions=padded(contributions.T, torch.float64),
-        valid=padded(valid.T, torch.bool),
-        breakdowns=breakdowns,
-        metrics=metrics,
-    )
-    return result, moments
-
-
-def _breakdowns(
-    batch: StepBatch,
-    names: Sequence[str],
-    weights: Tensor,
-    raw: Tensor,
-    normalized: Tensor,
-    contributions: Tensor,
-    valid: Tensor,
-    sums: Tensor,
-    penalties: Sequence[Sequence[tuple[Penalty, ...]]],
-    normalized_by: Sequence[Mapping[str, NormalizedBy]],
-) -> list[RewardBreakdown]:
-    components: list[dict[str, ComponentValue]] = [{} for _ in range(batch.rollout.numel())]
-    for i, (name, weight) in enumerate(zip(names, weights.tolist(), strict=True)):
-        columns = (raw[i].tolist(), normalized[i].tolist(), contributions[i].tolist(), valid[i].tolist())
-        for n, (r, z, c, defined) in enumerate(zip(*columns, strict=True)):
-            if defined:
-                components[n][name] = ComponentValue(r, z, weight, c)
-    totals = sums.tolist()
-    out: list[RewardBreakdown] = []
-    n = 0
-    for trajectory, rows, by in zip(batch.trajectories, penalties, normalized_by, strict=True):
-        first = n
-        steps: list[StepReward] = []
-        for step, here in zip(trajectory.steps, rows, strict=True):
-            steps.append(StepReward(step.index, components[n], here, totals[n]))
-            n += 1
-        out.append(RewardBreakdown(trajectory.id, tuple(steps), sum(totals[first:n]), by))
-    return out
-
-
-def _normalized_by(
-    by: Mapping[str, Normalized], normalizer: RewardNormalizer, rollouts: int
-) -> list[dict[str, NormalizedBy]]:
-    """Return for each rollout the statistics that its components were normalised by."""
-    columns = {
-        name: (normalizer.mode(name), found.mean.tolist(), found.std.tolist())
-        for name, found in by.items()
-        if found.mean is not None and found.std is not None
-    }
-    return [
-        {name: NormalizedBy(mode, mean[i], std[i]) for name, (mode, mean, std) in columns.items()}
-        for i in range(rollouts)
-    ]
+    total, parts = padded(sums, torch.float32), padded(contributions.T, torch.float64)
+    return RewardResult(total, tuple(scale), parts, breakdowns, metrics), moments

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
 from .breakdown import RewardBreakdown
-from .metrics import flat
 
 GOALS = frozenset({"task", "environment"})
 TEXT_KEPT = 2000
@@ -131,18 +130,3 @@ def rollout_of(
         bool(trajectory.error) or any(s.error for s in trajectory.steps),
         "\n".join(s.text for s in trajectory.steps)[:TEXT_KEPT],
     )
-
-
-def batch_of(
-    step: int,
-    trajectories: Sequence[Trajectory],
-    breakdowns: Sequence[RewardBreakdown],
-    metrics: Mapping[str, float | Mapping[str, float]],
-    tokens: Sequence[int] | None = None,
-    apart: Collection[str] = (),
-) -> Batch:
-    """Make the batch of a training step. tokens: agent tokens of each trajectory, if known. apart: see
-    `RolloutSummary`."""
-    lengths = tokens if tokens is not None else [0] * len(trajectories)
-    rollouts = [rollout_of(t, b, int(n), apart) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
-    return Batch(step, rollouts, flat(metrics))

@@ -73,7 +73,6 @@ class RewardBreakdown:
 
     @property
     def penalties(self) -> tuple[Penalty, ...]:
-        """All penalties in order of steps."""
         return tuple(p for s in self.steps for p in s.penalties)
 
     def to_json(self) -> dict[str, Any]:

@@ -81,7 +81,6 @@ class Diagnosis:
         return self._new(f for name in shares for f in self._look(name, short[self.detectors[name].needs]))
 
     def found(self) -> list[Found]:
-        """Return all faults of the run, the gravest first."""
         return sorted(self._found.values(), key=lambda f: (GRADES.index(f.finding.grade), f.step or 0))
 
     def unchecked(self) -> dict[str, str]:

@@ -63,8 +63,9 @@ class ActionEncoder:
     KNOWN = 8192
     """Vectors that are kept; when there are more, all are forgotten (making one costs little)."""
 
-    def __init__(self, dimension: int = 64) -> None:
-        self.dimension = dimension
+    dimension = 64
+
+    def __init__(self) -> None:
         self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, steps: Sequence[Step], keys: Sequence[str]) -> Tensor:
@@ -106,8 +107,7 @@ class HashedEmbedder:
     A plug-in for training without a reference pass. It is deterministic and knows no meaning beyond equal words.
     """
 
-    def __init__(self, dimension: int = 128) -> None:
-        self.dimension = dimension
+    dimension = 128
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Return float32 [S_i, D] for each trajectory, with rows of length 1."""

@@ -13,15 +13,74 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from ..configs.errors import GrpoTuiError
 from ..configs.sections.environment import function_name, is_reward_model
-from ..envs import background
+from ..envs import guard
 from ..envs.trajectory import Score
 from ..envs.user_code import UserCodeError, find_object, one_line
-from .reward_model import RewardModel
+
+ROWS = 16
+"""Completions in one forward pass."""
+
+
+class RewardModel:
+    """A reward function whose score is the logit of a sequence classifier. The model is loaded with the first batch.
+
+    path: a folder, or a hub id. Construction looks at the configuration and raises OSError or ValueError for a path
+    that holds no classifier.
+    """
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoConfig
+
+        folder = Path(path).expanduser()
+        self.path = str(folder) if folder.is_dir() else path
+        names = AutoConfig.from_pretrained(self.path).architectures or [""]
+        if not any("ForSequenceClassification" in name for name in names):
+            raise ValueError(f"{path} is a {names[0] or 'model without an architecture'}, not a sequence classifier")
+        self._loaded: tuple[Any, Any] | None = None
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: object) -> list[float]:
+        import torch
+
+        model, tokenizer = self._load()
+        scores: list[float] = []
+        for start in range(0, len(prompts), ROWS):
+            rows = slice(start, start + ROWS)
+            texts = [_text(p, c, tokenizer) for p, c in zip(prompts[rows], completions[rows], strict=True)]
+            inputs = tokenizer(
+                text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+            )
+            with torch.inference_mode():
+                scores += model(**inputs.to(model.device)).logits[:, 0].float().tolist()
+        return scores
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            import torch
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+            model: Any = AutoModelForSequenceClassification.from_pretrained(self.path, num_labels=1)
+            tokenizer: Any = AutoTokenizer.from_pretrained(self.path)
+            if tokenizer.pad_token_id is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            self._loaded = model.to(device).eval(), tokenizer
+        return self._loaded
+
+
+def _text(prompt: Any, completion: Any, tokenizer: Any) -> str:
+    if isinstance(prompt, str):
+        return f"{prompt}{completion}"
+    from trl.data_utils import apply_chat_template
+
+    return apply_chat_template({"messages": [*prompt, *completion]}, tokenizer)["text"]
+
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +131,6 @@ class Completions:
         return len(self.completions)
 
     def only(self, index: int) -> Completions:
-        """Return one of the rollouts."""
         at = slice(index, index + 1)
         lists = {name: getattr(self, name)[at] for name in ("prompts", "completions", "completion_ids", "rows")}
         return replace(self, **lists, columns={name: values[at] for name, values in self.columns.items()})
@@ -109,11 +167,9 @@ class RewardFunction:
 
     @property
     def said(self) -> str:
-        """The function's name in an error."""
         return f"reward function {self.name} ({self.path})"
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise RewardFunctionError if it needs a column that the data does not have."""
         known = list(columns)
         if "environments" in self.needs and "environments" not in known:
             raise RewardFunctionError(
@@ -161,11 +217,9 @@ class RewardFunctions:
 
     @classmethod
     def load(cls, weights: Mapping[str, float], on_error: OnError = "stop") -> RewardFunctions:
-        """Load the functions that `weights` names, by path. Raises RewardFunctionError."""
         return cls(tuple(load_function(path, weight) for path, weight in weights.items()), on_error)
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise RewardFunctionError if a function needs a column that is not among `columns`."""
         for function in self.functions:
             function.check_columns(columns)
 
@@ -323,7 +377,7 @@ def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[obje
     async def gathered() -> list[object]:
         return list(await asyncio.gather(*waiting, return_exceptions=True))
 
-    return background.wait(gathered())
+    return guard.wait(gathered())
 
 
 def _shown(value: object) -> str:

@@ -24,6 +24,8 @@ STILL_STEPS, STILL_KL_STEPS = 5, 10
 """Updates after which a policy must have moved, by its weights and by its KL."""
 NOISE = 1.5
 """KL counts as noise up to this multiple of its value before the first update."""
+QUOTED = 60
+"""Characters of an answer that a finding quotes."""
 PHRASE = 3
 """Tokens of a phrase: words and single marks."""
 SHARE, SHARE_RISE = 0.7, 0.4
@@ -151,18 +153,17 @@ def _phrases(text: str) -> list[Phrase]:
     return [tuple(tokens[i : i + PHRASE]) for i in range(len(tokens) - PHRASE + 1)]
 
 
-def _quoted(rollouts: Iterable[RolloutSummary], phrase: Phrase, most: int = 60) -> str:
+def _quoted(rollouts: Iterable[RolloutSummary], phrase: Phrase) -> str:
     """Quote the phrase as the first text writes it, and the text after it."""
     pattern = re.compile(r"\s*".join(map(re.escape, phrase)))
     for rollout in rollouts:
         if (found := pattern.search(rollout.text)) is not None:
             text = " ".join(rollout.text[found.start() :].split())
-            return f'"{text[:most]}{"…" if len(text) > most else ""}"'
+            return f'"{text[:QUOTED]}{"…" if len(text) > QUOTED else ""}"'
     return f'"{" ".join(phrase)}"'
 
 
 def _mean(rollouts: Iterable[RolloutSummary], component: str = "") -> float:
-    """Return the mean reward, or the mean contribution of one component."""
     found = list(rollouts)
     if component and component != "reward":
         return fmean(r.contributions.get(component, 0.0) for r in found)

@@ -1,15 +1,58 @@
-"""Metrics of a batch's rewards. No torch here."""
+"""Moments of streams, repeated actions, and the metrics of a batch's rewards. No torch here."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
 from .breakdown import RewardBreakdown
-from .moments import moments
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Number of values so far, their mean, and the sum of squared deviations from it."""
+
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.m2 / self.count) if self.count else 0.0
+
+    def to_json(self) -> list[float]:
+        """Return `[count, mean, m2]`. Floats survive JSON bit for bit."""
+        return [self.count, self.mean, self.m2]
+
+    @classmethod
+    def from_json(cls, data: Iterable[float]) -> Moments:
+        count, mean, m2 = data
+        return cls(int(count), float(mean), float(m2))
+
+
+def moments(values: Iterable[float]) -> Moments:
+    """Compute the moments of values in two passes."""
+    seen = list(values)
+    mean = math.fsum(seen) / max(len(seen), 1)
+    return Moments(len(seen), mean, math.fsum((v - mean) ** 2 for v in seen))
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """Return the moments of both streams together."""
+    if not a.count or not b.count:
+        return a if a.count else b
+    count = a.count + b.count
+    delta = b.mean - a.mean
+    return Moments(
+        count,
+        a.mean + delta * (b.count / count),
+        a.m2 + b.m2 + delta * delta * (a.count * b.count / count),
+    )
+
 
 SAME = 1e-9
 """A variance below this is rounding: shares of it are not given."""
@@ -117,3 +160,14 @@ def flat(values: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
         else:
             out[name] = float(value)
     return out
+
+
+WINDOW = 3
+"""An action repeats if it is among those of this many steps before it."""
+REPETITION = -1.0
+"""R_coherence of a step that repeats an action, before normalisation and weight."""
+
+
+def repeated(keys: Sequence[str]) -> list[bool]:
+    """Whether each step of a trajectory repeats an action. keys: the canonical action of each step."""
+    return [key in keys[max(0, i - WINDOW) : i] for i, key in enumerate(keys)]

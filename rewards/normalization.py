@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..configs.sections.rewards import COMPONENTS, Normalization, NormalizationConfig
-from .moments import Moments, merge
+from .metrics import Moments, merge
 
 
 def tensor_moments(values: Tensor) -> Moments:
@@ -52,7 +52,6 @@ class RewardNormalizer:
         return self._modes.get(component, self.config.functions)
 
     def statistics(self, component: str) -> Moments:
-        """Return the running statistics of a component, which start empty."""
         return self.running.get(component, Moments())
 
     def normalize(self, values: Tensor, component: str, *, valid: Tensor | None = None) -> Tensor:
@@ -90,7 +89,6 @@ class RewardNormalizer:
             self.running[name] = merge(self.running.get(name, Moments()), moments)
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return `{component: [count, mean, m2]}`."""
         return {name: moments.to_json() for name, moments in self.running.items()}
 
     def load_json(self, data: Mapping[str, Sequence[float]]) -> None:

@@ -16,17 +16,15 @@ from torch import Tensor
 from ..configs.sections.rewards import RewardsConfig
 from ..envs.trajectory import Trajectory
 from ..envs.user_code import UserCodeError, find_class
-from .assembly import StepBatch, assemble
+from .assembly import RewardResult, StepBatch, assemble
 from .breakdown import Penalty
 from .components import Correctness, RewardComponent, RewardError, RewardInputs, Values, make_components
 from .components.curiosity import CuriosityDrivenRewardModule, CuriosityReward
 from .components.given import scored_components
 from .embedding import Embedder, HashedEmbedder
-from .moments import Moments
+from .metrics import Moments
 from .normalization import RewardNormalizer
-from .penalties import PenaltyRule, make_rules
-from .penalties.rules import PenaltyChecker
-from .result import RewardResult
+from .penalties.rules import PenaltyChecker, make_rules
 
 STATE_FORMAT = 1
 
@@ -44,16 +42,11 @@ class RewardOrchestrator:
         w_coherence: float | None = None,
         w_penalty: float | None = None,
         *,
-        w_task: float | None = None,
-        w_environment: float | None = None,
         config: RewardsConfig | None = None,
         embedding_dim: int | None = None,
-        embedder: Embedder | None = None,
-        rules: Sequence[PenaltyRule] | None = None,
         seed: int = 0,
     ) -> None:
         weights = {"curiosity": w_curiosity, "coherence": w_coherence, "penalty": w_penalty}
-        weights |= {"task": w_task, "environment": w_environment}
         changed = {f"w_{name}": value for name, value in weights.items() if value is not None}
         self.config = RewardsConfig.model_validate({**(config or RewardsConfig()).model_dump(), **changed})
         self.weights = self.config.weights
@@ -61,8 +54,8 @@ class RewardOrchestrator:
             self.config.normalization, {name: self.config.normalization_of(name) for name in self.weights}
         )
         self.components = make_components(self.config, seed)
-        self.embedder = embedder if embedder is not None else _embedder(self.config.embedder)
-        self.penalties = PenaltyChecker(list(rules) if rules is not None else make_rules(self.config))
+        self.embedder = _embedder(self.config.embedder)
+        self.penalties = PenaltyChecker(make_rules(self.config))
         self._pending: dict[str, Moments] = {}
         if embedding_dim is not None and self._curiosity.counts:
             self._curiosity.make(embedding_dim)
@@ -144,7 +137,6 @@ class RewardOrchestrator:
             component.update()
 
     def _calculate_penalties(self, trajectory: Trajectory) -> list[Penalty]:
-        """Return all penalties of a trajectory, in order of steps and rules."""
         return [penalty for step in self.penalties.check(trajectory) for penalty in step]
 
     def _normalize_rewards(self, rewards_tensor: Tensor, component_name: str) -> Tensor:

@@ -1,29 +1,15 @@
 """One file a section of the configuration. Each room reads its own."""
 
-from .base import Section
-from .data import DataConfig
-from .environment import EnvironmentConfig
-from .evaluation import EvaluationConfig
-from .logging import LoggingConfig
-from .model import LoraSection, ModelConfig
-from .online import KLConfig, OnlineConfig
-from .rewards import RewardsConfig
-from .rollouts import RolloutsConfig
-from .sft import SFTConfig
-from .training import TrainingConfig
-
-__all__ = [
-    "DataConfig",
-    "EnvironmentConfig",
-    "EvaluationConfig",
-    "KLConfig",
-    "LoggingConfig",
-    "LoraSection",
-    "ModelConfig",
-    "OnlineConfig",
-    "RewardsConfig",
-    "RolloutsConfig",
-    "SFTConfig",
-    "Section",
-    "TrainingConfig",
-]
+from .base import EvaluationConfig as EvaluationConfig
+from .base import LoggingConfig as LoggingConfig
+from .base import Section as Section
+from .data import DataConfig as DataConfig
+from .environment import EnvironmentConfig as EnvironmentConfig
+from .model import LoraSection as LoraSection
+from .model import ModelConfig as ModelConfig
+from .online import KLConfig as KLConfig
+from .online import OnlineConfig as OnlineConfig
+from .rewards import RewardsConfig as RewardsConfig
+from .rollouts import RolloutsConfig as RolloutsConfig
+from .training import SFTConfig as SFTConfig
+from .training import TrainingConfig as TrainingConfig

@@ -1,8 +1,10 @@
-"""The base of every section: unknown keys and NaN are errors, values are checked on assignment."""
+"""The base of every section, and two small ones. Unknown keys and NaN are errors, values are checked on assignment."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -11,3 +13,25 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", validate_assignment=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+class LoggingConfig(Section):
+    """wandb is off by default, and `offline` needs no key."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    wandb_project: str = "grpo-tui"
+    record_tokens: bool = True
+    """Keep token ids, masks, log-probs and advantages of every trajectory."""
+
+
+class EvaluationConfig(Section):
+    """The policy under evaluation and how it samples. `grpo-tui eval` writes this section."""
+
+    subject: str = ""
+    """The policy as it was named: a run, `RUN@STEP`, adapters, or a model."""
+    step: int = Field(default=0, ge=0)
+    """Optimiser steps behind the policy."""
+    samples: int = Field(default=1, ge=1)
+    """Rollouts of each task."""
+    temperature: float = Field(default=0.0, ge=0.0)
+    """Sampling temperature; 0 is greedy."""

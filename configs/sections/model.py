@@ -69,7 +69,6 @@ class ModelConfig(Section):
 
     @property
     def native_calls(self) -> bool:
-        """Whether the chat template may show the tools."""
         return self.tool_calls == "native" or (self.tool_calls == "auto" and self.sft_adapters is None)
 
     @field_validator("chat_template_kwargs")

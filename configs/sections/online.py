@@ -155,7 +155,6 @@ class OnlineConfig(Section):
 
     @property
     def is_shared(self) -> bool:
-        """Whether several machines may share the queue."""
         return self.queue_env is not None or self.queue != "sqlite"
 
     @model_validator(mode="after")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from .base import Section
 
@@ -24,6 +24,22 @@ Normalization = Literal["zscore", "scale_only", "group", "none"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS_PATH = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[^:]+\.py:[A-Za-z_]\w*)")
+
+
+def _penalty(value: float) -> float:
+    if value > 0:
+        raise ValueError(f"{value:g} would be a bonus; a penalty is negative, or 0 to switch it off: -{value:g}")
+    return value
+
+
+def _class_path(value: str) -> str:
+    if not _CLASS_PATH.fullmatch(value):
+        raise ValueError(f"{value!r} names no class: write package.module.Class or path/to/file.py:Class")
+    return value
+
+
+Cost = Annotated[float, AfterValidator(_penalty)]
+ClassPath = Annotated[str, AfterValidator(_class_path)]
 
 
 class NormalizationConfig(Section):
@@ -65,50 +81,35 @@ class CuriosityConfig(Section):
 class PenaltyAmounts(Section):
     """The cost of each rule, before `w_penalty`: a negative number, or 0 to switch the rule off."""
 
-    wrong_modality: float = -0.2
+    wrong_modality: Cost = -0.2
     """A tool on an input that it does not work on (`TRACK_OBJECT` on a still image)."""
-    missing_prerequisite: float = -0.1
+    missing_prerequisite: Cost = -0.1
     """A reference to something that does not exist (`GET_PROPERTIES` without a valid mask)."""
-    invalid_argument: float = -0.1
+    invalid_argument: Cost = -0.1
     """An argument that is missing, unknown, of the wrong type or out of bounds."""
-    unknown_tool: float = -0.1
+    unknown_tool: Cost = -0.1
     """A call of a tool that the environment does not have."""
-    unparsable_call: float = -0.1
+    unparsable_call: Cost = -0.1
     """A turn in which no call can be read."""
-    no_final_answer: float = -0.1
+    no_final_answer: Cost = -0.1
     """An episode that ends without an answer."""
-
-    @field_validator("*")
-    @classmethod
-    def _not_positive(cls, value: float) -> float:
-        return _penalty(value)
 
 
 class PenaltyRuleConfig(Section):
     """A rule of the user's own."""
 
-    class_path: str
+    class_path: ClassPath
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.penalties.PenaltyRule`."""
-    amount: float | None = None
+    amount: Cost | None = None
     """Its cost. null: the class's own `amount`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the class."""
-
-    @field_validator("class_path")
-    @classmethod
-    def _is_class_path(cls, value: str) -> str:
-        return _class_path(value)
-
-    @field_validator("amount")
-    @classmethod
-    def _not_positive(cls, value: float | None) -> float | None:
-        return None if value is None else _penalty(value)
 
 
 class ExtraComponentConfig(Section):
     """A reward component in addition to the built-in ones."""
 
-    class_path: str | None = None
+    class_path: ClassPath | None = None
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.components.RewardComponent`;
     null: the one that comes with the package under this name."""
     weight: float = Field(default=1.0, ge=0)
@@ -119,11 +120,6 @@ class ExtraComponentConfig(Section):
     """Whether it reads the state embeddings of the steps."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
-
-    @field_validator("class_path")
-    @classmethod
-    def _is_class_path(cls, value: str | None) -> str | None:
-        return None if value is None else _class_path(value)
 
 
 class DiagnosisConfig(Section):
@@ -246,15 +242,3 @@ class RewardsConfig(Section):
 def _did_you_mean(value: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else "."
-
-
-def _penalty(value: float) -> float:
-    if value > 0:
-        raise ValueError(f"{value:g} would be a bonus; a penalty is negative, or 0 to switch it off: -{value:g}")
-    return value
-
-
-def _class_path(value: str) -> str:
-    if not _CLASS_PATH.fullmatch(value):
-        raise ValueError(f"{value!r} names no class: write package.module.Class or path/to/file.py:Class")
-    return value

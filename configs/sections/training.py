@@ -1,10 +1,10 @@
-"""Reinforcement fine-tuning with GRPO (arXiv 2402.03300)."""
+"""The two kinds of training: supervised fine-tuning, and reinforcement fine-tuning with GRPO (arXiv 2402.03300)."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .base import Section
 
@@ -17,6 +17,21 @@ OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for co
 
 TRL_LOSSES: tuple[str, ...] = get_args(TRLLoss)
 OWN_LOSSES: tuple[str, ...] = get_args(OwnLoss)
+
+
+class Optimisation(Section):
+    """The settings of an optimiser and of checkpoints that both kinds of training have."""
+
+    learning_rate: float = Field(default=1e-5, gt=0)
+    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    save_every: int = Field(default=50, ge=0)
+    """Steps between checkpoints; 0: by time alone. There is always one at the start, after the first step and at the
+    end."""
+    save_minutes: float = Field(default=5.0, ge=0)
+    """Minutes after which a checkpoint is due in any case; 0: by steps alone."""
 
 
 class ReplayConfig(Section):
@@ -46,7 +61,7 @@ class ReplayConfig(Section):
     """`dapo`: how often to generate again before training on what there is."""
 
 
-class TrainingConfig(Section):
+class TrainingConfig(Optimisation):
     """`--mode rft`. Unset values follow from the model: `configs/model_defaults.py`."""
 
     max_steps: int | None = Field(default=None, ge=1)
@@ -59,11 +74,6 @@ class TrainingConfig(Section):
     """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Token budget of a backward pass, counted at `max_trajectory_tokens` a trajectory."""
-    learning_rate: float = Field(default=1e-5, gt=0)
-    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"
-    warmup_steps: int = Field(default=0, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
 
     advantages: Advantages | OwnCode = "group"
     """`reward`: the reward of each turn as it is, on its last token; `group`: return minus the group's mean; `turn`:
@@ -89,11 +99,6 @@ class TrainingConfig(Section):
     target_kl: float = Field(default=0.05, gt=0)
     """`auto`: nats per token that beta steers to."""
     kl_tolerance: float = Field(default=0.01, ge=0)
-    beta_factor: float = Field(default=1.2, gt=1)
-    min_beta: float = Field(default=1e-4, gt=0)
-    max_beta: float = Field(default=10.0, gt=0)
-    kl_window: int = Field(default=20, ge=1)
-    """Steps over which the mean KL runs."""
 
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -107,11 +112,6 @@ class TrainingConfig(Section):
 
     eval_every: int = Field(default=25, ge=0)
     """Steps between evaluations on held-out tasks; 0: only at the end."""
-    save_every: int = Field(default=50, ge=0)
-    """Steps between checkpoints; 0: by time alone. There is always one at the start, after the first step and at the
-    end."""
-    save_minutes: float = Field(default=5.0, ge=0)
-    """Minutes after which a checkpoint is due in any case; 0: by steps alone."""
     keep_checkpoints: int = Field(default=2, ge=1)
     output_dir: str = "saved_models/rft_adapters"
     """A link to the adapters of the latest finished run. Those of each run are beside it, in a folder with the run's id
@@ -122,8 +122,29 @@ class TrainingConfig(Section):
         """Whether shaping decides between equals alone, and is no part of the compared return."""
         return self.compare_shaping == "equals" and self.advantages in ("group", "gdpo")
 
-    @model_validator(mode="after")
-    def _betas_in_order(self) -> TrainingConfig:
-        if self.min_beta > self.max_beta:
-            raise ValueError(f"min_beta ({self.min_beta}) is above max_beta ({self.max_beta})")
-        return self
+
+class SFTConfig(Optimisation):
+    """`--mode sft`."""
+
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int | None = Field(default=None, ge=1)
+    """Stop after this many optimiser steps, even within `epochs`."""
+    batch_size: int = Field(default=16, ge=1)
+    """Conversations in one optimiser step of one process."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Conversations per backward pass, a divisor of `batch_size`; null: all of them."""
+    learning_rate: float = Field(default=2e-4, gt=0)
+    demonstrations: int = Field(default=2048, ge=1)
+    """How many demonstrations the environment makes (`Env.demonstrate`) when there is no file of them."""
+    route: str = "right"
+    """Which of the environment's routes is shown."""
+    max_tokens: int = Field(default=1024, ge=8)
+    """Conversations with more tokens are left out."""
+    data: str | None = None
+    """A JSONL file of conversations (`messages`), instead of the environment's demonstrations. The opening has the
+    roles system and user; then assistant and user alternate, because observations of environments arrive as user."""
+    eval_tasks: int | None = Field(default=None, ge=0)
+    """Held-out tasks of the environment on which success is measured before and after; 0: not at all; null: 64, or 0
+    with `sft.data`."""
+    output_dir: str = "saved_models/sft_adapters"
+    """A link to the adapters of the latest finished run; see `training.output_dir`."""

@@ -8,9 +8,6 @@ each row is used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,10 +17,9 @@ from ..policy.prepared import inference
 from ..policy.sources import first_line
 from ..policy.windows import short_windows
 from .cached_rows import CachedRows
+from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError
-from .history import TokenHistory
 from .padded_rows import PaddedRows
-from .seen_rows import SeenRows
 
 logger = logging.getLogger(__name__)
 
@@ -37,42 +33,8 @@ OBSERVATIONS = (2, 6)
 """Lengths in tokens of the test conversation."""
 
 
-class ActingRows(Protocol):
-    """The rows of a `TokenHistory` under a model. A row is a conversation; rows that act together have places."""
-
-    def sampling(self) -> AbstractContextManager[None]:
-        """Return the context for the calls below."""
-        ...
-
-    def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Prepare the next turn of `rows` (int64 `[n]`), with at most `capacity` tokens each.
-
-        Returns the rows in the order of their places, and the logits `[n, V]` after each one's last token.
-        """
-        ...
-
-    def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """Feed one more token in every place: tokens and positions int64 `[n, 1]`. Returns the logits `[n, V]`.
-
-        length: at least one more than the largest position.
-        """
-        ...
-
-    def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Note the end of a turn. tokens: how many tokens of each row have been fed."""
-        ...
-
-    def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
-        """Keep only the places that are alive (bool `[n]`). Returns the old place of each, int64 `[living]`."""
-        ...
-
-    def clear(self) -> None: ...
-
-
-RowsOf = Callable[[Decoder, TokenHistory, int, int, SeenRows | None], ActingRows]
-"""Constructor of `ActingRows`: model, history, rollouts per prompt (consecutive rows that begin equally), maximum
-tokens of a row, and the rows' images for a model that sees.
-"""
+Rows = CachedRows | PaddedRows
+RowsOf = type[CachedRows] | type[PaddedRows]
 
 
 def fitting_rows(decoder: Decoder) -> RowsOf:
@@ -122,7 +84,6 @@ def difference(decoder: Decoder, form: RowsOf) -> float:
 
 
 def _conversation(decoder: Decoder, form: RowsOf) -> list[tuple[np.ndarray, torch.Tensor]]:
-    """Play two turns with random tokens (`_turn`)."""
     random = np.random.default_rng(0)
     vocabulary = int(decoder.config.vocab_size)
     prompts = [random.integers(0, vocabulary, n).tolist() for n in PROMPTS]
@@ -144,7 +105,7 @@ def _divergence(true: torch.Tensor, found: torch.Tensor) -> float:
 
 def _turn(
     decoder: Decoder,
-    rows: ActingRows,
+    rows: Rows,
     history: TokenHistory,
     acting: np.ndarray,
     random: np.random.Generator,

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
+from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError
-from .history import TokenHistory
 from .row_cache import RowCache
 from .seen_rows import SeenPass, SeenRows
 
@@ -48,7 +48,10 @@ class CachedRows:
         return self._decoder.sampling(cached=True)
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Move `rows` to the front, with room for `capacity` tokens each, and feed their missing tokens."""
+        """Prepare the next turn of `rows` (int64 `[n]`), with at most `capacity` tokens each.
+
+        Returns the rows in the order of their places, and the logits `[n, V]` after each one's last token.
+        """
         if self._cache is None:
             return self._begin(rows, capacity)
         placed = np.isin(rows, self._row_at)
@@ -63,6 +66,10 @@ class CachedRows:
         return order, self._feed_missing(self._cache, order)
 
     def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """Feed one more token in every place: tokens and positions int64 `[n, 1]`. Returns the logits `[n, V]`.
+
+        length: at least one more than the largest position.
+        """
         assert self._cache is not None, "`prepare` comes first"
         seen = None
         if self._seen is not None and self._seen.model.has_own_positions:
@@ -71,9 +78,11 @@ class CachedRows:
         return self._decoder.forward(tokens, positions, self._cache, min(length, self._cache.capacity), seen)
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """Note the end of a turn. tokens: how many tokens of each row have been fed."""
         self._held[rows] = tokens
 
     def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
+        """Keep only the places that are alive (bool `[n]`). Returns the old place of each, int64 `[living]`."""
         assert self._cache is not None, "`prepare` comes first"
         wanted = np.zeros(len(self._row_at), dtype=bool)
         wanted[: alive.numel()] = alive.cpu().numpy()

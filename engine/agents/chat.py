@@ -189,5 +189,4 @@ class ChatBridge:
         return str(text)
 
     def encode(self, text: str) -> list[int]:
-        """Tokenise a piece of text without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))

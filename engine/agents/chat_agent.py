@@ -2,50 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...envs.agent import Message, Seed
+from ...envs.agent import AgentSession, Message, Seed
 from ...envs.content import text_of
 from ...envs.seeds import seed_of
+from ..policy.sight.processor import Encoded, SightError
+from ..runs.control.live import Live, LiveBatch
 from .chat import ChatBridge
-from .settings import AgentSettings
+from .sampling import AgentSettings
 from .tool_calls import NativeCalls
-from .watching import WatchedBatch, Watcher
 
 
-class ChatAgent:
-    """native_calls: environments that the model was not trained on show their tools through its chat template, if that
-    supports tools, and read its native calls.
+class ChatAgent(ABC):
+    """An `Agent` (`envs.agent`). Subclasses write `_open`.
+
+    native_calls: environments that the model was not trained on show their tools through its chat template, if that
+    supports tools, and read its native calls. Settings hold for the calling thread.
     """
 
-    def __init__(self, chat: ChatBridge, *, native_calls: bool) -> None:
+    def __init__(self, chat: ChatBridge, settings: AgentSettings, *, native_calls: bool) -> None:
         self.chat = chat
         self.call_reader = NativeCalls.of(chat) if native_calls else None
         self._tool_chat = chat.answering_tools() if self.call_reader is not None else chat
-        self.watcher: Watcher | None = None
+        self._settings = settings
+        self._own_settings: ContextVar[AgentSettings | None] = ContextVar("settings", default=None)
+        self.watcher: Live | None = None
         """Follows the texts of sessions while they are written."""
 
     @property
     def sees(self) -> bool:
         return self.chat.sight is not None
 
-    def chat_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatBridge:
-        """Return the bridge of a session with these tools."""
-        return self._tool_chat if tools else self.chat
+    @property
+    def config(self) -> AgentSettings:
+        """The settings of sessions that start now on this thread."""
+        return self._own_settings.get() or self._settings
 
-    def watched(
-        self, prompts: Sequence[Sequence[Message]], num_rollouts: int, settings: AgentSettings
-    ) -> WatchedBatch | None:
-        """Return the watcher's batch for a session of these prompts, None without a watcher."""
-        if self.watcher is None:
-            return None
+    @contextmanager
+    def settings(self, **changes: Any) -> Iterator[None]:
+        """Use other settings for sessions that start inside: `with agent.settings(temperature=0): ...`."""
+        token = self._own_settings.set(replace(self.config, **changes))
+        try:
+            yield
+        finally:
+            self._own_settings.reset(token)
+
+    def begin(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Encoded | SightError:
+        """Return the prompt as tokens and images, or the reason why its rollouts cannot begin."""
+        return self.chat.begun(messages, tools)
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[Message]],
+        num_rollouts: int = 1,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        seed: Seed = None,
+    ) -> AgentSession:
+        """Open a session (`Agent.start`). Without a seed, one is drawn from torch's global generator.
+
+        A policy without sight reads a sign in the place of a picture.
+        """
+        begun = [self.begin(messages, tools) for messages in prompts]
+        watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)
+        return self._open(self._tool_chat if tools else self.chat, begun, num_rollouts, seed, watched)
+
+    @abstractmethod
+    def _open(
+        self,
+        chat: ChatBridge,
+        begun: Sequence[Encoded | SightError],
+        num_rollouts: int,
+        seed: Seed,
+        watched: LiveBatch | None,
+    ) -> AgentSession:
+        """Open a session of these prompts."""
+
+    def _watched(self, watcher: Live, prompts: Sequence[Sequence[Message]], num_rollouts: int) -> LiveBatch:
+        settings = self.config
         texts = [text_of(messages[-1].get("content", "")) if messages else "" for messages in prompts]
         most = settings.max_trajectory_tokens if settings.max_new_tokens is None else settings.max_new_tokens
         limit = min(settings.max_turn_tokens, most)
-        return self.watcher.begin(texts, num_rollouts, limit * num_rollouts * len(prompts))
+        return watcher.begin(texts, num_rollouts, limit * num_rollouts * len(prompts))
 
 
 def taught(model: torch.nn.Module, environment: str) -> bool:

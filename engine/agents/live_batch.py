@@ -38,7 +38,6 @@ class LiveRow:
 
     @property
     def done(self) -> bool:
-        """Whether the row writes no more tokens."""
         return self.ended or self.cancelled or len(self.tokens) >= self.limit
 
 
@@ -61,7 +60,6 @@ class LiveBatch:
 
     @property
     def foreground(self) -> int:
-        """Number of rows that callers wait for."""
         return sum(not row.background for row in self._rows)
 
     @torch.inference_mode()

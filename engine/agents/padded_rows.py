@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from transformers.generation.utils import ALL_CACHE_NAMES
 
+from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError
-from .history import TokenHistory
 from .seen_rows import SeenRows
 
 
 class PaddedRows:
-    """`ActingRows` without a cache over turns. Equal prompts are encoded once."""
+    """The same as `CachedRows`, without a cache over turns. Equal prompts are encoded once."""
 
     def __init__(
         self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int, seen: SeenRows | None = None

@@ -35,7 +35,6 @@ class RowCache(Cache):
 
     @property
     def stride(self) -> int:
-        """Slots per row, including the spare one."""
         return self.capacity + 1
 
     def at(self, positions: torch.Tensor, kv_length: int) -> torch.Tensor:
@@ -90,7 +89,6 @@ class RowCache(Cache):
         self.rows, self.capacity = rows, stride - 1
 
     def copy_row(self, source: RowCache, place: int, to: int) -> None:
-        """Copy a row of `source` to place `to` of this cache."""
         kept = min(source.capacity, self.capacity)
         for layer, other in zip(self._row_layers, source._row_layers, strict=True):
             assert layer.keys is not None and layer.values is not None

@@ -1,4 +1,4 @@
-"""From logits to tokens and their exact log-probs.
+"""The settings of an agent, and the way from logits to tokens and their exact log-probs.
 
 The log-prob of a token is that of `softmax(logits / temperature)` over the whole vocabulary, in float32. TRL's
 `GRPOTrainer` computes the same in its loss, so on-policy ratios are exactly one. Truncation (top-k, top-p) changes
@@ -28,6 +28,26 @@ class SamplingSettings:
             raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}, but must be 0 (all tokens) or more")
+
+
+@dataclass(frozen=True)
+class AgentSettings(SamplingSettings):
+    """How tokens are drawn, and when a turn or a trajectory ends.
+
+    A turn ends with the model's end-of-turn token, or after `max_turn_tokens` tokens. A
+    trajectory (prompt, turns and observations) has at most `max_trajectory_tokens` tokens, and all its turns at most
+    `max_new_tokens`.
+    """
+
+    max_turn_tokens: int = 256
+    max_trajectory_tokens: int = 4096
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limits = (self.max_turn_tokens, self.max_trajectory_tokens, self.max_new_tokens)
+        if any(limit is not None and limit < 1 for limit in limits):
+            raise ValueError("max_turn_tokens, max_trajectory_tokens and max_new_tokens must be at least 1")
 
 
 def sample(

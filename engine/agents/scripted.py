@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.agent import AgentTurn, Message, Seed
+from ...envs.agent import AgentTurn, Seed
 from ...envs.content import Picture
 from ..policy.sight.processor import Encoded, Sight, SightError
+from ..runs.control.live import LiveBatch
 from .chat import ChatBridge
 from .chat_agent import ChatAgent
 from .chat_session import ChatSession
+from .sampling import AgentSettings
 
 Script = Callable[[int, int, str | None], str | None] | Sequence[Sequence[str]]
 """`script(row, turn, observation) -> text`, or `script[row][turn]` (rows and turns wrap around). The observation is
@@ -33,36 +35,32 @@ class ScriptedAgent(ChatAgent):
         script: Script,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        max_trajectory_tokens: int | None = None,
         knows: Callable[[str], bool] = lambda environment: True,
         template_kwargs: Mapping[str, Any] | None = None,
         native_calls: bool = False,
         sight: Sight | None = None,
     ):
-        super().__init__(ChatBridge(tokenizer, template_kwargs=template_kwargs, sight=sight), native_calls=native_calls)
+        bridge = ChatBridge(tokenizer, template_kwargs=template_kwargs, sight=sight)
+        super().__init__(bridge, AgentSettings(), native_calls=native_calls)
         self.knows = knows
         self.script = script
-        self.tokenizer = tokenizer
-        self.max_trajectory_tokens = max_trajectory_tokens
 
-    def start(
+    def _open(
         self,
-        prompts: Sequence[Sequence[Message]],
-        num_rollouts: int = 1,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        seed: Seed = None,
+        chat: ChatBridge,
+        begun: Sequence[Encoded | SightError],
+        num_rollouts: int,
+        seed: Seed,
+        watched: LiveBatch | None,
     ) -> ScriptedSession:
-        """Open a session (`Agent.start`). The seed has no effect."""
-        begun = [self.chat.begun(messages, tools) for messages in prompts]
-        return ScriptedSession(self, self.chat_for(tools), [one for one in begun for _ in range(num_rollouts)])
+        return ScriptedSession(self, chat, [one for one in begun for _ in range(num_rollouts)])
 
 
 class ScriptedSession(ChatSession):
     """A session of a script. The text of a turn is tokenised once."""
 
     def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Encoded | SightError]):
-        super().__init__(chat, rows, agent.max_trajectory_tokens or 2**31)
+        super().__init__(chat, rows, 2**31)
         self.agent = agent
         self._observation: list[str | None] = [None] * len(rows)
 
@@ -84,7 +82,7 @@ class ScriptedSession(ChatSession):
         start = int(self.history.length[row])
         if row in self._refused:
             return AgentTurn("", (start, start), "refused", self._refused[row])
-        if self._exhausted[row] or start >= self._limit:
+        if self._exhausted[row]:
             return AgentTurn("", (start, start), "token_limit")
         agent, turn = self.agent, int(self.history.turns[row])
         if callable(agent.script):
@@ -96,11 +94,8 @@ class ScriptedSession(ChatSession):
             return AgentTurn("", (start, start), "refused", "the script ended")
         end = agent.chat.end_of_turn
         tokens = agent.chat.encode(text) + ([end] if end is not None else [])
-        kept = tokens[: self._limit - start]
+        count = len(tokens)
         self.history.append_turn(
-            np.array([row]), np.array([kept]), np.zeros((1, len(kept)), np.float32), np.array([len(kept)])
+            np.array([row]), np.array([tokens]), np.zeros((1, count), np.float32), np.array([count])
         )
-        span = (start, start + len(kept))
-        if len(kept) < len(tokens):
-            return AgentTurn(agent.chat.decode(kept), span, "token_limit")
-        return AgentTurn(text, span)
+        return AgentTurn(text, (start, start + count))

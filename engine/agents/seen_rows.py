@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..policy.sight.inputs import Positions, SeeingModel
 from ..policy.sight.processor import ModelImage
-from .chat_session import ShownImage
-from .history import TokenHistory
+from .chat_session import ShownImage, TokenHistory
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class SeenRows:
 
     @property
     def filler(self) -> int:
-        """A token that is not part of an image."""
         return 1 if self.model.image_id == 0 else 0
 
     def images_came(self, row: int) -> None:

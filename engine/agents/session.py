@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from transformers.generation.stopping_criteria import StopStringCriteria
 
 from ...envs.agent import AgentTurn
+from ...envs.seeds import seed_of
 from ..policy.sight.processor import Encoded, SightError
+from ..runs.control.live import LiveBatch
 from .acting_rows import RowsOf
 from .cached_rows import CachedRows
 from .chat import ChatBridge
-from .chat_session import ChatSession, turn_seed
+from .chat_session import ChatSession
 from .decoder import Decoder
-from .sampling import sample
+from .sampling import AgentSettings, sample
 from .seen_rows import SeenRows
-from .settings import AgentSettings
-from .watching import WatchedBatch
 
 COMPACT_BELOW = 0.75
 """Finished rows leave the batch once at most this share is still writing."""
@@ -46,7 +45,7 @@ class TransformersSession(ChatSession):
         num_rollouts: int,
         seeds: Sequence[int],
         rows_of: RowsOf = CachedRows,
-        watched: WatchedBatch | None = None,
+        watched: LiveBatch | None = None,
     ):
         super().__init__(
             chat,
@@ -64,9 +63,6 @@ class TransformersSession(ChatSession):
         self._rows = rows_of(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
         self._never = None if chat.sight is None else torch.tensor(chat.sight.never, device=decoder.device)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
-        self._stop_strings = (
-            StopStringCriteria(chat.tokenizer, list(settings.stop_strings)) if settings.stop_strings else None
-        )
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         """Let these rows write their next turn together. Returns one `AgentTurn` per row, in order.
@@ -105,7 +101,6 @@ class TransformersSession(ChatSession):
         return turns
 
     def close(self) -> None:
-        """Free the cache."""
         self._rows.clear()
         if self._watched is not None:
             self._watched.close()
@@ -145,13 +140,11 @@ class TransformersSession(ChatSession):
 
         for step in range(steps):
             noise = None if uniform is None else uniform[step, column]
-            token, logprob = sample(logits, self.settings.sampling, noise, self._never)
+            token, logprob = sample(logits, self.settings, noise, self._never)
             tokens[step, column] = token
             logprobs[step, column] = logprob
             counts[column] += alive
             stop = torch.isin(token, self._stop_ids)
-            if self._stop_strings is not None:
-                stop |= self._stop_strings(tokens[: step + 1, column].T, None)  # type: ignore[arg-type]
             stop &= alive
             ended[column] |= stop
             alive = alive & ~stop & (limit > step + 1)
@@ -179,7 +172,7 @@ class TransformersSession(ChatSession):
 
     def _report(
         self,
-        watched: WatchedBatch,
+        watched: LiveBatch,
         order: np.ndarray,
         tokens: torch.Tensor,
         counts: torch.Tensor,
@@ -215,4 +208,4 @@ class TransformersSession(ChatSession):
 
     def _turn_seed(self, row: int) -> int:
         prompt, rollout = divmod(row, self.num_rollouts)
-        return turn_seed(self._seeds[prompt], rollout, int(self.history.turns[row]))
+        return seed_of(self._seeds[prompt], rollout, int(self.history.turns[row]))

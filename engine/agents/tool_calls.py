@@ -202,13 +202,11 @@ class _JSONNames(ast.NodeTransformer):
 
 
 def _declared(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the declared arguments of a tool with their schemas."""
     parameters = next((t["function"]["parameters"] for t in tools if t["function"]["name"] == name), {})
     return parameters.get("properties") or {}
 
 
 def _parameters(name: str, body: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return XML parameters with the declared types."""
     types = {key: schema.get("type") for key, schema in _declared(name, tools).items()}
     values = _PARAMETER.findall(body)
     return {key: value if types.get(key) == "string" else _json(value, value) for key, value in values}

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..runs.control.lock import try_lock
+from ..runs.durable import try_lock
 from . import cache
 from .behind import OPEN, Opened
 from .copies import local, tidy

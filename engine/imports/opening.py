@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ..runs.control.lock import try_lock
+from ..runs.durable import try_lock
 from . import cache
 from .behind import Opened
 from .copies import local, tidy

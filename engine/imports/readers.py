@@ -7,8 +7,7 @@ import subprocess
 from functools import cached_property
 from pathlib import Path
 
-from ..runs.control.lock import try_lock
-from ..runs.durable import read_json
+from ..runs.durable import read_json, try_lock
 from ..runs.paths import RUN_FILE
 from ..runs.read.bodies import Bodies
 from ..runs.read.reader import RunReader

@@ -16,7 +16,7 @@ from ..runs.control.status import identity
 from ..runs.durable import read_json, write_json
 from ..runs.masking import mask_command
 from ..runs.paths import LOGS, PROCESSES
-from .process_logging import safe_path
+from .outcome import safe_path
 
 if TYPE_CHECKING:
     import subprocess  # a list of runs starts nothing, and looks here too
@@ -93,7 +93,7 @@ def reap() -> None:
                 continue
 
 
-def exit_code(pid: int, timeout: float = 5.0) -> int | None:
+def exit_code(pid: int) -> int | None:
     """Return the exit code of a child process, also if the run's folder is gone; None if it is not known.
 
     Waits for the process. If its first thread has ended, it looks like a zombie while other threads still end.
@@ -102,6 +102,6 @@ def exit_code(pid: int, timeout: float = 5.0) -> int | None:
 
     for child in [c for c in _children.values() if c.pid == pid]:
         with suppress(TimeoutExpired):
-            child.wait(timeout)
+            child.wait(5.0)
     reap()
     return _codes.get(pid)

@@ -1,16 +1,20 @@
-"""How a run's process ends: whatever happens in it, the record and the terminal hear of it in one sentence."""
+"""What every process of a run shares: its log, its alerts, and the record of its end."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...configs.errors import GrpoTuiError
 
 if TYPE_CHECKING:
+    from ..runs.control.alerts import AlertSender
     from ..runs.write.writer import NullWriter, RunWriter
 
 FAILED = 1
@@ -50,3 +54,58 @@ def one_sentence(problem: BaseException) -> str:
     if isinstance(problem, GrpoTuiError):
         return text
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
+
+
+RENAMED = r"`(is_)?gradient_checkpointing\w*` is deprecated"
+"""transformers renamed it to activation checkpointing. TRL and PEFT still read the old names."""
+
+
+SAFE_PATH = "for grpo-tui"
+
+
+def safe_path() -> dict[str, str]:
+    """Return the variable that keeps a process from importing packages of the working directory.
+
+    A folder of logs or weights there may have the name of a library. `envs.user_code` imports the modules that the user
+    names.
+    """
+    return {"PYTHONSAFEPATH": os.environ.get("PYTHONSAFEPATH") or SAFE_PATH}
+
+
+def set_up_logging() -> None:
+    """Set up logging at the start of a process, before it imports any library that reads these variables."""
+    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:  # not for programs that the user's code starts
+        del os.environ["PYTHONSAFEPATH"]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    for noisy in ("httpx", "urllib3", "filelock", "datasets", "torch.distributed"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", RENAMED, FutureWarning)
+
+
+log = logging.getLogger(__name__)
+
+
+def alert_sender(run_dir: Path) -> AlertSender | None:
+    """Return the sender of a run's alerts; None if the user asked for none. A mistake in the settings is logged and
+    costs only the alerts."""
+    from ...configs.location import personal_path
+
+    if not personal_path().is_file():
+        return None
+    from ...configs.errors import ConfigError
+    from ...configs.personal import load_personal
+    from ..runs.control.alerts import AlertSender, Destination
+
+    try:
+        wanted = load_personal().alerts
+    except ConfigError as error:
+        log.warning("no alerts are sent: %s", error)
+        return None
+    if not wanted.command and not wanted.webhook:
+        return None
+    return AlertSender(
+        run_dir, Destination(tuple(wanted.command), wanted.webhook, tuple(wanted.grades), wanted.every_seconds)
+    )

@@ -72,7 +72,6 @@ class Play:
         self._events = os.fdopen(ours_in, encoding="utf-8", errors="replace")
 
     def events(self) -> Iterator[Event]:
-        """Yield events as they come, until the process ends."""
         for line in self._events:
             yield _event(json.loads(line))
 

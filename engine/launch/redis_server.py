@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from ...configs.sections.online import OnlineConfig
+from .trainer import Fact
 
 INSTALL = "pip install 'grpo-tui[redis]'"
 TIMEOUT_S = 5.0
@@ -29,15 +29,6 @@ class RedisClient(Protocol):
     def config_get(self, pattern: str) -> dict[str, str]: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class RedisFact:
-    """One line about a server. `missing`: it cannot keep a queue. `note`: worth knowing."""
-
-    state: Literal["good", "note", "missing"]
-    text: str
-    cure: str = ""
 
 
 class RedisMissing(ImportError):
@@ -114,13 +105,13 @@ def in_words(url: str, error: Exception) -> str:
     return f"{at} refuses ({text})."
 
 
-def refusals(facts: list[RedisFact]) -> str | None:
+def refusals(facts: list[Fact]) -> str | None:
     """Return one sentence when a server must not keep a queue."""
     wrong = [f"{fact.text}: {fact.cure}" for fact in facts if fact.state == "missing"]
     return f"The {wrong[0]}." if wrong else None
 
 
-def server_facts(client: RedisClient, url: str) -> list[RedisFact]:
+def server_facts(client: RedisClient, url: str) -> list[Fact]:
     """Return version, eviction and persistence of a server. Raises redis.RedisError.
 
     Settings that the server does not report (some hosted ones do not) are not judged.
@@ -134,13 +125,13 @@ def server_facts(client: RedisClient, url: str) -> list[RedisFact]:
     facts = []
     if numbers and numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        facts.append(RedisFact("missing", f"{at} is version {version}", f"install {oldest} or later there"))
+        facts.append(Fact("missing", f"{at} is version {version}", f"install {oldest} or later there"))
     else:
-        facts.append(RedisFact("good", f"{at} is version {version}"))
+        facts.append(Fact("good", f"{at} is version {version}"))
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         facts.append(
-            RedisFact(
+            Fact(
                 "missing",
                 f"{at} deletes data when its memory is full (maxmemory-policy {policy})",
                 "set maxmemory-policy noeviction there",
@@ -154,31 +145,29 @@ def server_facts(client: RedisClient, url: str) -> list[RedisFact]:
     return facts
 
 
-def _persistence(at: str, append_only: bool, settings: dict[str, str]) -> RedisFact:
+def _persistence(at: str, append_only: bool, settings: dict[str, str]) -> Fact:
     cure = "set appendonly yes there, and appendfsync always"
     if append_only:
         if settings.get("appendfsync", "always") == "always":
-            return RedisFact("good", f"{at} has every write on its disk before it answers")
-        return RedisFact(
-            "note", f"{at} may lose its last second in a power cut", "appendfsync always there to lose nothing"
-        )
+            return Fact("good", f"{at} has every write on its disk before it answers")
+        return Fact("note", f"{at} may lose its last second in a power cut", "appendfsync always there to lose nothing")
     if settings.get("save") == "":
-        return RedisFact("note", f"{at} keeps nothing on its disk: a restart of it loses waiting tasks", cure)
-    return RedisFact("note", f"{at} saves its data now and then only: a crash of it loses the last minutes", cure)
+        return Fact("note", f"{at} keeps nothing on its disk: a restart of it loses waiting tasks", cure)
+    return Fact("note", f"{at} saves its data now and then only: a crash of it loses the last minutes", cure)
 
 
-def check_redis(url: str) -> Iterator[RedisFact]:
+def check_redis(url: str) -> Iterator[Fact]:
     """Yield the lines of `grpo-tui doctor` about a server."""
     try:
         client = connect(url, TIMEOUT_S)
     except (RedisMissing, ValueError) as problem:
-        yield RedisFact("missing", str(problem))
+        yield Fact("missing", str(problem))
         return
     from redis.exceptions import RedisError
 
     try:
         yield from server_facts(client, url)
     except RedisError as error:
-        yield RedisFact("missing", in_words(url, error).rstrip("."))
+        yield Fact("missing", in_words(url, error).rstrip("."))
     finally:
         client.close()

@@ -9,9 +9,9 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ...configs.schema import BUILTIN_MODEL, RunConfig
+from .trainer import Fact
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for --max-lora-rank."""
@@ -75,22 +75,13 @@ def model_path(base: str) -> str:
     return base
 
 
-@dataclass(frozen=True)
-class ServerFact:
-    """One line about a server. `missing`: it cannot make rollouts."""
-
-    state: Literal["good", "missing"]
-    text: str
-    cure: str = ""
-
-
 class _Refused(Exception):
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"{code}: {said}")
         self.code, self.said = code, said
 
 
-def check_server(url: str, key: str | None = None) -> Iterator[ServerFact]:
+def check_server(url: str, key: str | None = None) -> Iterator[Fact]:
     """Yield a line for each requirement of rollouts: version, key, token endpoint, adapters, kind of log-probs."""
     url = url.rstrip("/")
     try:
@@ -99,40 +90,38 @@ def check_server(url: str, key: str | None = None) -> Iterator[ServerFact]:
         base = str(served[0]["id"])
     except _Refused as problem:
         cure = "set the key that rollouts.api_key_env names (GRPO_TUI_VLLM_KEY)" if problem.code == 401 else RESTART
-        yield ServerFact("missing", f"server {url} refuses to list its models ({problem})", cure)
+        yield Fact("missing", f"server {url} refuses to list its models ({problem})", cure)
         return
     except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
         reason = getattr(problem, "reason", problem)
-        yield ServerFact(
-            "missing", f"server {url} does not answer ({reason})", "start it: grpo-tui rollouts serve MODEL"
-        )
+        yield Fact("missing", f"server {url} does not answer ({reason})", "start it: grpo-tui rollouts serve MODEL")
         return
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        yield ServerFact("missing", f"server {url} runs vLLM {version}", f"install vllm {oldest} or later there")
+        yield Fact("missing", f"server {url} runs vLLM {version}", f"install vllm {oldest} or later there")
     else:
-        yield ServerFact("good", f"server {url} runs vLLM {version} with {base}")
+        yield Fact("good", f"server {url} runs vLLM {version} with {base}")
     yield _adapters(url, key)
     yield from _tokens(url, base, key)
 
 
-def _adapters(url: str, key: str | None) -> ServerFact:
+def _adapters(url: str, key: str | None) -> Fact:
     """Ask for an adapter that cannot exist. A server that can load adapters reports it missing; others do not know the
     request."""
     try:
         _call(url, "/v1/load_lora_adapter", key, {"lora_name": "grpo-tui-doctor", "lora_path": "/nowhere/grpo-tui"})
     except _Refused as problem:
         if "lora" in problem.said.lower() and "not enabled" not in problem.said.lower():
-            return ServerFact("good", f"server {url} loads adapters")
+            return Fact("good", f"server {url} loads adapters")
         cure = f"{RESTART}: VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve … --enable-lora"
-        return ServerFact("missing", f"server {url} does not load adapters ({problem})", cure)
+        return Fact("missing", f"server {url} does not load adapters ({problem})", cure)
     except (OSError, ValueError) as problem:
-        return ServerFact("missing", f"server {url} broke off while it was asked for an adapter ({problem})", RESTART)
-    return ServerFact("missing", f"server {url} claims to have loaded adapters that do not exist", RESTART)
+        return Fact("missing", f"server {url} broke off while it was asked for an adapter ({problem})", RESTART)
+    return Fact("missing", f"server {url} claims to have loaded adapters that do not exist", RESTART)
 
 
-def _tokens(url: str, base: str, key: str | None) -> Iterator[ServerFact]:
+def _tokens(url: str, base: str, key: str | None) -> Iterator[Fact]:
     """Yield a token at temperature 2: its log-prob must not be that of temperature 1."""
     try:
         first = _generate(url, base, key, TEXT, temperature=2.0)["choices"][0]
@@ -141,17 +130,17 @@ def _tokens(url: str, base: str, key: str | None) -> Iterator[ServerFact]:
         raw = float(second["prompt_logprobs"][-1][str(token)]["logprob"])
     except _Refused as problem:
         cure = f"{RESTART}: vllm serve … --enable-scale-out" if problem.code in (403, 404) else RESTART
-        yield ServerFact("missing", f"server {url} writes no tokens ({problem})", cure)
+        yield Fact("missing", f"server {url} writes no tokens ({problem})", cure)
         return
     except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
-        yield ServerFact("missing", f"server {url} gives an answer that cannot be read ({problem})", RESTART)
+        yield Fact("missing", f"server {url} gives an answer that cannot be read ({problem})", RESTART)
         return
-    yield ServerFact("good", f"server {url} takes and gives tokens")
+    yield Fact("good", f"server {url} takes and gives tokens")
     if abs(drawn - raw) < 1e-3:
         cure = f"{RESTART}: vllm serve … --logprobs-mode processed_logprobs"
-        yield ServerFact("missing", f"server {url} gives log-probs that leave the temperature out", cure)
+        yield Fact("missing", f"server {url} gives log-probs that leave the temperature out", cure)
     else:
-        yield ServerFact("good", f"server {url} gives log-probs at the temperature that tokens were drawn at")
+        yield Fact("good", f"server {url} gives log-probs at the temperature that tokens were drawn at")
 
 
 def _generate(url: str, model: str, key: str | None, tokens: Sequence[int], temperature: float) -> dict:

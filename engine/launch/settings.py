@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runs.masking import MASKED, mask
 from ..runs.paths import CONFIG_FILE
-from .errors import LaunchError
+from . import LaunchError
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import re
 import shutil
 import socket
@@ -16,17 +18,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..runs.columns import SCHEMA_VERSION
 from ..runs.control import requests as control
-from ..runs.control.lock import Locked, hold
 from ..runs.control.status import ENDED, look, process_names, process_state
-from ..runs.durable import make_folder, read_json, replace_file, sync_folder
-from ..runs.masking import mask
+from ..runs.durable import Locked, hold, make_folder, read_json, replace_file, sync_folder
+from ..runs.masking import mask, mask_command
 from ..runs.paths import CONFIG_FILE, LOGS, PROCESSES, RUN_FILE, new_run_id, pinned
-from ..runs.read.integrity import damage
+from ..runs.read.record import damage
 from ..runs.types import RunInfo
-from . import trainer
+from . import LaunchError, trainer
 from .children import spawn
-from .errors import LaunchError
-from .facts import gather
 from .find import find_run
 from .settings import config_checksum, config_damage, rendered
 from .stop import wait_until_gone
@@ -63,51 +62,30 @@ def start_run(
     """
     trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
     trainer.check_processes(config, num_processes, accelerate_config)
-    made = resume is None
+    mode = "play" if by_hand else config.mode
     run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)
     with _alone(run_dir):
-        if not made:
+        if resume is not None:
             _prepare_resume(run_dir)
-        mode = "play" if by_hand else config.mode
-        return _started(config, run_dir, made, mode, num_processes, accelerate_config, stdin, stdout)
-
-
-def _started(
-    config: RunConfig,
-    run_dir: Path,
-    made: bool,
-    mode: str,
-    num_processes: int,
-    accelerate_config: Path | None,
-    stdin: int | IO[bytes] | None,
-    stdout: int | IO[bytes] | None,
-) -> RunInfo:
-    if made:  # a resumed run begins with the same adapters, also after other runs have ended
-        config = _with_pinned_adapters(config)
-    try:
-        secrets = _write_settings(config, run_dir, mode, num_processes, resumed=not made)
-        control.clear(run_dir)
-        (run_dir / LOGS).mkdir(exist_ok=True)
-        modules = {"online": ONLINE_MODULES, "play": PLAY_MODULES}.get(mode, MODULES)
-        for name, module in modules.items():
-            command = _command(module, run_dir, num_processes, accelerate_config, resume=not made)
-            pipes = (stdin, stdout) if name in ("engine", "play") else (None, None)
-            spawn(run_dir, name, command, environment=secrets, stdin=pipes[0], stdout=pipes[1])
-    except OSError as error:
-        if made:
-            shutil.rmtree(run_dir, ignore_errors=True)
-        raise LaunchError(f"the run cannot be started in {run_dir}: {error.strerror or error}") from error
-    except LaunchError:
-        if made:
-            shutil.rmtree(run_dir, ignore_errors=True)
-        raise
-    return look(run_dir)
-
-
-def _with_pinned_adapters(config: RunConfig) -> RunConfig:
-    if (path := config.model.sft_adapters) is None:
-        return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"sft_adapters": pinned(path)})})
+        elif config.model.sft_adapters is not None:
+            # A resumed run begins with the same adapters, also after other runs have ended.
+            model = config.model.model_copy(update={"sft_adapters": pinned(config.model.sft_adapters)})
+            config = config.model_copy(update={"model": model})
+        try:
+            secrets = _write_settings(config, run_dir, mode, num_processes, resumed=resume is not None)
+            control.clear(run_dir)
+            (run_dir / LOGS).mkdir(exist_ok=True)
+            for name, module in {"online": ONLINE_MODULES, "play": PLAY_MODULES}.get(mode, MODULES).items():
+                command = _command(module, run_dir, num_processes, accelerate_config, resume=resume is not None)
+                pipes = (stdin, stdout) if name in ("engine", "play") else (None, None)
+                spawn(run_dir, name, command, environment=secrets, stdin=pipes[0], stdout=pipes[1])
+        except (OSError, LaunchError) as error:
+            if resume is None:
+                shutil.rmtree(run_dir, ignore_errors=True)
+            if isinstance(error, LaunchError):
+                raise
+            raise LaunchError(f"the run cannot be started in {run_dir}: {error.strerror or error}") from error
+        return look(run_dir)
 
 
 @contextmanager
@@ -177,14 +155,6 @@ def _write_settings(
     checksums = {config_checksum(text)}
     with contextlib.suppress(OSError):
         checksums.add(config_checksum((run_dir / CONFIG_FILE).read_bytes()))
-    _write_facts(config, run_dir, mode, num_processes, sorted(checksums), resumed=resumed)
-    replace_file(run_dir / CONFIG_FILE, text)
-    return secrets
-
-
-def _write_facts(
-    config: RunConfig, run_dir: Path, mode: str, num_processes: int, config_checksums: list[str], *, resumed: bool
-) -> None:
     old = read_json(run_dir / RUN_FILE) if resumed else {}
     facts: dict[str, Any] = {**gather(), "num_processes": num_processes}
     if resumed:
@@ -198,10 +168,12 @@ def _write_facts(
         "environment": mask(_environment(config)),
         "model": mask(config.model.base),
         "schema_version": SCHEMA_VERSION,
-        "config_checksums": config_checksums,
+        "config_checksums": sorted(checksums),
         "facts": facts,
     }
     replace_file(run_dir / RUN_FILE, json.dumps(data, default=str, indent=1).encode())
+    replace_file(run_dir / CONFIG_FILE, text)
+    return secrets
 
 
 def _environment(config: RunConfig) -> str:
@@ -219,7 +191,7 @@ def _command(module: str, run_dir: Path, num_processes: int, accelerate: Path | 
     if module not in MODULES.values() or (num_processes == 1 and accelerate is None):
         return [sys.executable, *program]
     options = ["--num_processes", str(num_processes)] if num_processes > 1 or accelerate is None else []
-    if not _names_port(accelerate):
+    if trainer.accelerate_settings(accelerate).get("main_process_port") is None:  # where several machines meet
         options += ["--main_process_port", str(_free_port())]
     if accelerate is not None:
         options += ["--config_file", str(accelerate)]
@@ -230,20 +202,47 @@ def _command(module: str, run_dir: Path, num_processes: int, accelerate: Path | 
     return [sys.executable, "-m", "accelerate.commands.launch", *options, *program]
 
 
-def _names_port(accelerate: Path | None) -> bool:
-    """Return whether an accelerate config names the port where processes on several machines meet."""
-    if accelerate is None:
-        return False
-    import yaml
-
-    with contextlib.suppress(OSError, yaml.YAMLError):
-        settings = yaml.safe_load(accelerate.read_bytes())
-        return isinstance(settings, dict) and settings.get("main_process_port") is not None
-    return False
-
-
 def _free_port() -> int:
     """Return a port on which nothing listens now: two runs on one machine must not meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+PACKAGES = ("grpo-tui", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
+VARIABLES = (
+    "CUDA_",
+    "OMP_",
+    "MKL_",
+    "NCCL_",
+    "HF_",
+    "TRANSFORMERS_",
+    "TOKENIZERS_",
+    "WANDB_",
+    "ACCELERATE_",
+    "PYTORCH_",
+)
+
+
+def gather() -> dict[str, Any]:
+    """Return the surroundings of a run as plain data with masked secrets."""
+    return mask(
+        {
+            "command": mask_command(sys.argv),
+            "folder": os.getcwd(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "packages": {name: found for name in PACKAGES if (found := _version(name))},
+            "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)},
+        }
+    )
+
+
+def _version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,9 +1,10 @@
-"""Stop a run so that it saves first, and report the result."""
+"""Stop a run so that it saves first. Delete and rename runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -13,10 +14,10 @@ from typing import Any
 from ..runs.control import requests as control
 from ..runs.control.status import ENDED, is_alive, is_elsewhere, look, process_names, process_state
 from ..runs.durable import read_json, write_json
-from ..runs.paths import PROCESSES
+from ..runs.paths import PROCESSES, RUN_FILE
 from ..runs.types import RunInfo
+from . import LaunchError
 from .children import reap
-from .errors import LaunchError
 
 ASK_SECONDS = 3.0
 """Seconds before SIGTERM follows the request, for a process that does not read requests."""
@@ -117,7 +118,6 @@ def _mark(run_dir: Path) -> None:
 
 
 def _kill(pid: int) -> None:
-    """End a process and every process that it started: its ranks and loaders."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -128,3 +128,37 @@ def _kill(pid: int) -> None:
         for each in (process, *children):
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
+
+
+def delete_run(run: RunInfo) -> None:
+    """Remove a run with everything in its folder, checkpoints too. Raises LaunchError while it is active."""
+    path = Path(run.path)
+    info = look(path)
+    if info.status not in ENDED:
+        raise LaunchError(f"run {run.id} is {info.status}: stop it before deleting it")
+    for name in process_names(path):  # a process of it may live on when the first has crashed
+        state = process_state(path, name)
+        if state["alive"] and state.get("status") not in ENDED:
+            raise LaunchError(f"the process {name!r} of run {run.id} still lives: stop the run before deleting it")
+    hidden = path.with_name(f".deleted-{path.name}")
+    try:
+        if path.is_symlink():
+            path.unlink()
+            return
+        os.replace(path, hidden)  # gone from every list in one instant, also when removing takes long
+        shutil.rmtree(hidden)
+    except OSError as error:
+        raise LaunchError(f"run {run.id} cannot be deleted: {error.strerror or error}") from error
+
+
+def rename_run(run: RunInfo, name: str) -> RunInfo:
+    """Give a run a name for people. Its id stays. Raises LaunchError for a name that cannot be shown or written."""
+    name = " ".join(name.split())
+    if len(name) > 100 or not name.isprintable():
+        raise LaunchError("a run's name is at most 100 printable characters on one line")
+    path = Path(run.path) / RUN_FILE
+    try:
+        write_json(path, {**read_json(path), "id": run.id, "name": name})
+    except OSError as error:
+        raise LaunchError(f"run {run.id} cannot be renamed: {error.strerror or error}") from error
+    return look(Path(run.path))

@@ -1,12 +1,13 @@
-"""Whether the trainer is installed: the viewer, the importers and the recorder do without it."""
+"""Whether the trainer is installed. The viewer, the importers and the recorder need none of it."""
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import LaunchError
+from . import LaunchError
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -15,27 +16,41 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 INSTALL = "pip install 'grpo-tui[train]'"
 
 
+@dataclass(frozen=True)
+class Fact:
+    """One line of `grpo-tui doctor`. `missing`: something that is needed is not there. `note`: worth knowing."""
+
+    state: Literal["good", "note", "missing"]
+    text: str
+    cure: str = ""
+
+
 def missing() -> list[str]:
     """Return which of the libraries that training cannot do without are not installed. Imports none of them."""
     return [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 
 
+def accelerate_settings(path: Path | None) -> dict[str, Any]:
+    """Return the settings of an accelerate config; none without one. Raises LaunchError if it cannot be read."""
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as problem:
+        raise LaunchError(f"the accelerate config {path} cannot be read: {problem}") from problem
+    return found if isinstance(found, dict) else {}
+
+
 def check_processes(config: RunConfig, num_processes: int, accelerate_config: Path | None) -> None:
     """Raise LaunchError for processes that training would refuse once it has loaded the model, or accelerate before."""
-    kind, number = "", num_processes
-    if accelerate_config is not None:
-        import yaml
-
-        try:
-            found = yaml.safe_load(accelerate_config.read_text())
-        except (OSError, ValueError, yaml.YAMLError) as problem:
-            raise LaunchError(f"the accelerate config {accelerate_config} cannot be read: {problem}") from problem
-        found = found if isinstance(found, dict) else {}
-        kind, number = str(found.get("distributed_type", "")), found.get("num_processes", number)
-        if found.get("use_deepspeed") or found.get("deepspeed_config"):
-            kind = "DEEPSPEED"
-        elif found.get("fsdp_config"):
-            kind = "FSDP"
+    found = accelerate_settings(accelerate_config)
+    kind, number = str(found.get("distributed_type", "")), found.get("num_processes", num_processes)
+    if found.get("use_deepspeed") or found.get("deepspeed_config"):
+        kind = "DEEPSPEED"
+    elif found.get("fsdp_config"):
+        kind = "FSDP"
     if kind.upper() in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP"):
         raise LaunchError(
             f"{accelerate_config}: {kind} is not supported: every process needs the whole model; use distributed_type "

@@ -17,13 +17,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..launch.alerts import alert_sender
-from ..launch.outcome import FAILED, run_recorded
-from ..launch.process_logging import set_up_logging
+from ..launch.outcome import FAILED, alert_sender, run_recorded, set_up_logging
 from ..launch.settings import read_config
-from ..runs.control.lock import Locked, hold
 from ..runs.control.requests import ControlChannel
 from ..runs.control.status import process_state
+from ..runs.durable import Locked, hold
 from ..runs.write.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ...configs.schema import RunConfig
-    from ..agents.settings import AgentSettings
+    from ..agents.sampling import AgentSettings
     from ..agents.transformers_agent import TransformersAgent
 
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
@@ -157,7 +155,7 @@ def serving_agent(
 
 def serving_settings(config: RunConfig) -> AgentSettings:
     """Return the settings with which answers are written."""
-    from ..agents.settings import AgentSettings
+    from ..agents.sampling import AgentSettings
 
     online = config.online
     return AgentSettings(

@@ -167,8 +167,8 @@ def main(arguments: Sequence[str]) -> int:
     """Print the parts. Returns 1 with one sentence on standard error if there is no config."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.policy.memory", description=__doc__)
     parser.add_argument("config")
-    from ...configs import load_config
     from ...configs.errors import GrpoTuiError
+    from ...configs.loading import load_config
 
     try:
         for line in told(load_config(parser.parse_args(arguments).config)):

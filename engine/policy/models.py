@@ -34,7 +34,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from ...configs.sections.model import LoraSection, ModelConfig
-from ..runs.checksums import CHECKSUMS, find_damage
+from ..runs.durable import CHECKSUMS, find_damage
 from .precision import set_arithmetic
 from .sight import loading
 from .sight.inputs import SeeingModel

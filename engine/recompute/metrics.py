@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ...configs import metric_names as metric
-from ...rewards.metrics import batch_metrics, flat
-from ...rewards.moments import Moments, merge, moments
+from ...rewards.metrics import Moments, batch_metrics, flat, merge, moments
 from .items import Item
 from .ledger import SINGLE, Report
 

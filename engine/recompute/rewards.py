@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ...configs.sections.rewards import RewardsConfig
-from ...rewards.moments import Moments, merge, moments
+from ...rewards.metrics import REPETITION, Moments, merge, moments, repeated
 from ...rewards.penalties import BUILT_IN, Episode
-from ...rewards.repetition import REPETITION, repeated
 from ..runs.types import NormalizedBy, RewardBreakdown
 from .items import Item, groups_of
 from .ledger import SINGLE, Report

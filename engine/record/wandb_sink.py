@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs import metric_names as metric
-from ...configs.sections.logging import LoggingConfig
+from ...configs.sections.base import LoggingConfig
 
 if TYPE_CHECKING:  # off by default, and slow to import
     from wandb import Run, Table

@@ -13,8 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ...configs.errors import GrpoTuiError
-from ...envs.arrays import token_rewards
-from ...envs.trajectory import TokenArrays, Trajectory
+from ...envs.trajectory import TokenArrays, Trajectory, token_rewards
 from .rollout import Rollout
 
 REQUIRED = ("padded_token_ids", "padded_attn_mask", "padded_agent_mask", "padded_rewards")

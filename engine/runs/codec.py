@@ -32,6 +32,7 @@ SEARCH_LIMIT = 100_000
 MAX_BLOB = 1 << 30
 
 _TRAJECTORY_FIELDS = tuple(f for f in Trajectory.__dataclass_fields__ if f != "tools")
+_RECORD_FIELDS = tuple(f for f in TrajectoryRecord.__dataclass_fields__ if f != "tokens")
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _ARRAYS = (("token_ids", "i"), ("agent_mask", "?"), ("logprobs", "f"), ("turn", "h"), ("advantages", "f"))
 """Names and element types (of `struct`, little-endian: int32, bool, float32, int16, float32), in the order stored."""
@@ -39,22 +40,8 @@ _ARRAYS = (("token_ids", "i"), ("agent_mask", "?"), ("logprobs", "f"), ("turn", 
 
 def encode_body(record: TrajectoryRecord) -> bytes:
     """Encode one trajectory with its results as one line of JSON, without its tools and tokens."""
-    trajectory = record.trajectory
-    breakdown = record.breakdown
-    document = {
-        "trajectory": {name: getattr(trajectory, name) for name in _TRAJECTORY_FIELDS},
-        "breakdown": breakdown,
-        "advantage": record.advantage,
-        "step_advantages": list(record.step_advantages),
-        "policy_version": record.policy_version,
-        "split": record.split,
-        "formula": record.formula,
-        "use": record.use,
-        "served": record.served,
-        "token_count": record.token_count,
-        "unknown": dict(record.unknown),
-        "log_ratio_sum": record.log_ratio_sum,
-    }
+    document = {name: getattr(record, name) for name in _RECORD_FIELDS}
+    document["trajectory"] = {name: getattr(record.trajectory, name) for name in _TRAJECTORY_FIELDS}
     # orjson writes NaN and infinity as null; a number that is none is exactly what a person will look for.
     if is_finite(record) and _parts_are_finite(record):
         return encode_json(document)
@@ -62,7 +49,6 @@ def encode_body(record: TrajectoryRecord) -> bytes:
 
 
 def _parts_are_finite(record: TrajectoryRecord) -> bool:
-    """Return whether the numbers that the reward is made of are numbers."""
     parts: list[float | None] = [s.reward for s in record.trajectory.steps]
     for step in record.breakdown.steps if record.breakdown is not None else ():
         parts.append(step.total)

@@ -75,7 +75,6 @@ class Column:
 
     @property
     def attribute(self) -> str:
-        """Its name in a `TrajectoryRow`."""
         return self.field or self.name
 
 

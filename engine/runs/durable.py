@@ -1,15 +1,20 @@
-"""Files that are there whole or not at all, and still there after the power went."""
+"""Files that survive a crash: atomic writes, checksums that show damage, and locks between processes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from ...configs.errors import GrpoTuiError
+from .paths import PROCESSES
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
@@ -120,3 +125,83 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+"""How a file system that has no locks refuses one."""
+
+
+class Locked(GrpoTuiError, RuntimeError):
+    """Another process holds the lock. The message names the run."""
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock file `path`; yield False if another process holds it.
+
+    A file system without locks grants every lock. Raises OSError if the file cannot be made.
+    """
+    from filelock import FileLock, Timeout  # here: looking at a run takes no lock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    free = True
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        free = False
+    except OSError as problem:
+        if problem.errno not in WITHOUT_LOCKS:
+            raise
+    try:
+        yield free
+    finally:
+        lock.release()
+
+
+@contextmanager
+def hold(run_dir: Path, name: str) -> Iterator[None]:
+    """Hold the lock `name` of a run. Raises Locked at once when another process has it."""
+    with try_lock(run_dir / PROCESSES / f".{name}.lock") as free:
+        if not free:
+            raise Locked(f"another process runs the {name} of run {run_dir.name}: stop it first")
+        yield
+
+
+CHECKSUMS = "checksums.json"
+
+
+def write_checksums(folder: Path) -> None:
+    """Note length and checksum of every file in `folder` (and in folders below it). Raises OSError."""
+    files = {str(p.relative_to(folder)): _facts(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+    files.pop(CHECKSUMS, None)
+    (folder / CHECKSUMS).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+
+
+def find_damage(folder: Path) -> str | None:
+    """Return the first difference from the checksums of a folder, in a few words; None if it is whole."""
+    try:
+        files = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))["files"]
+        expected = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in files.items()}
+    except FileNotFoundError:
+        return f"its {CHECKSUMS} is missing"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return f"its {CHECKSUMS} cannot be read"
+    for name, (length, digest) in expected.items():
+        try:
+            found = _facts(folder / name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as problem:
+            return f"{name} cannot be read ({problem.strerror})"
+        if found["bytes"] != length:
+            return f"{name} has {found['bytes']} bytes and was written with {length}"
+        if found["sha256"] != digest:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _facts(path: Path) -> dict[str, str | int]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}

@@ -43,14 +43,12 @@ class Labels:
         self.last = 0
 
     def refresh(self) -> None:
-        """Read the names that other connections have added."""
         for id_, kind, name, bit in self.db.execute(
             "SELECT id, kind, name, bit FROM labels WHERE id > ? ORDER BY id", (self.last,)
         ):
             self._know(id_, kind, name, bit)
 
     def forget(self) -> None:
-        """Drop all names, after a rollback."""
         self.__init__(self.db)
 
     def of_kind(self, kind: str) -> dict[str, int]:

@@ -57,8 +57,6 @@ class GateCode(StrEnum):
     OPEN = "open"
     LOW_CONFIDENCE = "low_confidence"
     """The vote is not sure enough."""
-    UNANIMOUS = "unanimous"
-    """All candidates agree: there is nothing to compare."""
     NO_LABEL = "no_label"
     """The other candidates tie for every candidate."""
     NO_ANSWER = "no_answer"

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from .columns import COLUMNS, INDEXED_LINKS, SCHEMA_VERSION
 from .errors import RecordDamaged, RecordVersion
+from .paths import DATABASE
 
 SPANS = (16, 1024)
 """Widths, in steps, of the spans whose means are recorded. They are powers of two."""
@@ -110,7 +111,8 @@ def _make_current(db: sqlite3.Connection, path: Path) -> None:
         db.execute("BEGIN IMMEDIATE")  # another process of the run may be about to do the same
         try:
             if version(db) == 0:
-                for statement in _statements(SCHEMA):
+                # Not `executescript`, which would end the transaction.
+                for statement in SCHEMA.split(";\n"):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             db.execute("COMMIT")
@@ -132,18 +134,6 @@ def other_version(db: sqlite3.Connection, path: Path) -> str | None:
         f"{path} was written by {'a' if age == 'newer' else 'an'} {age} grpo-tui (record version {found}; this one "
         f"reads and writes version {SCHEMA_VERSION}): open it with the version that wrote it"
     )
-
-
-def _statements(script: str) -> list[str]:
-    """Return the statements of a script, one by one: `executescript` would end the transaction that holds them
-    together."""
-    statements, part = [], ""
-    for line in script.splitlines():
-        part += line + "\n"
-        if sqlite3.complete_statement(part):
-            statements.append(part)
-            part = ""
-    return statements
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -172,3 +162,33 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def version(db: sqlite3.Connection) -> int:
     """Return the schema version of an open database; 0 if it is empty."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+JOURNAL_POSITION = "journal"
+"""Rows of the update worker's journal."""
+REQUEST_POSITION = "request"
+ROW_POSITION = "row"
+"""Requests that were answered, and rows of their source that were taken."""
+
+
+def meta_key(name: str) -> str:
+    """Return the key of a position in the table `meta`."""
+    return f"position/{name}"
+
+
+def recorded_position(run_dir: Path, name: str) -> int | None:
+    """Return the last position that was stored; None if there is none, or it cannot be read."""
+    path = run_dir / DATABASE
+    if not path.exists():
+        return None
+    try:
+        db = connect_reader(path)
+    except RecordDamaged:
+        return None
+    try:
+        row = db.execute("SELECT value FROM meta WHERE key = ?", (meta_key(name),)).fetchone()
+        return None if row is None else int(row[0])
+    except (sqlite3.Error, ValueError):
+        return None
+    finally:
+        db.close()

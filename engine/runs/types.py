@@ -126,7 +126,6 @@ class RunInfo:
 
     @property
     def active(self) -> bool:
-        """Whether it runs: it may record more, and answers requests."""
         return self.status not in ENDED
 
     @property

@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 from ...configs.errors import GrpoTuiError
-from ..launch.outcome import FAILED, run_recorded
-from ..launch.process_logging import set_up_logging
+from ..launch.outcome import FAILED, run_recorded, set_up_logging
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,10 +31,10 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     began = time.perf_counter()
     set_up_logging()
 
-    from ..launch.alerts import alert_sender
+    from ..launch.outcome import alert_sender
     from ..launch.settings import read_config
-    from ..runs.control.lock import Locked, hold
     from ..runs.control.requests import ControlChannel
+    from ..runs.durable import Locked, hold
     from ..runs.paths import DATABASE
     from ..runs.write.writer import open_writer
     from .checkpoints import Start, find_start, set_aside

@@ -14,7 +14,7 @@ from ...configs.schema import RunConfig
 from ..agents.remote.agent import RemoteAgent
 from ..agents.remote.opening import open_remote_agent, tolerance_of
 from ..agents.remote.pool import event_of
-from ..agents.settings import AgentSettings
+from ..agents.sampling import AgentSettings
 from ..agents.sight_check import check_sight
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.sight.processor import Sight

@@ -35,7 +35,7 @@ def check_code(config: RunConfig) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Return 0, or 1 with one sentence on standard error."""
-    from ...configs import load_config
+    from ...configs.loading import load_config
     from ..launch.outcome import one_sentence
 
     try:

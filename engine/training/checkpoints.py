@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.errors import GrpoTuiError
-from ..runs.checksums import find_damage, write_checksums
-from ..runs.durable import make_folder, sync_folder, sync_tree
+from ..runs.durable import find_damage, make_folder, sync_folder, sync_tree, write_checksums
 from ..runs.health.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
 from ..runs.read.reader import RunReader
 

@@ -80,7 +80,7 @@ def _message(message: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Print the prompt. 1: it cannot be made, with one sentence on standard error."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from ...configs import load_config
+    from ...configs.loading import load_config
     from ..launch.outcome import one_sentence
 
     try:

@@ -36,15 +36,14 @@ from ...envs.calls import ToolCall, format_call
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import Step, Trajectory
-from ..launch.outcome import one_sentence, run_recorded
-from ..launch.process_logging import set_up_logging
+from ..launch.outcome import one_sentence, run_recorded, set_up_logging
 from ..runs.codec import encode_body
 from ..runs.types import TrajectoryRecord
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
     from ...envs.agent import Message, Seed
-    from ..agents.history import TokenArrays
+    from ..agents.chat_session import TokenArrays
     from ..agents.scripted import ScriptedSession
     from ..rollouts.rollout import Rollout
     from ..rollouts.runner import Row

@@ -192,18 +192,8 @@ def beta_controller(training: TrainingConfig) -> BetaController | None:
     """Return the controller of an automatic beta, or None for a fixed one."""
     if training.beta_mode == "fixed":
         return None
-    return BetaController(
-        BetaSettings(
-            beta_update_mode="auto",
-            initial_beta=max(training.beta, training.min_beta),
-            target_kl=training.target_kl,
-            kl_tolerance=training.kl_tolerance,
-            factor=training.beta_factor,
-            min_beta=training.min_beta,
-            max_beta=training.max_beta,
-            window=training.kl_window,
-        )
-    )
+    settings = BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance)
+    return BetaController(settings)
 
 
 def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int) -> GRPOConfig:
@@ -216,7 +206,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
             "equally; make prompts_per_step a multiple of the number of processes"
         )
     micro = micro_batch(rows // world, training)
-    beta = max(training.beta, training.min_beta) if training.beta_mode == "auto" else training.beta
+    beta = max(training.beta, BetaSettings.min_beta) if training.beta_mode == "auto" else training.beta
     use_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not torch.cuda.is_available())
     return GRPOConfig(
         output_dir=str(checkpoint_folder(run_dir)),

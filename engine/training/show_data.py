@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--columns", action="store_true", help="print the columns only, as a list in JSON")
     parser.add_argument("--tokens", action="store_true", help="count in tokens of the configured model")
     given = parser.parse_args(arguments)
-    from ...configs import load_config
+    from ...configs.loading import load_config
     from ..launch.outcome import one_sentence
 
     try:

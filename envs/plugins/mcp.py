@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...configs.sections.environment import MCP
-from ..background import submit, wait
 from ..base import StepResult
+from ..guard import submit, wait
 from ..loading import EnvLoadError
 from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line

@@ -57,7 +57,6 @@ class Returns:
 
     @property
     def goal(self) -> Returns:
-        """The same without shaping."""
         return replace(self, turns=self.unshaped, parts=None)
 
 
@@ -172,7 +171,6 @@ class AdvantageMethod(ABC):
         return [self.columns(group).differ(least) for group in groups]
 
     def columns(self, group: Group) -> Columns:
-        """Return the returns of the scored rollouts by turn."""
         rows = [list(self.returns(rollout)) if rollout.scored else [] for rollout in group]
         return Columns([[row[t] if t < len(row) else None for row in rows] for t in range(max(map(len, rows)))])
 
@@ -211,3 +209,44 @@ def learnable(
         right = [all(rollout.right for rollout in group) for group in groups]
         found = [f or (r and not d and s) for f, r, d, s in zip(found, right, differ, shaped, strict=True)]
     return found
+
+
+def component_names(groups: Sequence[Group]) -> list[str]:
+    """Return the components of a batch in order of first appearance; none if some rollout has no components."""
+    rollouts = [rollout for group in groups for rollout in group]
+    if any(rollout.parts is None for rollout in rollouts):
+        return []
+    return list(dict.fromkeys(name for rollout in rollouts for name in rollout.parts or ()))
+
+
+class GroupParts:
+    """The components of one group, each with the mean and deviation of its peers."""
+
+    def __init__(self, group: Group, among: Among) -> None:
+        self.group = group
+        self.among = among
+        self._spreads: dict[tuple[str, bool | None], Spread] = {}
+
+    def term(self, rollout: Returns, name: str) -> AdvantageTerm | None:
+        """Return the comparison of a rollout's component with its peers; None if the rollout lacks it."""
+        part = (rollout.parts or {}).get(name)
+        if part is None:
+            return None
+        right = rollout.right if self.among == "equals" and part.shaping else None
+        if (name, right) not in self._spreads:
+            values = [self._value(other, name, right) for other in self.group]
+            self._spreads[name, right] = spread(values)
+        peers = self._spreads[name, right]
+        return compared(part.value, peers, peers.std, part.weight, name)
+
+    def differ(self, names: Sequence[str], least: float) -> bool:
+        """Whether a component differs among its peers, with a weighted standard deviation of at least `least`."""
+        terms = [self.term(rollout, name) for name in names for rollout in self.group if rollout.scored]
+        return any(abs(t.value - t.mean) > ROUNDING and t.weight * (t.std or 0.0) >= least for t in terms if t)
+
+    @staticmethod
+    def _value(rollout: Returns, name: str, right: bool | None) -> float | None:
+        part = (rollout.parts or {}).get(name)
+        if part is None or not rollout.scored or (right is not None and rollout.right != right):
+            return None
+        return part.value

@@ -15,8 +15,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..breakdown import AdvantageFormula, AdvantageTerm
-from .base import EPSILON, AdvantageMethod, Among, Group, Part, Returns, Scale, spread, total
-from .parts import GroupParts, component_names
+from .base import (
+    EPSILON,
+    AdvantageMethod,
+    Among,
+    Group,
+    GroupParts,
+    Part,
+    Returns,
+    Scale,
+    component_names,
+    spread,
+    total,
+)
 
 
 class GdpoAdvantage(AdvantageMethod):
@@ -57,7 +68,6 @@ class GdpoAdvantage(AdvantageMethod):
         ]
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
-        """Return in which groups some component differs."""
         names, groups = self._components(groups)
         return [GroupParts(group, self.among).differ(names, least) for group in groups]
 

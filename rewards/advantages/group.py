@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..breakdown import GOAL, AdvantageFormula
-from .base import AdvantageMethod, Among, Group, Returns, Scale, total
-from .parts import GroupParts, component_names
+from .base import AdvantageMethod, Among, Group, GroupParts, Returns, Scale, component_names, total
 
 
 class GroupAdvantage(AdvantageMethod):

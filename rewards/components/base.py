@@ -59,7 +59,6 @@ class RewardComponent(ABC):
         """Learn from the batch that was computed last."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers for the record, by their names."""
         return {}
 
     def state_facts(self) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..repetition import REPETITION, repeated
+from ..metrics import REPETITION, repeated
 from .base import RewardComponent, RewardInputs, Values
 
 

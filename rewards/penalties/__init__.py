@@ -5,32 +5,9 @@ No torch here, so viewers can explain penalties. `base.py` defines a rule. `buil
 
 from __future__ import annotations
 
-from .base import Episode, PenaltyRule, call_text, listed, shown
-from .built_in import (
-    BUILT_IN,
-    InvalidArgument,
-    MissingPrerequisite,
-    NoFinalAnswer,
-    UnknownTool,
-    UnparsableCall,
-    WrongModality,
-)
-from .rules import PenaltyRuleError, load_rule, make_rules
-
-__all__ = [
-    "BUILT_IN",
-    "Episode",
-    "InvalidArgument",
-    "MissingPrerequisite",
-    "NoFinalAnswer",
-    "PenaltyRule",
-    "PenaltyRuleError",
-    "UnknownTool",
-    "UnparsableCall",
-    "WrongModality",
-    "call_text",
-    "listed",
-    "load_rule",
-    "make_rules",
-    "shown",
-]
+from .base import Episode as Episode
+from .base import PenaltyRule as PenaltyRule
+from .base import call_text as call_text
+from .base import listed as listed
+from .base import shown as shown
+from .built_in import BUILT_IN as BUILT_IN

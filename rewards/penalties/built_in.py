@@ -13,7 +13,6 @@ class UnknownTool(PenaltyRule):
     """A call of a tool that the environment does not declare. Environments without declared tools have none."""
 
     id = "unknown_tool"
-    amount = -0.1
 
     def check(self, episode: Episode, step: Step) -> Penalty | None:
         if step.action is None or not episode.tools or step.action in episode.tools:
@@ -34,7 +33,6 @@ class UnparsableCall(PenaltyRule):
     """A turn in which no call could be read."""
 
     id = "unparsable_call"
-    amount = -0.1
 
     def check(self, episode: Episode, step: Step) -> Penalty | None:
         if step.action is not None:
@@ -80,7 +78,6 @@ class MissingPrerequisite(PenaltyRule):
     """
 
     id = "missing_prerequisite"
-    amount = -0.1
 
     def check(self, episode: Episode, step: Step) -> Penalty | None:
         tool = episode.tools.get(step.action or "")
@@ -128,7 +125,6 @@ class InvalidArgument(PenaltyRule):
     """
 
     id = "invalid_argument"
-    amount = -0.1
 
     def check(self, episode: Episode, step: Step) -> Penalty | None:
         tool = episode.tools.get(step.action or "")
@@ -182,7 +178,6 @@ class NoFinalAnswer(PenaltyRule):
     """
 
     id = "no_final_answer"
-    amount = -0.1
 
     def check(self, episode: Episode, step: Step) -> Penalty | None:
         trajectory = episode.trajectory

@@ -150,7 +150,7 @@ def test_a_full_disk_costs_rows_and_never_the_training(tmp_path: Path) -> None:
 
 
 def test_rollouts_in_flight_are_seen_while_they_are(tmp_path: Path) -> None:
-    from grpo_tui.engine.runs.control.flight import in_flight
+    from grpo_tui.engine.runs.control.live import in_flight
 
     def seen() -> tuple[int, tuple[str, ...], int]:
         flying = in_flight(look(tmp_path / "mine").facts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from grpo_tui.configs import RunConfig, to_yaml
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.types import (
     ComponentValue,

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.configs import ConfigError, RunConfig, load_config, presets, to_yaml
+from grpo_tui.configs.errors import ConfigError
 from grpo_tui.configs.expectations import section_of, walk
-from grpo_tui.configs.loading import DEFAULT_PATH
+from grpo_tui.configs.loading import DEFAULT_PATH, load_config, presets
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.configs.writing import to_yaml
 from grpo_tui.configs.yaml_source import parse_value, parse_yaml
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.configs import RunConfig, choices, load_config, presets
+from grpo_tui.configs.loading import choices, load_config, presets
 from grpo_tui.configs.model_defaults import TINY, steps_of, unusual
 from grpo_tui.configs.model_facts import ModelFacts, facts_of, size_in_name
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.policy.sources import base_source
 from grpo_tui.envs.loading import load_env_class
 

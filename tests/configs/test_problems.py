@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.configs import ConfigError, Problem, load_config
+from grpo_tui.configs.errors import ConfigError, Problem
 from grpo_tui.configs.expectations import walk
 from grpo_tui.configs.explain import ELSEWHERE
+from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
 
 

@@ -175,7 +175,7 @@ YAML = re.compile(r"```yaml\n(.*?)```", re.S)
     ("page", "text"), [(page.name, text) for page in PAGES for text in YAML.findall(page.read_text(encoding="utf-8"))]
 )
 def test_a_configuration_of_the_documents_is_one_that_the_program_takes(page: str, text: str, tmp_path: Path):
-    from grpo_tui.configs import load_config
+    from grpo_tui.configs.loading import load_config
 
     (tmp_path / "example.yaml").write_text(text)
     load_config(tmp_path / "example.yaml")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.launch import list_runs, stop_run
+from grpo_tui.engine.launch.find import list_runs
+from grpo_tui.engine.launch.stop import stop_run
 
 from .world import save_model
 

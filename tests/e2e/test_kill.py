@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.launch import find_run
+from grpo_tui.engine.launch.find import find_run
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
 from tests.forked import ForkedProcess, training_process

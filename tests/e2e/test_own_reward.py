@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from grpo_tui.engine.launch import find_run
+from grpo_tui.engine.launch.find import find_run
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.tui.app.destinations import Stepper
 from tests.tui.drive import running

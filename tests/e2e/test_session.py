@@ -7,7 +7,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from grpo_tui.engine.launch import find_run
+from grpo_tui.engine.launch.find import find_run
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,10 @@ import pytest
 
 
 def test_threads_that_ask_first_at_the_same_time_get_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.find_spec("grpo_tui.envs.background")
+    spec = importlib.util.find_spec("grpo_tui.envs.guard")
     assert spec is not None and spec.loader is not None
     background = importlib.util.module_from_spec(spec)  # one that nobody has asked yet
+    monkeypatch.setitem(sys.modules, spec.name, background)
     spec.loader.exec_module(background)
     new_loop, together = asyncio.new_event_loop, threading.Barrier(4)
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from grpo_tui.envs.agent import Message
-from grpo_tui.envs.arrays import token_rewards
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.calls import ToolCall, format_call
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 from grpo_tui.envs.tools import Argument, ToolSpec
-from grpo_tui.envs.trajectory import StepContext
+from grpo_tui.envs.trajectory import StepContext, token_rewards
 
 from .scripts import ByteAgent, demonstrating
 

@@ -12,7 +12,7 @@ from grpo_tui.engine.launch.children import spawn
 
 PROGRAM = """
 import importlib.util, os, subprocess, sys
-from grpo_tui.engine.launch.process_logging import set_up_logging
+from grpo_tui.engine.launch.outcome import set_up_logging
 set_up_logging()
 from grpo_tui.envs.user_code import find_class
 print([importlib.util.find_spec(name) for name in ("vllm_missing", "logs")])

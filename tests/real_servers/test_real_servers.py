@@ -13,10 +13,10 @@ import torch
 import yaml
 
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.agents.remote.adapters import AdapterPublisher
 from grpo_tui.engine.agents.remote.agent import RemoteAgent
 from grpo_tui.engine.agents.remote.pool import ServerPool
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.launch.rollout_servers import check_server
 from grpo_tui.engine.policy.models import load_policy
 from grpo_tui.engine.runs.read.reader import RunReader

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, StepContext, Trajectory
+from grpo_tui.rewards.batches import Batch, rollout_of
+from grpo_tui.rewards.breakdown import RewardBreakdown
+from grpo_tui.rewards.metrics import flat
 
 SEEN = frozenset({"image", "video"})
 TOOLS = (
@@ -114,3 +117,16 @@ def batches(draw: st.DrawFn, largest: int = 5) -> tuple[list[Trajectory], list[b
             else torch.randn(shape, generator=seeded) * (1e4 if kind == "large" else 1.0)
         )
     return trajectories, correctness, embeddings
+
+
+def batch_of(
+    step: int,
+    trajectories: Sequence[Trajectory],
+    breakdowns: Sequence[RewardBreakdown],
+    metrics: Mapping[str, float | Mapping[str, float]],
+    tokens: Sequence[int] | None = None,
+) -> Batch:
+    """The batch of a training step. tokens: agent tokens of each trajectory."""
+    lengths = tokens if tokens is not None else [0] * len(trajectories)
+    rollouts = [rollout_of(t, b, n) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
+    return Batch(step, rollouts, flat(metrics))

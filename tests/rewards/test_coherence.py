@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from grpo_tui.rewards import TrajectoryCoherenceAnalyzer
-from grpo_tui.rewards.repetition import repeated
+from grpo_tui.rewards.components.coherence import TrajectoryCoherenceAnalyzer
+from grpo_tui.rewards.metrics import repeated
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.configs import ConfigError, load_config
+from grpo_tui.configs.errors import ConfigError
+from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.sections.rewards import RewardsConfig
-from grpo_tui.rewards import RewardError, RewardOrchestrator
+from grpo_tui.rewards.components import RewardError
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from grpo_tui.rewards.penalties import BUILT_IN
 
 from .episodes import good

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from grpo_tui.configs.sections.rewards import CuriosityConfig
 from grpo_tui.envs.trajectory import Step
-from grpo_tui.rewards import CuriosityDrivenRewardModule, DynamicsModel
-from grpo_tui.rewards.components.curiosity import rms_normalized
+from grpo_tui.rewards.components.curiosity import CuriosityDrivenRewardModule, DynamicsModel, rms_normalized
 from grpo_tui.rewards.embedding import ActionEncoder
 
 from .episodes import step

@@ -13,12 +13,12 @@ import pytest
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.envs.tools import ToolSpec
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards.batches import Batch, RolloutSummary, batch_of
+from grpo_tui.rewards.batches import Batch, RolloutSummary
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.detectors import DETECTORS, Detector, Finding, advantage_shares
 from grpo_tui.rewards.diagnosis import Diagnosis
 
-from .episodes import good
+from .episodes import batch_of, good
 
 WINDOW = DiagnosisConfig(window=10)
 
@@ -251,7 +251,7 @@ def test_a_detector_that_fails_costs_nothing_else(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_batch_from_trajectories_and_their_breakdowns():
-    from grpo_tui.rewards import RewardOrchestrator
+    from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
     found = [good("a", correct=True), good("b", correct=False)]
     result = RewardOrchestrator(0, 0, 1).calculate_total_reward(found, [True, False])

@@ -13,11 +13,11 @@ import pytest
 import torch
 import wandb
 
-from grpo_tui.configs.sections.logging import LoggingConfig
+from grpo_tui.configs.sections.base import LoggingConfig
 from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
 from grpo_tui.engine.record.wandb_sink import ACTION_TABLE, WandbSink
-from grpo_tui.rewards import RewardOrchestrator
 from grpo_tui.rewards.metrics import action_distribution, flat
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .episodes import good, step, trajectory
 from .wandb_file import history
@@ -80,7 +80,7 @@ def test_the_offline_file_holds_the_values(tmp_path: Path, monkeypatch: pytest.M
 
 def test_off_does_not_import_wandb(tmp_path: Path):
     code = (
-        "import sys; from pathlib import Path; from grpo_tui.configs.sections.logging import LoggingConfig;"
+        "import sys; from pathlib import Path; from grpo_tui.configs.sections.base import LoggingConfig;"
         "from grpo_tui.engine.record.wandb_sink import WandbSink;"
         f"s = WandbSink(LoggingConfig(), Path({str(tmp_path)!r}), run_id='x'); s.log(1, {{'a': 1.0}}); s.close();"
         "print('wandb' in sys.modules, s.active)"

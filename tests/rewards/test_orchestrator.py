@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.configs.sections.rewards import CuriosityConfig, NormalizationConfig, RewardsConfig
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards import HashedEmbedder, RewardError, RewardOrchestrator, RewardResult, pool_step_embeddings
+from grpo_tui.rewards.assembly import RewardResult
 from grpo_tui.rewards.batches import rollout_of
 from grpo_tui.rewards.breakdown import RewardBreakdown
+from grpo_tui.rewards.components import RewardError
 from grpo_tui.rewards.detectors import advantage_shares
+from grpo_tui.rewards.embedding import HashedEmbedder, pool_step_embeddings
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .episodes import batches, good, step, trajectory
 
@@ -61,7 +64,7 @@ def test_contributions_add_up_to_the_total_for_each_step_and_the_whole(batch, se
         assert result.total.isfinite().all()
         for row, (found, breakdown) in enumerate(zip(trajectories, result.breakdowns, strict=True)):
             assert breakdown.trajectory_id == found.id
-            assert len(breakdown.steps) == len(found.steps) == int(result.mask[row].sum())
+            assert len(breakdown.steps) == len(found.steps)
             whole = 0.0
             for n, at in enumerate(breakdown.steps):
                 parts = [known(c.contribution) for c in at.components.values()]
@@ -70,9 +73,8 @@ def test_contributions_add_up_to_the_total_for_each_step_and_the_whole(batch, se
                 for name, value in at.components.items():
                     column = result.component_names.index(name)
                     assert value.contribution == pytest.approx(known(value.weight) * known(value.normalized), abs=1e-12)
-                    assert value.weight == result.weights[column] == orchestrator.weights[name]
-                    assert value.raw == float(result.raw[row, n, column])
-                    assert value.normalized == float(result.normalized[row, n, column])
+                    assert value.weight == orchestrator.weights[name]
+                    assert value.contribution == float(result.contributions[row, n, column])
                     assert all(math.isfinite(known(v)) for v in (value.raw, value.normalized, value.contribution))
                 assert math.fsum(p.amount for p in at.penalties) == pytest.approx(
                     at.components["penalty"].raw, abs=1e-12
@@ -121,10 +123,7 @@ def test_where_each_component_lands():
     assert at[1] == {"environment", "curiosity", "coherence", "penalty"}
     assert at[2] == {"task", "coherence", "penalty"}  # no next state: no curiosity; correctness says what it is worth
     assert result.breakdowns[0].steps[2].components["task"].raw == 1.0
-    last = result.component_names.index("curiosity")
-    assert result.raw[0, 2, last] == 0
-    assert result.normalized[0, 2, last] == 0
-    assert not result.valid[0, 2, last]
+    assert result.contributions[0, 2, result.component_names.index("curiosity")] == 0
 
 
 def test_the_task_reward_is_correctness_a_score_or_the_environments_total():
@@ -218,7 +217,7 @@ def test_inputs_that_do_not_fit_are_refused():
     with pytest.raises(RewardError, match="width 8, these have 9"):
         orchestrator.calculate_total_reward([good()], [True], embeddings=[torch.randn(3, 9)])
     with pytest.raises(RewardError, match="env_rewards"):
-        RewardOrchestrator(0, 0, 1, w_environment=1.0).calculate_total_reward([good()], [True], env_rewards=[[1.0]])
+        RewardOrchestrator(0, 0, 1).calculate_total_reward([good()], [True], env_rewards=[[1.0]])
 
 
 def test_the_hashed_embedder_stands_in_for_the_reference_pass():

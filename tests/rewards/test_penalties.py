@@ -14,9 +14,10 @@ from grpo_tui.configs.sections.rewards import PenaltyAmounts, PenaltyRuleConfig,
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.checks import find_problem
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards import RewardOrchestrator
 from grpo_tui.rewards.breakdown import Penalty
-from grpo_tui.rewards.penalties import BUILT_IN, Episode, PenaltyRule, PenaltyRuleError, load_rule, make_rules
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
+from grpo_tui.rewards.penalties import BUILT_IN, Episode, PenaltyRule
+from grpo_tui.rewards.penalties.rules import PenaltyRuleError, load_rule, make_rules
 
 from .episodes import TOOLS, context, good, step, trajectory
 

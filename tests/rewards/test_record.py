@@ -12,8 +12,8 @@ from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
-from grpo_tui.rewards import RewardOrchestrator
 from grpo_tui.rewards.metrics import flat
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .episodes import batches
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from grpo_tui.rewards import RewardOrchestrator, TrajectoryCoherenceAnalyzer
+from grpo_tui.rewards.components.coherence import TrajectoryCoherenceAnalyzer
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .episodes import good, step, trajectory
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
 from grpo_tui.engine.training.checkpoints import load_rewards, save_rewards
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards import RewardError, RewardOrchestrator
-from grpo_tui.rewards.moments import merge
+from grpo_tui.rewards.components import RewardError
+from grpo_tui.rewards.metrics import merge
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .episodes import good, step, trajectory
 

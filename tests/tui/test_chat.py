@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.launch import start_run, stop_run
+from grpo_tui.engine.launch.start import start_run
+from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.tui.app.destinations import Further
 from tests.engine.online.test_online_run import _address, wait_for

@@ -20,7 +20,7 @@ from grpo_tui import Recorder, Rollout
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
 from grpo_tui.engine.imports.tokens import Tokens
-from grpo_tui.engine.runs.read.alphabet import SAME_CHARACTER, Alphabet, texts_in_order
+from grpo_tui.engine.runs.read.bodies import SAME_CHARACTER, Alphabet, texts_in_order
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Call, Step, Trajectory
 from grpo_tui.envs.plugins.text_games import GymnasiumGame

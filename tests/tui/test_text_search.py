@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_tui.engine.runs.read.reader import RunReader
-from grpo_tui.engine.runs.search.full_text import needles
-from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.search.query import Query, needles
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Trajectories
 from grpo_tui.tui.app.rollout_fields import Field

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...engine.runs.control.remedies import remedy_of
+from ...engine.runs.control.alerts import remedy_of
 from ...engine.runs.control.requests import AnsweredRequest
 from ...engine.runs.types import Event
 from .live_data import Reading

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...configs import metric_names as metric
-from ...engine.runs.write.summary import RATE_WINDOW, rolling
+from ...engine.runs.health.headline import RATE_WINDOW, rolling
 from .curves import SMOOTHING, Series
 from .live_data import RATES, Kind, Points, Reading, spread_of
 

@@ -11,9 +11,9 @@ from ...configs import metric_names as metric
 from ...engine.runs.control.live import LiveState, read_live
 from ...engine.runs.control.requests import AnsweredRequest, asked
 from ...engine.runs.errors import RecordError
+from ...engine.runs.health.headline import RATE_WINDOW
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
-from ...engine.runs.write.summary import RATE_WINDOW
 
 Points = list[tuple[int, float]]
 Kind = Literal["rft", "sft", "online"]

@@ -40,7 +40,7 @@ class RunRow:
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
     """Return the runs of a folder and recent dumps by path. Values read from a record are cached until the run
     advances. Raises OSError if the folder cannot be read."""
-    from ...engine.launch import list_runs  # here: the first paint does not wait for it
+    from ...engine.launch.find import list_runs  # here: the first paint does not wait for it
 
     rows = {}
     for info in (*list_runs(folder), *_dumps()):

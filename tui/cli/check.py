@@ -9,22 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, Importers, Maps, RunsDir, fail, json_line, say, warn
+from .common import ExitCode, Home, Importers, Maps, fail, json_line, say, warn
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
     from ...engine.runs.types import RunInfo
     from ...rewards.diagnosis import Found
-
-HELP = """Look for problems of rewards, in a run or in a dump of another framework.
-
-Prints each finding with the rollouts that show it, and exits with 1 when one is a warning or a failure, so that a job
-in CI can stop on it. These are the findings that a training reports while it runs. Detectors without the data that they
-need are listed as not checked.
-
-With --recompute every number of a recorded training is computed again from the record: rewards, group statistics,
-advantages, weights of replay, loss. Each number that differs is named.
-"""
 
 
 def check(
@@ -33,18 +23,25 @@ def check(
     again: Annotated[bool, typer.Option("--recompute", help="Compute every recorded number again.")] = False,
     maps: Maps = None,
     importers: Importers = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Print findings. The exit code is 1 if there are any."""
+    """Look for problems of rewards, in a run or in a dump of another framework.
+
+    Prints each finding with the rollouts that show it, and exits with 1 when one is a warning or a failure, so that a
+    job in CI can stop on it. These are the findings that a training reports while it runs. Detectors without the data
+    that they need are listed as not checked.
+
+    With --recompute every number of a recorded training is computed again from the record: rewards, group statistics,
+    advantages, weights of replay, loss. Each number that differs is named.
+    """
     from ...engine.imports.check import diagnose
     from ...engine.imports.readers import open_reader
-    from ...engine.runs.control.remedies import remedy
+    from ...engine.runs.control.alerts import remedy
     from ...engine.runs.errors import RecordError
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from ..text import literal
     from .dumps import run_or_dump
 
-    home = resolve_runs_dir(runs_dir)
     if again:
         return recompute_run(reference, as_json, home)
     info = run_or_dump(reference, home, maps or (), importers or ())
@@ -79,7 +76,7 @@ def check(
 
 def _config(info: RunInfo) -> RunConfig | None:
     """Return the configuration of a run of our own; None for other records."""
-    from ...configs.problems import ConfigError
+    from ...configs.errors import ConfigError
     from ...engine.launch.settings import read_config
     from ...engine.runs.paths import CONFIG_FILE
 
@@ -101,7 +98,7 @@ def _steps(found: Found) -> str:
 
 def recompute_run(reference: str, as_json: bool, home: Path) -> None:
     """Print each number of a training that differs from its recomputation. Exits with 1 if there is one."""
-    from ...configs.problems import ConfigError
+    from ...configs.errors import ConfigError
     from ...engine.launch.settings import read_config
     from ...engine.recompute import recompute
     from ...engine.runs.errors import RecordError

@@ -1,53 +1,45 @@
-"""Shared parts of the commands: exit codes, one-line errors, options, and output that no model text can control."""
+"""Shared parts of the commands: exit codes, one-line errors, options, and questions to other processes."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from enum import IntEnum
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...configs.errors import GrpoTuiError
+from ...engine.runs.paths import runs_dir
+from .output import CliError as CliError
+from .output import ExitCode as ExitCode
+from .output import fail as fail
 from .output import json_line as json_line
 from .output import say as say
+from .output import warn as warn
 from .output import write_any_character as write_any_character
 
-
-class ExitCode(IntEnum):
-    """The exit codes, as printed by `grpo-tui --help`."""
-
-    OK = 0
-    FAILED = 1
-    """The run crashed, or the command could not do its work."""
-    USAGE = 2
-    """Wrong options or a wrong configuration. Nothing was started."""
-    NOT_FOUND = 3
-    """No such run or trajectory."""
-    INTERRUPTED = 130
-    """Ctrl-C. The run was asked to save and stop."""
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
 
 
-class CliError(GrpoTuiError):
-    """Ends the command with one line (or one line a problem) on standard error."""
-
-    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
-        self.message, self.code = message, code
-        super().__init__(message)
-
-
-RunsDir = Annotated[
-    Path | None,
-    typer.Option("--runs-dir", help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.", show_default=False),
+Home = Annotated[
+    Path,
+    typer.Option(
+        "--runs-dir",
+        default_factory=runs_dir,
+        callback=lambda value: runs_dir(value),
+        help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.",
+        show_default=False,
+    ),
 ]
 
 
 def known_runs(incomplete: str) -> list[str]:
     """Return ids of runs for the shell's completion."""
-    from ...engine.launch import list_runs
-    from ...engine.runs.paths import runs_dir
+    from ...engine.launch.find import list_runs
 
     return [run.id for run in list_runs(runs_dir()) if run.id.startswith(incomplete)] + (
         ["latest"] if "latest".startswith(incomplete) else []
@@ -71,16 +63,29 @@ SetOption = Annotated[
 ]
 
 
-def warn(text: str) -> None:
-    """Print one line on standard error."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
-    """End the command with this line on standard error."""
-    raise CliError(message, code)
-
-
 def on_terminal() -> bool:
     """Return whether a person sits at both ends, on a terminal that can show the app."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The output of a process, or one sentence about its failure."""
+
+    text: str
+    problem: str = ""
+
+
+def ask(module: str, config: RunConfig, *arguments: str) -> Answer:
+    """Run `python -m module CONFIG ARGUMENTS` with this configuration as a file."""
+    from ...configs.writing import to_yaml
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(to_yaml(config))
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", module, file.name, *arguments], capture_output=True, text=True, check=False
+        )
+    if done.returncode == 0:
+        return Answer(done.stdout)
+    return Answer("", (done.stderr.strip().splitlines() or ["no reason was given"])[-1])

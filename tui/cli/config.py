@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, SetOption, fail, say
-from .processes import ask
+from .common import ExitCode, SetOption, ask, fail, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...configs import Option, RunConfig
+    from ...configs.loading import Option
+    from ...configs.schema import RunConfig
 
-HELP = "Show or check a configuration."
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Show or check a configuration.", no_args_is_help=True, rich_markup_mode=None)
 
 ConfigArgument = Annotated[
     str | None,
@@ -36,7 +35,8 @@ def load(
     paths: bool = False,
 ) -> RunConfig:
     """Return a checked `RunConfig`. Ends the command with one line for each problem."""
-    from ...configs import ConfigError, load_config
+    from ...configs.errors import ConfigError
+    from ...configs.loading import load_config
     from ...engine.runs.masking import mask_text
 
     try:
@@ -50,7 +50,7 @@ def chosen_lines(
 ) -> list[str]:
     """Return the values that follow from the model, those of one reason in a line, and a warning for each unusual
     one."""
-    from ...configs import choices
+    from ...configs.loading import choices
     from ...configs.model_defaults import BUILTIN, unusual
 
     if settings.model.base.startswith(BUILTIN):
@@ -74,7 +74,7 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
 
     The first prompt that the policy will read follows, as a comment.
     """
-    from ...configs import to_yaml
+    from ...configs.writing import to_yaml
     from ..text import literal
 
     loaded = load(config, set_)
@@ -110,7 +110,7 @@ def check(config: ConfigArgument = None, set_: SetOption = None) -> None:
 @app.command()
 def presets() -> None:
     """List the presets that come with the package."""
-    from ...configs import presets as known
+    from ...configs.loading import presets as known
 
     for name, path in known().items():
         say(f"{name}  {path}")

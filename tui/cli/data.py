@@ -8,9 +8,7 @@ import typer
 
 from .common import ExitCode, SetOption, fail, say
 
-HELP = "Look at a dataset as the policy will read it."
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Look at a dataset as the policy will read it.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
@@ -35,10 +33,10 @@ def show(
     Without --model, only the messages are shown, and no model is loaded. Set data options with --set, such as --set
     data.prompt_template='{question} Be brief.'.
     """
-    from ...configs import Option
+    from ...configs.loading import Option
     from ..text import literal
+    from .common import ask
     from .config import load
-    from .processes import ask
 
     config = source if source.endswith((".yaml", ".yml")) else None
     options = {} if config else {"data.source": Option("SOURCE", source)}

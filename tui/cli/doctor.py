@@ -10,15 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, SetOption, fail, say
-
-HELP = "Check versions, devices, disk and terminal, and print how to get missing parts."
+from ...engine.launch import trainer
+from ...engine.launch.trainer import Fact
+from .common import ExitCode, Home, SetOption, fail, say
 
 GIB = 1024**3
 TRAIN = "train"
@@ -27,15 +26,6 @@ FEATURES = {"transformers": ("policies that see", "5.23")}
 """Features that need a newer version than the extra does, by library."""
 LOW_DISK_GIB = 2
 DEVICE_TIMEOUT_S = 120
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line. `missing` makes the command exit with 1, `note` is worth knowing, `good` is in order."""
-
-    state: Literal["good", "note", "missing"]
-    text: str
-    cure: str = ""
 
 
 def doctor(
@@ -64,9 +54,10 @@ def doctor(
         ),
     ] = None,
     set_: SetOption = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Print the findings. Exits with 1 if training cannot work."""
+    """Check versions, devices, disk and terminal, and print how to get missing parts."""
     if server:
         _servers(server, set_)
         return
@@ -74,18 +65,16 @@ def doctor(
         from ...engine.launch.redis_server import check_redis
 
         url = queue if "://" in queue else os.environ.get(queue, "")
-        facts = (Finding(fact.state, fact.text, fact.cure) for fact in check_redis(url))
-        _tell(facts, "the queue of online runs can be kept there")
+        _tell(check_redis(url), "the queue of online runs can be kept there")
         return
     if model is not None:
         _memory(model, set_)
         return
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
 
-    _tell(_findings(resolve_runs_dir(runs_dir)), "everything that training needs is here")
+    _tell(_findings(home), "everything that training needs is here")
 
 
-def _tell(findings: Iterable[Finding], nothing_missing: str) -> None:
+def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
     """Print one line a finding. Exits with 1 if a part is missing."""
     from ..text import literal
 
@@ -101,21 +90,20 @@ def _tell(findings: Iterable[Finding], nothing_missing: str) -> None:
 
 
 def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
-    """Yield a line for each requirement of rollouts on each server."""
     from ...engine.launch.rollout_servers import check_server
     from .config import load
 
     key = os.environ.get(load(None, set_).rollouts.api_key_env)
-    facts = (Finding(fact.state, fact.text, fact.cure) for url in urls for fact in check_server(url, key))
+    facts = (fact for url in urls for fact in check_server(url, key))
     _tell(facts, "rollouts can be made on them")
 
 
 def _memory(model: str, set_: list[str] | None) -> None:
     """Yield the memory that the model needs, from its config alone. A separate process reads it."""
-    from ...configs import Option, presets
+    from ...configs.loading import Option, presets
     from ..text import literal
+    from .common import ask
     from .config import chosen_lines, load
-    from .processes import ask
 
     preset = model.removesuffix(".yaml")
     if preset in presets():
@@ -132,10 +120,10 @@ def _memory(model: str, set_: list[str] | None) -> None:
         say(literal(line))
 
 
-def _findings(home: Path) -> Iterator[Finding]:
+def _findings(home: Path) -> Iterator[Fact]:
     from importlib import metadata  # here: it costs what a list of runs does
 
-    yield Finding(
+    yield Fact(
         "good", f"grpo-tui {metadata.version('grpo-tui')}, Python {platform.python_version()}, {platform.platform()}"
     )
     yield from packages()
@@ -145,7 +133,7 @@ def _findings(home: Path) -> Iterator[Finding]:
     yield from services()
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[Fact]:
     """Yield every requirement of the package with the installed version; those of the trainer if any of it is
     installed."""
     from importlib import metadata
@@ -153,11 +141,9 @@ def packages() -> Iterator[Finding]:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
-    from ...engine.launch import trainer
-
     light = trainer.missing() == list(trainer.LIBRARIES)
     if light:
-        yield Finding("missing", "the trainer is not installed (runs can be read without it)", trainer.INSTALL)
+        yield Fact("missing", "the trainer is not installed (runs can be read without it)", trainer.INSTALL)
     absent: dict[str, list[str]] = {}
     for line in metadata.requires("grpo-tui") or ():
         requirement = Requirement(line)
@@ -171,21 +157,21 @@ def packages() -> Iterator[Finding]:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if needed:
-                yield Finding("missing", f"{name} is not installed", cure)
+                yield Fact("missing", f"{name} is not installed", cure)
             else:
                 absent.setdefault(extra, []).append(name)
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             state = "missing" if needed else "note"
-            yield Finding(state, f"{name} {version}, but {requirement.specifier} is needed", cure)
+            yield Fact(state, f"{name} {version}, but {requirement.specifier} is needed", cure)
         elif needed:
-            yield Finding("good", f"{name} {version}")
+            yield Fact("good", f"{name} {version}")
             feature, least = FEATURES.get(name, ("", ""))
             if feature and not SpecifierSet(f">={least}").contains(version, prereleases=True):
-                yield Finding("note", f"{feature} need {name} {least}", f"pip install '{name}>={least}'")
+                yield Fact("note", f"{feature} need {name} {least}", f"pip install '{name}>={least}'")
     for extra, names in absent.items():
         if extra not in (TRAIN, "test"):
-            yield Finding("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
+            yield Fact("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
 
 
 _DEVICES = """
@@ -205,17 +191,13 @@ print(json.dumps(dict(tools=tools, gpus=gpus, cuda=torch.version.cuda, mps=torch
 """
 
 
-def devices() -> Iterator[Finding]:
+def devices() -> Iterator[Fact]:
     """Yield processors, memory and accelerators. A separate process asks torch: this program never loads it."""
     import psutil
 
-    from ...engine.launch import trainer
-
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(
-        "good", f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory free"
-    )
+    yield Fact("good", f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory free")
     if trainer.missing():
         return
     try:
@@ -225,86 +207,86 @@ def devices() -> Iterator[Finding]:
         found = json.loads(answer.stdout.strip().splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        yield Finding(
+        yield Fact(
             "missing", f"torch does not load: {lines[-1] if lines else error}", "pip install --force-reinstall torch"
         )
         return
     if found["tools"]:
         cure = "pip install --force-reinstall scikit-image onnxruntime rapidocr"
-        yield Finding("missing", f"the tools of the visual environment do not load: {found['tools']}", cure)
+        yield Fact("missing", f"the tools of the visual environment do not load: {found['tools']}", cure)
     for gpu in found["gpus"]:
         bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"
-        yield Finding("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")
+        yield Fact("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")
     if found["mps"]:
-        yield Finding("good", "GPU of Apple silicon (mps)")
+        yield Fact("good", "GPU of Apple silicon (mps)")
     if not found["gpus"] and not found["mps"]:
         hint = "" if found["cuda"] is None else " (this torch is built for CUDA, but no device answers: see nvidia-smi)"
-        yield Finding("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU, larger models need one")
+        yield Fact("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU, larger models need one")
 
 
-def disk(home: Path) -> Finding:
+def disk(home: Path) -> Fact:
     """Yield the room for runs, and whether they may be written."""
     from ...engine.runs.paths import network_file_system
 
     there = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(there).free / GIB
     if not os.access(there, os.W_OK):
-        return Finding("missing", f"runs cannot be written to {home}", "set GRPO_TUI_HOME or give --runs-dir")
+        return Fact("missing", f"runs cannot be written to {home}", "set GRPO_TUI_HOME or give --runs-dir")
     if kind := network_file_system(there):
         cure = "while a run is active, open it on the machine that trains, or set GRPO_TUI_HOME to a local folder"
-        return Finding("note", f"runs in {home} are on a network file system ({kind})", cure)
+        return Fact("note", f"runs in {home} are on a network file system ({kind})", cure)
     if free < LOW_DISK_GIB:
-        return Finding("note", f"only {free:.1f} GiB free for runs in {home}", "free some, or set GRPO_TUI_HOME")
-    return Finding("good", f"runs in {home}, {free:.0f} GiB free")
+        return Fact("note", f"only {free:.1f} GiB free for runs in {home}", "free some, or set GRPO_TUI_HOME")
+    return Fact("good", f"runs in {home}, {free:.0f} GiB free")
 
 
-def terminal() -> Iterator[Finding]:
+def terminal() -> Iterator[Fact]:
     """Yield the abilities of the terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        yield Finding("note", "no terminal here", "`train` prints plain lines; `inspect RUN --json` is for scripts")
+        yield Fact("note", "no terminal here", "`train` prints plain lines; `inspect RUN --json` is for scripts")
         return
     columns, rows = shutil.get_terminal_size()
     through = [n for n, k in (("tmux", "TMUX"), ("ssh", "SSH_CONNECTION")) if os.environ.get(k)]
     via = f" through {' and '.join(through)}" if through else ""
     name = os.environ.get("TERM", "")
-    yield Finding("good", f"terminal {name}{via}, {columns} × {rows}")
+    yield Fact("good", f"terminal {name}{via}, {columns} × {rows}")
     if columns < 80 or rows < 24:
-        yield Finding(
+        yield Fact(
             "note", f"the app is made for 80 × 24 and more, here are {columns} × {rows}", "make the window larger"
         )
     if "utf" not in (sys.stdout.encoding or "").lower():
-        yield Finding("note", f"text goes out as {sys.stdout.encoding}", "set LC_ALL=C.UTF-8 for lines and blocks")
+        yield Fact("note", f"text goes out as {sys.stdout.encoding}", "set LC_ALL=C.UTF-8 for lines and blocks")
     if os.environ.get("NO_COLOR"):
-        yield Finding("good", "NO_COLOR is set: no colours")
+        yield Fact("good", "NO_COLOR is set: no colours")
     elif os.environ.get("COLORTERM") in ("truecolor", "24bit"):
-        yield Finding("good", "16 million colours")
+        yield Fact("good", "16 million colours")
     else:
         cure = (
             "`set -as terminal-features ',*:RGB'` in tmux.conf"
             if "tmux" in through
             else "set COLORTERM=truecolor if it can more"
         )
-        yield Finding("note", "256 colours or fewer", cure)
+        yield Fact("note", "256 colours or fewer", cure)
     from textual_image.renderable import Image
 
     kind = {"sixel": "sixel graphics", "tgp": "kitty graphics"}.get(Image.__module__.rpartition(".")[2])
     if kind:
-        yield Finding("good", f"images in full resolution ({kind})")
+        yield Fact("good", f"images in full resolution ({kind})")
     else:
-        yield Finding("note", "no sixel or kitty graphics", "images are drawn with half blocks")
+        yield Fact("note", "no sixel or kitty graphics", "images are drawn with half blocks")
 
 
-def services() -> Iterator[Finding]:
+def services() -> Iterator[Fact]:
     """Yield the configured services. Nothing is sent to them."""
     key = os.environ.get("WANDB_API_KEY") or "api.wandb.ai" in _read(Path.home() / ".netrc")
-    yield Finding(
+    yield Fact(
         "good" if key else "note",
         "wandb has a key" if key else "wandb has no key",
         "" if key else "`wandb login`, or logging.wandb: offline",
     )
     cache = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
-    yield Finding("good", f"models from the hub are kept in {cache}" + (" (HF_HUB_OFFLINE is set)" if offline else ""))
+    yield Fact("good", f"models from the hub are kept in {cache}" + (" (HF_HUB_OFFLINE is set)" if offline else ""))
 
 
 def _read(path: Path) -> str:

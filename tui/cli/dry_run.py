@@ -12,7 +12,7 @@ from ...configs import metric_names as metric
 from .common import ExitCode, fail, say
 
 if TYPE_CHECKING:
-    from ...configs import RunConfig
+    from ...configs.schema import RunConfig
     from ...engine.runs.read.reader import RunReader
     from ...engine.runs.types import RunInfo
 
@@ -23,7 +23,8 @@ POLL_S = 0.2
 def dry_run(config: RunConfig) -> int:
     """Print prompts, completions, components, advantages and cost of a trial step. Returns the exit code of the
     command."""
-    from ...engine.launch import LaunchError, start_run
+    from ...engine.launch import LaunchError
+    from ...engine.launch.start import start_run
     from ...engine.runs.read.reader import RunReader
     from .follow import crash_reason
 
@@ -43,7 +44,7 @@ def dry_run(config: RunConfig) -> int:
 
 def _wait(path: Path) -> RunInfo:
     """Return the run when it has ended. Ctrl-C stops it first."""
-    from ...engine.launch import stop_run
+    from ...engine.launch.stop import stop_run
     from ...engine.runs.control.status import look
 
     try:

@@ -1,20 +1,25 @@
-"""Dumps of other frameworks on the command line: `grpo-tui inspect completions/`."""
+"""The runs and dumps that a person names on the command line, opened for reading."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.imports import cache
 from ...engine.imports.behind import Opened, is_path_of_dump
 from ...engine.imports.errors import DumpError
 from ...engine.imports.options import Options
 from ...engine.imports.readers import open_reader
-from ...engine.runs.types import RunInfo
+from ...engine.runs.search.query import Query
+from ...engine.runs.types import RunInfo, TrajectoryRow
 from ..text import literal
 from .common import ExitCode, fail, warn
-from .own_importers import own_importers
+from .output import own_importers
+
+if TYPE_CHECKING:
+    from ...engine.runs.read.reader import RunReader
 
 
 def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequence[str]) -> RunInfo:
@@ -95,3 +100,41 @@ def missing(reference: str, home: Path) -> None:
     """End the command where a path was meant that is not there."""
     if "/" in reference and not Path(reference).expanduser().exists() and not (home / reference).exists():
         fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)
+
+
+PAGE = 500
+"""Rows read at a time."""
+
+
+@contextmanager
+def opened(info: RunInfo) -> Iterator[RunReader]:
+    """Return a reader on a run's record. An unreadable record ends the command with one line."""
+    from ...engine.imports.readers import open_reader
+    from ...engine.runs.errors import FilterError, RecordError
+
+    try:
+        reader = open_reader(Path(info.path))
+        try:
+            yield reader
+        finally:
+            for problem in reader.problems:
+                warn(problem)
+            reader.close()
+    except FilterError as error:
+        fail(f"--filter: {error}", ExitCode.USAGE)
+    except RecordError as error:
+        fail(f"the record of run {info.id} cannot be read: {error}")
+
+
+def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[TrajectoryRow]:
+    """Yield the rows that match, in order of recording, a page at a time."""
+    for note in reader.rollouts.filter_notes(filter_):
+        warn(f"--filter: {note}")
+    done = 0
+    while limit is None or done < limit:
+        size = PAGE if limit is None else min(PAGE, limit - done)
+        rows = reader.rollouts.page(Query(filter_, search), offset=done, limit=size)
+        yield from rows
+        done += len(rows)
+        if len(rows) < size:
+            return

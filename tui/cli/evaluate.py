@@ -10,21 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..format import MINUS
-from .common import ExitCode, RunsDir, SetOption, fail, json_line, on_terminal, say, warn
+from .common import ExitCode, Home, SetOption, fail, json_line, on_terminal, say, warn
 
 if TYPE_CHECKING:
-    from ...configs import RunConfig
+    from ...configs.schema import RunConfig
     from ...engine.evaluation.results import Comparison, Difference, Evaluation
     from ...engine.evaluation.statistics import Interval
     from ...engine.evaluation.subjects import Subject
 
-HELP = """Evaluate policies on held-out tasks, with intervals; compare several task by task.
-
-A SUBJECT is a run (its final adapters), RUN@STEP (a checkpoint), RUN@base (the policy it started from), a folder of
-adapters or of a model, or a hub id. Tasks and rewards are those of the first run, unless --config or --dataset name
-others. Each evaluation is a run of its own that can be inspected; one that was stopped continues, and one that exists
-is not repeated.
-"""
 
 SHOWN_FLIPS = 10
 """Flipped tasks that the table names."""
@@ -54,17 +47,22 @@ def evaluate(
             help="Exit 1 if the last is worse than the first by more than so many percentage points (95 % confidence).",
         ),
     ] = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Evaluate each subject, then print one table and the paired differences to the first."""
+    """Evaluate policies on held-out tasks, with intervals; compare several task by task.
+
+    A SUBJECT is a run (its final adapters), RUN@STEP (a checkpoint), RUN@base (the policy it started from), a folder of
+    adapters or of a model, or a hub id. Tasks and rewards are those of the first run, unless --config or --dataset name
+    others. Each evaluation is a run of its own that can be inspected; one that was stopped continues, and one that
+    exists is not repeated.
+    """
     from ...configs.errors import GrpoTuiError
     from ...engine.evaluation.results import compare, read_evaluation
     from ...engine.evaluation.subjects import find_subject
     from ...engine.launch.find import RunNotFound
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from ..text import literal
 
-    home = resolve_runs_dir(runs_dir)
     try:
         found = [find_subject(text, home) for text in subjects]
         base = _base_config(found, config, dataset, reward, set_)
@@ -121,7 +119,6 @@ def _base_config(
 def _spec(
     subject: Subject, base: RunConfig, tasks: int | None, samples: int, temperature: float, seed: int | None
 ) -> RunConfig:
-    """Return the configuration of one evaluation."""
     from ...configs.sections import EvaluationConfig, RolloutsConfig
 
     config = subject.configure(base)
@@ -138,8 +135,8 @@ def _spec(
 
 def _evaluated(home: Path, config: RunConfig, *, quiet: bool) -> Path:
     """Return the folder of a finished evaluation with this configuration, made where there is none."""
-    from ...configs import to_yaml
-    from ...engine.launch import start_run
+    from ...configs.writing import to_yaml
+    from ...engine.launch.start import start_run
 
     digest = hashlib.sha256(to_yaml(config).encode()).hexdigest()[:8]
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.evaluation.subject).name.replace("@", "-")).strip("-.")[-40:]
@@ -151,8 +148,9 @@ def _evaluated(home: Path, config: RunConfig, *, quiet: bool) -> Path:
 
 
 def _continued(home: Path, folder: Path, *, quiet: bool) -> Path:
-    """The same folder once its evaluation has finished."""
-    from ...engine.launch import find_run, read_config, start_run
+    from ...engine.launch.find import find_run
+    from ...engine.launch.settings import read_config
+    from ...engine.launch.start import start_run
 
     run = find_run(home, str(folder))
     if run.status == "finished":
@@ -164,7 +162,8 @@ def _continued(home: Path, folder: Path, *, quiet: bool) -> Path:
 
 def _followed(run: Any, *, quiet: bool) -> Path:
     """Print progress until the run ends. An evaluation that did not finish ends the command."""
-    from ...engine.launch import find_run, stop_run
+    from ...engine.launch.find import find_run
+    from ...engine.launch.stop import stop_run
     from .follow import follow
 
     code = follow(run, stop=lambda: stop_run(run), out=warn if quiet else say)
@@ -175,7 +174,6 @@ def _followed(run: Any, *, quiet: bool) -> Path:
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as JSON."""
     passes = {}
     for k in _powers(result.spec.samples):
         if (both := result.pass_k(k)) is not None:
@@ -196,7 +194,6 @@ def _plain(result: Evaluation) -> dict[str, Any]:
 
 
 def _plain_pair(c: Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON."""
     return {
         "first": c.first.name,
         "second": c.second.name,
@@ -214,12 +211,10 @@ def _pair(c: Comparison, task: int) -> dict[str, Any]:
 
 
 def _powers(samples: int) -> list[int]:
-    """Return 1, 2, 4, … up to the samples, and the samples."""
     return sorted({samples, *(2**i for i in range(samples.bit_length()) if 2**i <= samples)})
 
 
 def _show(results: list[Evaluation], compared: list[Comparison]) -> None:
-    """The table of all evaluations, then a block for each comparison."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json_line, say
+from .common import ExitCode, Home, Importers, Maps, RunReference, fail, json_line, say
 
 if TYPE_CHECKING:
     from ...engine.runs.read.reader import RunReader
     from ...engine.runs.types import Trajectory
 
-HELP = """Write the trajectories of a run, or of a dump of another framework, with their rewards, to a file.
-
---format messages writes only the conversations, as `sft.data` of `--mode sft` takes them. --filter correct keeps the
-right ones.
-
-Numbers that were not recorded are null; an advantage computed from the rewards of the group is in `recomputed`.
-"""
 
 BATCH = 1000
 
@@ -49,16 +42,21 @@ def export(
     filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,
     maps: Maps = None,
     importers: Importers = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Write all (or the matching) trajectories. The file appears complete or not at all."""
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from .dumps import run_or_dump
-    from .records import opened
+    """Write the trajectories of a run, or of a dump of another framework, with their rewards, to a file.
+
+    --format messages writes only the conversations, as `sft.data` of `--mode sft` takes them. --filter correct keeps
+    the right ones.
+
+    Numbers that were not recorded are null; an advantage computed from the rewards of the group is in `recomputed`.
+    """
+    from .dumps import opened, run_or_dump
 
     if out is not None and not out.parent.is_dir():
         fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
-    info = run_or_dump(run, resolve_runs_dir(runs_dir), maps or (), importers or ())
+    info = run_or_dump(run, home, maps or (), importers or ())
     if out is None and (out := Path(f"{Path(info.id).name}.{SUFFIXES[format_]}")).exists():
         fail(f"{out} is there already; name another file with --out, or this one to replace it", ExitCode.USAGE)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
@@ -76,7 +74,7 @@ def export(
 
 def _records(reader: RunReader, filter_: str, *, demonstrations: bool) -> Iterator[dict[str, Any]]:
     from ..plain import read_whole, trajectory_data
-    from .records import matching
+    from .dumps import matching
 
     for row in matching(reader, filter_, "", None):
         whole = read_whole(reader, row.n)

@@ -18,10 +18,10 @@ from ...engine.launch.logs import last_error, log_path
 from ...engine.launch.stop import wait_until_gone
 from ...engine.runs.control.live import LiveState, read_live
 from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
+from ...engine.runs.health.headline import RATE_WINDOW, RATES
 from ...engine.runs.paths import RUN_FILE, adapters_dir
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
-from ...engine.runs.write.summary import RATE_WINDOW, RATES
 from ..format import count, duration, number
 from ..progress_text import PHASES, current_batches, inside, phase_left, rollouts_line
 from ..text import literal
@@ -214,7 +214,6 @@ class _Progress:
         return ExitCode.FAILED if code else ExitCode.OK
 
     def terminate(self) -> None:
-        """Handle SIGTERM like `stop`."""
         if self.process is not None:
             with suppress(psutil.Error):
                 self.process.terminate()
@@ -237,7 +236,6 @@ class _Progress:
         return self.reader.info()
 
     def print_new(self, *, last: bool) -> None:
-        """Print the records since the last call."""
         if self.reader is None:
             return
         self.metric_row, news = self.reader.metrics.since(self.metric_row)

@@ -14,12 +14,8 @@ import typer
 from .common import ExitCode, fail, on_terminal, say
 
 if TYPE_CHECKING:
-    from ...configs import RunConfig
+    from ...configs.schema import RunConfig
 
-HELP = """Start a project: four questions, then a configuration and reward functions to edit.
-
-Writes grpo.yaml and (unless you name a function of yours) rewards.py into this folder, and tries both on two rollouts.
-"""
 
 CONFIG, REWARDS = Path("grpo.yaml"), Path("rewards.py")
 MODEL = "Qwen/Qwen3-0.6B"
@@ -56,7 +52,11 @@ def init(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Try it on two rollouts at the end.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
-    """Ask for the missing settings, write the files, and try them."""
+    """Start a project: four questions, then a configuration and reward functions to edit.
+
+    Writes grpo.yaml and (unless you name a function of yours) rewards.py into this folder, and tries both on two
+    rollouts.
+    """
     for path in (CONFIG, REWARDS) if reward is None else (CONFIG,):
         if path.exists() and not force:
             fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
@@ -97,7 +97,7 @@ def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: H
 def _with_answer(plan: Plan) -> Plan:
     """The same with the column of right answers. Ends the command when the data cannot be read."""
     from ..text import literal
-    from .processes import ask
+    from .common import ask
 
     answer = ask("grpo_tui.engine.training.show_data", _probe(plan), "0", "--columns")
     if answer.problem:
@@ -108,7 +108,7 @@ def _with_answer(plan: Plan) -> Plan:
 
 def _probe(plan: Plan) -> RunConfig:
     """Return a configuration of the data only, without rewards."""
-    from ...configs import Option
+    from ...configs.loading import Option
     from .config import load
 
     options = {"data.source": Option("--dataset", plan.dataset), "mode": Option("init", "sft")}

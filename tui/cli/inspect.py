@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
+from .common import ExitCode, Home, Importers, Maps, RunReference, fail, json_line, on_terminal, say, warn
 
 if TYPE_CHECKING:
     from ...engine.runs.read.reader import RunReader
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from ...engine.runs.types import Event, RunInfo, TrajectoryRow
     from ..app.destinations import Destination
 
-HELP = """Look into a run, running or finished: the app on a terminal, else a summary.
-
-In place of a run, a file or folder of rollouts that another framework wrote: TRL, verl, verifiers, prime-rl, inspect-ai
-and others, recognised by their content (docs/importing.md).
-
---at, --live and --filter set where the app opens. --json, --trajectory, --limit and --report print or write plain data
-instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
-"""
 
 EVENTS_SHOWN = 200
 
@@ -66,16 +58,21 @@ def inspect(
     ] = None,
     maps: Maps = None,
     importers: Importers = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Open the app on a run or a dump, or print data for scripts."""
+    """Look into a run, running or finished: the app on a terminal, else a summary.
+
+    In place of a run, a file or folder of rollouts that another framework wrote: TRL, verl, verifiers, prime-rl,
+    inspect-ai and others, recognised by their content (docs/importing.md).
+
+    --at, --live and --filter set where the app opens. --json, --trajectory, --limit and --report print or write plain
+    data instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
+    """
     from ...engine.imports.behind import is_path_of_dump
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from .dumps import missing
-    from .records import matching, opened
+    from .dumps import matching, missing, opened
     from .runs import find
 
-    home = resolve_runs_dir(runs_dir)
     listing = filter_ is not None or search is not None
     plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
     if text and (at is None or as_json):
@@ -135,7 +132,7 @@ def inspect(
 def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destination | None:
     """Return where the app opens; None: where the run is best looked at."""
     from ..app.destinations import Live, Stepper, Trajectories
-    from .records import opened
+    from .dumps import opened
 
     path = Path(info.path)
     if live:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -20,15 +21,13 @@ from . import evaluate as cli_evaluate
 from . import export as cli_export
 from . import init as cli_init
 from . import inspect as cli_inspect
-from . import live as cli_live
 from . import note as cli_note
 from . import online as cli_online
 from . import play as cli_play
-from . import repair as cli_repair
 from . import rollouts as cli_rollouts
 from . import runs as cli_runs
 from . import train as cli_train
-from .common import CliError, ExitCode, RunsDir, fail, on_terminal, warn, write_any_character
+from .common import CliError, ExitCode, fail, on_terminal, warn, write_any_character
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -48,23 +47,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-app.command("train", help=cli_train.HELP)(cli_train.train)
-app.command("init", help=cli_init.HELP)(cli_init.init)
-app.command("inspect", help=cli_inspect.HELP)(cli_inspect.inspect)
-app.command("play", help=cli_play.HELP)(cli_play.play)
-app.command("live", help=cli_live.HELP)(cli_live.live)
-app.command("check", help=cli_check.HELP)(cli_check.check)
-app.command("eval", help=cli_evaluate.HELP)(cli_evaluate.evaluate)
-app.command("note", help=cli_note.HELP)(cli_note.note)
-app.command("runs", help=cli_runs.RUNS_HELP)(cli_runs.runs)
-app.command("stop", help=cli_runs.STOP_HELP)(cli_runs.stop)
-app.command("online", help=cli_online.HELP)(cli_online.online)
-app.command("export", help=cli_export.HELP)(cli_export.export)
-app.command("repair", help=cli_repair.HELP)(cli_repair.repair)
-app.command("doctor", help=cli_doctor.HELP)(cli_doctor.doctor)
-app.add_typer(cli_data.app, name="data", help=cli_data.HELP)
-app.add_typer(cli_rollouts.app, name="rollouts", help=cli_rollouts.HELP)
-app.add_typer(cli_config.app, name="config", help=cli_config.HELP)
+app.command("train")(cli_train.train)
+app.command("init")(cli_init.init)
+app.command("inspect")(cli_inspect.inspect)
+app.command("play")(cli_play.play)
+app.command("live")(cli_runs.live)
+app.command("check")(cli_check.check)
+app.command("eval")(cli_evaluate.evaluate)
+app.command("note")(cli_note.note)
+app.command("runs")(cli_runs.runs)
+app.command("stop")(cli_runs.stop)
+app.command("online")(cli_online.online)
+app.command("export")(cli_export.export)
+app.command("repair")(cli_runs.repair)
+app.command("doctor")(cli_doctor.doctor)
+app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_rollouts.app, name="rollouts")
+app.add_typer(cli_config.app, name="config")
 
 
 def _version(wanted: bool) -> None:
@@ -78,7 +77,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def start(
     context: typer.Context,
-    runs_dir: RunsDir = None,
+    runs_dir: Annotated[
+        Path | None, typer.Option(help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.", show_default=False)
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -86,7 +87,7 @@ def start(
     """Open the list of runs when no command was given."""
     if context.invoked_subcommand is not None:
         if runs_dir is not None:
-            context.default_map = {context.invoked_subcommand: {"runs_dir": str(runs_dir)}}
+            context.default_map = {context.invoked_subcommand: {"home": str(runs_dir)}}
         return
     if not on_terminal():
         fail("the app needs a terminal; for plain output use `grpo-tui runs`, or see `grpo-tui --help`", ExitCode.USAGE)

@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, fail, json_line, say
-
-HELP = """Put a note on a trajectory, or list the notes of a run or a dump.
-
-Words that begin with # are labels: grpo-tui note RUN ID "#hack it copied the answer". An empty text removes it.
-Notes are kept in the run's folder (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked for:
---filter 'label:hack', --filter 'note:copied'.
-"""
+from .common import ExitCode, Home, fail, json_line, say
 
 
 def note(
@@ -24,15 +17,19 @@ def note(
         str | None, typer.Argument(metavar="[TEXT]", help="One line; without it the note is shown.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One note a line, as JSON.")] = False,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Write or show notes."""
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from ..text import literal
-    from .dumps import run_or_dump
-    from .records import opened
+    """Put a note on a trajectory, or list the notes of a run or a dump.
 
-    info = run_or_dump(reference, resolve_runs_dir(runs_dir), (), ())
+    Words that begin with # are labels: grpo-tui note RUN ID "#hack it copied the answer". An empty text removes it.
+    Notes are kept in the run's folder (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked
+    for: --filter 'label:hack', --filter 'note:copied'.
+    """
+    from ..text import literal
+    from .dumps import opened, run_or_dump
+
+    info = run_or_dump(reference, home, (), ())
     with opened(info) as reader:
         wanted = None
         if trajectory is not None:

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, SetOption, fail, say, warn
+from .common import ExitCode, Home, SetOption, fail, say, warn
 from .config import ConfigArgument, chosen_lines, load
 from .train import DatasetOption, ModelOption, RewardOption, own, watch
 
 if TYPE_CHECKING:
-    from ...configs import Option
-
-HELP = """Serve answers and learn from them while serving: an inference engine and an update worker.
-
-Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
-over HTTP (--serve HOST:PORT).
-"""
+    from ...configs.loading import Option
 
 
 def online(
@@ -41,10 +35,14 @@ def online(
     run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
     resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run.")] = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Start (or resume) serving with learning, and watch it."""
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    """Serve answers and learn from them while serving: an inference engine and an update worker.
+
+    Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
+    over HTTP (--serve HOST:PORT).
+    """
     from ..text import literal
     from .runs import find
 
@@ -57,7 +55,6 @@ def online(
             "--dataset and --reward out",
             ExitCode.USAGE,
         )
-    home = resolve_runs_dir(runs_dir)
     old = find(home, resume) if resume is not None else None
     source = str(Path(old.path) / "config.yaml") if old is not None else config
     overrides = list(set_ or ())
@@ -71,7 +68,8 @@ def online(
         options |= _conversations(model or "", overrides)
     settings = load(source, overrides, "online", options=options, paths=old is None)
 
-    from ...engine.launch import LaunchError, start_run
+    from ...engine.launch import LaunchError
+    from ...engine.launch.start import start_run
 
     piped = settings.online.requests == "-"
     if old is None:
@@ -94,7 +92,7 @@ def online(
 
 def _conversations(model: str, overrides: list[str]) -> dict[str, Option]:
     """Let a model of the user's own hold conversations, unless another environment or data is set."""
-    from ...configs import Option
+    from ...configs.loading import Option
     from ...configs.model_defaults import BUILTIN
 
     if model.startswith(BUILTIN) or any(o.startswith(("environment.", "data.")) for o in overrides):

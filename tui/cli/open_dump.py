@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.imports.behind import Opened, Opening
-from .own_importers import own_importers
+from .output import own_importers
 
 if TYPE_CHECKING:
     from ...engine.runs.types import RunInfo

@@ -1,14 +1,40 @@
-"""Plain lines and JSON on standard output. Loads nothing that a list of runs does not need."""
+"""Output and ends of commands, and a person's own importers. Loads nothing that a list of runs does not need."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NoReturn
+
+from ...configs.errors import GrpoTuiError
+from ...configs.location import personal_path
+
+
+class ExitCode(IntEnum):
+    """The exit codes, as printed by `grpo-tui --help`."""
+
+    OK = 0
+    FAILED = 1
+    """The run crashed, or the command could not do its work."""
+    USAGE = 2
+    """Wrong options or a wrong configuration. Nothing was started."""
+    NOT_FOUND = 3
+    """No such run or trajectory."""
+    INTERRUPTED = 130
+    """Ctrl-C. The run was asked to save and stop."""
+
+
+class CliError(GrpoTuiError):
+    """Ends the command with one line (or one line a problem) on standard error."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
+        self.message, self.code = message, code
+        super().__init__(message)
 
 
 def write_any_character() -> None:
@@ -22,6 +48,16 @@ def write_any_character() -> None:
 def say(text: str = "") -> None:
     """Print one line on standard output, at once. Pass text of a model through `literal` first."""
     print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print one line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
+    """End the command with this line on standard error."""
+    raise CliError(message, code)
 
 
 def json_line(value: Any) -> str:
@@ -42,3 +78,17 @@ def _strict(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, bool)):
         return value
     return str(value)
+
+
+def own_importers() -> Sequence[str]:
+    """Return the importers of the personal settings. Nothing is loaded if there are none."""
+    if not personal_path().is_file():
+        return ()
+    from ...configs.errors import ConfigError
+    from ...configs.personal import load_personal
+    from ..text import literal
+
+    try:
+        return load_personal().importers
+    except ConfigError as error:
+        fail(literal(str(error)), ExitCode.USAGE)

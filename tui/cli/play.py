@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
+from .common import ExitCode, Home, SetOption, fail, on_terminal, say
 from .config import ConfigArgument, load
 from .train import DatasetOption, ModelOption, RewardOption, own
 
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from ...configs.schema import RunConfig
     from ...engine.launch.play import Play, Situation
     from ...engine.runs.types import TrajectoryRecord
-
-HELP = """Play tasks by hand, in place of the policy, and see the rewards that the policy would get.
-
-A turn is a call such as LOOK(x=1), several of them, or plain words. The rollouts are recorded as a run. `grpo-tui
-export RUN --format messages` writes them as demonstrations for --mode sft.
-
-Without a terminal, each line of standard input is a turn, or one of /model, /again, /next and /quit.
-"""
 
 
 def play(
@@ -34,15 +26,20 @@ def play(
     reward: RewardOption = None,
     set_: SetOption = None,
     run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Start the process that plays, and show it on the terminal or in lines."""
+    """Play tasks by hand, in place of the policy, and see the rewards that the policy would get.
+
+    A turn is a call such as LOOK(x=1), several of them, or plain words. The rollouts are recorded as a run. `grpo-tui
+    export RUN --format messages` writes them as demonstrations for --mode sft.
+
+    Without a terminal, each line of standard input is a turn, or one of /model, /again, /next and /quit.
+    """
     from ...engine.launch import LaunchError
     from ...engine.launch.play import Play
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from .follow import crash_reason
 
-    home = resolve_runs_dir(runs_dir)
     settings = for_play(load(config, set_, "rft", options=own(model, dataset, reward), paths=True))
     try:
         game = Play(settings, home, run_id)

@@ -56,11 +56,10 @@ def page(run: RunInfo, picture: str) -> str:
     from html import escape
 
     from ...engine.imports.check import diagnose
-    from ...engine.runs.control.remedies import remedy
+    from ...engine.runs.control.alerts import remedy
     from ..format import number, step_text
     from ..text import literal
-    from .dumps import dump_notes
-    from .records import opened
+    from .dumps import dump_notes, opened
 
     dump = run.facts.get("dump")
     with opened(run) as reader:

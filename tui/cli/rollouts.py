@@ -13,9 +13,11 @@ import typer
 
 from .common import ExitCode, SetOption, fail, say
 
-HELP = "Servers that write the turns of rollouts (rollouts.engine: vllm)."
-
-app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Servers that write the turns of rollouts (rollouts.engine: vllm).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
@@ -34,8 +36,8 @@ def serve(
     set_: SetOption = None,
 ) -> None:
     """Print and run the `vllm serve` commands that rollouts need. The command ends with them."""
-    from ...configs import Option, presets
-    from ...engine.launch.process_logging import safe_path
+    from ...configs.loading import Option, presets
+    from ...engine.launch.outcome import safe_path
     from ...engine.launch.rollout_servers import ServerCommand, serve_commands
     from .config import load
 
@@ -71,7 +73,6 @@ def serve(
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended. If one fails, or on Ctrl-C, end the others. Returns the worst exit code."""
     code = 0
     try:
         while processes:

@@ -1,24 +1,22 @@
-"""`grpo-tui runs` and `grpo-tui stop`."""
+"""`grpo-tui runs`, `live`, `stop` and `repair`."""
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, RunReference, RunsDir, fail, say
+from .common import ExitCode, Home, RunReference, fail, known_runs, on_terminal, say
 
 if TYPE_CHECKING:
     from ...engine.runs.types import RunInfo
 
-RUNS_HELP = "List the runs, newest first."
-STOP_HELP = "Let a run save and stop."
-
 
 def find(home: Path, reference: str) -> RunInfo:
     """Return the run that `reference` names. Ends the command with the nearest ids if there is none."""
-    from ...engine.launch import find_run
+    from ...engine.launch.find import find_run
     from ...engine.runs.errors import RunNotFound
 
     try:
@@ -29,26 +27,27 @@ def find(home: Path, reference: str) -> RunInfo:
 
 def runs(
     as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Print the runs."""
+    """List the runs, newest first."""
     from .run_table import print_runs
 
-    print_runs(runs_dir, as_json=as_json)
+    print_runs(home, as_json=as_json)
 
 
 def stop(
     run: RunReference,
     timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the run to save.")] = 120.0,
     force: Annotated[bool, typer.Option("--force", help="Kill what still runs after the timeout.")] = False,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Ask the run to finish its step, save a checkpoint and end. Wait for it."""
-    from ...engine.launch import LaunchError, stop_run
-    from ...engine.launch.stop import living
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    """Let a run save and stop."""
+    from ...engine.launch import LaunchError
+    from ...engine.launch.stop import living, stop_run
 
-    info = find(resolve_runs_dir(runs_dir), run)
+    info = find(home, run)
     left = living(Path(info.path))
     if not info.active and not left:
         say(f"run {info.id} is not running ({info.status} at step {info.step})")
@@ -65,3 +64,64 @@ def stop(
         fail(f"{what} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout, or --force")
     say(f"run {after.id} {after.status} at step {after.step}")
     say(f"go on with: {after.resume_command}")
+
+
+def repair(run: RunReference, *, home: Home) -> None:
+    """Save the readable part of a run's damaged record into a new one. The damaged file is kept."""
+    from ...engine.launch.stop import living
+    from ...engine.runs.errors import RecordError
+    from ...engine.runs.health.repair import repair as repaired
+    from ...engine.runs.read.record import damage
+
+    info = find(home, run)
+    path = Path(info.path)
+    if info.active or living(path):
+        fail(f"run {info.id} is {info.status}: stop it before its record is repaired")
+    problem = damage(path)
+    say(problem or "the pages of the record are whole; it is written again from its trajectories")
+    try:
+        done = repaired(path)
+    except RecordError as error:
+        fail(f"nothing can be saved: {error}; to begin a new record, move that file away and call repair again")
+    except (OSError, sqlite3.Error) as error:
+        fail(f"the new record cannot be written: {getattr(error, 'strerror', None) or error}")
+    lost = done.expected - done.saved
+    say(
+        f"saved {done.saved:,} of {done.expected:,} trajectories, {done.metrics:,} values of metrics and "
+        f"{done.events:,} events" + (f"; {lost:,} trajectories are lost" if lost else "")
+    )
+    if done.kept is not None:
+        say(f"the old record is kept as {done.kept}")
+
+
+def live(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's id, or a unique beginning of it.", autocompletion=known_runs),
+    ] = None,
+    *,
+    home: Home,
+) -> None:
+    """Open the dashboard of the active run; of several, the newest.
+
+    With RUN, open the dashboard of that run, active or ended. Any terminal will do, also over ssh.
+    """
+    from ...engine.launch.find import list_runs
+
+    if not on_terminal():
+        fail(
+            "the dashboard needs a terminal; for plain output use `grpo-tui runs` or `grpo-tui inspect RUN`",
+            ExitCode.USAGE,
+        )
+    if run is not None:
+        info = find(home, run)
+    else:
+        runs = list_runs(home)
+        info = next((r for r in runs if r.active), None)
+        if info is None:
+            last = f"; the newest run has ended: grpo-tui inspect {runs[0].id}" if runs else ""
+            fail(f"nothing is being recorded in {home}{last}", ExitCode.NOT_FOUND)
+    from ..app.destinations import Live
+    from .app import open_run
+
+    open_run(home, info, Live(Path(info.path)))

@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
+from .common import ExitCode, Home, SetOption, ask, fail, on_terminal, say
 from .config import ConfigArgument, chosen_lines, load
-from .processes import ask
 
 if TYPE_CHECKING:
-    from ...configs import Option, RunConfig
+    from ...configs.loading import Option
+    from ...configs.schema import RunConfig
     from ...engine.runs.types import RunInfo
-
-HELP = """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
-
-The run continues when you leave the live view or close the terminal. `grpo-tui stop RUN` saves and stops it.
-Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
-"""
 
 
 QUICK_STEPS, QUICK_TASKS = 8, 8
@@ -86,10 +80,14 @@ def train(
             show_default=False,
         ),
     ] = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Start (or resume) a training run and watch it."""
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
+
+    The run continues when you leave the live view or close the terminal. `grpo-tui stop RUN` saves and stops it.
+    Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
+    """
     from ..text import literal
 
     if accelerate_config is not None and not accelerate_config.is_file():
@@ -97,7 +95,6 @@ def train(
             f"--accelerate-config: there is no file {accelerate_config}; make one with `accelerate config`",
             ExitCode.USAGE,
         )
-    home = resolve_runs_dir(runs_dir)
     old, chosen = None, []
     if resume is not None:
         if run_id is not None:
@@ -129,7 +126,8 @@ def train(
     if old is not None:
         _refuse_or_end(old, settings)
 
-    from ...engine.launch import LaunchError, start_run
+    from ...engine.launch import LaunchError
+    from ...engine.launch.start import start_run
 
     try:
         run = start_run(
@@ -175,7 +173,7 @@ def _shorten(settings: RunConfig) -> None:
 
 def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, Option]:
     """Return the values of `--model`, `--dataset` and `--reward`, by key of the configuration."""
-    from ...configs import Option
+    from ...configs.loading import Option
 
     given = {
         "model.base": Option("--model", model),
@@ -214,13 +212,13 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
 def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None] = say) -> None:
     """Show the live view on a terminal, or print lines. Ends the command with the run's exit code."""
     if headless or not on_terminal():
-        from ...engine.launch import stop_run
+        from ...engine.launch.stop import stop_run
         from .follow import follow
 
         out(f"run {run.id} ({run.mode}, {run.environment}, {run.model}) started; its record is in {run.path}")
         raise typer.Exit(follow(run, stop=lambda: stop_run(run), out=out))
 
-    from ...engine.launch import find_run
+    from ...engine.launch.find import find_run
     from ..app.destinations import Live
     from .app import open_run
     from .follow import tell_end

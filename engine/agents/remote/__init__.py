@@ -2,7 +2,7 @@
 
 `protocol.py`: requests and checked answers as data. `client.py`: one server over HTTP. `pool.py`: all servers, with
 failures, pauses and slow turns. `placement.py`: the distribution of rollouts over servers. `adapters.py`: a policy
-version as a folder, loaded, proved and unloaded. `agent.py`, `session.py`: an `Agent` and its session. `opening.py`:
+version as a folder, loaded, proved and unloaded. `agent.py`: an `Agent` and its session. `opening.py`:
 the agent of a configuration.
 
 Every turn is written by the requested version: 1. The adapters are written into a new folder, synced, and renamed to

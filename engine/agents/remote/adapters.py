@@ -172,12 +172,10 @@ class AdapterPublisher:
         return held
 
     def use(self, adapter: Adapter) -> None:
-        """Count one more user of this version; on any thread."""
         with self._counting:
             self._users[adapter.name] = self._users.get(adapter.name, 0) + 1
 
     def release(self, adapter: Adapter) -> None:
-        """Count one user less."""
         with self._counting:
             self._users[adapter.name] -= 1
             if not self._users[adapter.name]:
@@ -190,8 +188,6 @@ class AdapterPublisher:
             self._doing.cancel()
 
     def close(self) -> None:
-        """Unload and delete all versions."""
-
         async def unload() -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
@@ -203,7 +199,6 @@ class AdapterPublisher:
         self._wanted, self._proved, self.current = [], {}, None
 
     def _wait_for(self, work: Coroutine[None, None, None]) -> None:
-        """Run a coroutine in the pool's loop, until `end`."""
         self._doing = self.pool.begin(work)
         if self._ends:
             self._doing.cancel()
@@ -234,14 +229,12 @@ class AdapterPublisher:
         return name, final
 
     def _left_over(self) -> list[Path]:
-        """Return the folders of an earlier life of the run."""
         try:
             return [p for p in self.folder.iterdir() if self._is_own(p.name.removeprefix(TEMPORARY))]
         except OSError:
             return []
 
     def _is_own(self, name: str) -> bool:
-        """Return whether this is the name of a version of this run."""
         return re.fullmatch(rf"{re.escape(self.prefix)}\d+-[0-9a-f]+", name) is not None
 
     def _delete(self) -> None:
@@ -287,7 +280,6 @@ class AdapterPublisher:
                     await client.unload(name)
 
     async def _prove(self, client: ServerClient, adapter: Adapter) -> None:
-        """Compare the server's log-probs of the fixed text with the policy's."""
         request = GenerateRequest(
             model=adapter.name,
             token_ids=adapter.probe.token_ids,

@@ -2,29 +2,118 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
+import numpy as np
 from peft import PeftModel
 
-from ....envs.agent import Message, Seed
-from ...policy.sight.processor import Encoded
+from ....envs.agent import AgentTurn, Seed
+from ....envs.seeds import seed_of
+from ...policy.sight.processor import Encoded, SightError
+from ...runs.control.live import LiveBatch
 from ..chat import ChatBridge
 from ..chat_agent import ChatAgent, seeds_of, taught
-from ..settings import AgentSettings
+from ..chat_session import ChatSession
+from ..sampling import AgentSettings
 from .adapters import Adapter, AdapterPublisher
 from .pool import ServerPool
-from .session import RemoteSession
+from .protocol import GenerateRequest
+
+
+class RemoteSession(ChatSession):
+    """An `AsyncAgentSession` with prompt-major rows. `placement.py` chooses the server of each.
+
+    A turn depends only on the seed of its prompt, the row's index in its group and the turn's number, so a repeated
+    request to another server gives the same tokens.
+    """
+
+    def __init__(
+        self,
+        pool: ServerPool,
+        publisher: AdapterPublisher,
+        adapter: Adapter,
+        chat: ChatBridge,
+        settings: AgentSettings,
+        prompts: Sequence[Encoded | SightError],
+        num_rollouts: int,
+        seeds: Sequence[int],
+        watched: LiveBatch | None = None,
+    ) -> None:
+        rows = [prompt for prompt in prompts for _ in range(num_rollouts)]
+        super().__init__(chat, rows, settings.max_trajectory_tokens, settings.max_new_tokens)
+        self.adapter = adapter
+        self._pool = pool
+        self._watched = watched
+        self._publisher = publisher
+        self._settings = settings
+        self._num_rollouts = num_rollouts
+        self._seeds = list(seeds)
+        self._homes = pool.homes(len(prompts), num_rollouts)
+        self._name = f"{adapter.name}-{np.random.default_rng().integers(2**32):08x}"
+        self._open = True
+        publisher.use(adapter)
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        """Let these rows write their next turn. Returns one `AgentTurn` per row, in order. Not inside a running event
+        loop.
+        """
+
+        async def all_rows() -> list[AgentTurn]:
+            return await asyncio.gather(*(self.act_alone(row) for row in rows))
+
+        return asyncio.run(all_rows())
+
+    async def act_alone(self, row: int) -> AgentTurn:
+        """Let one row write its next turn. A row without room for a token writes nothing: `token_limit`."""
+        start = int(self.history.length[row])
+        room = int(self._room(np.array([row]))[0])
+        if self._exhausted[row] or room <= 0:
+            self._exhausted[row] = True
+            return AgentTurn("", (start, start), "token_limit", policy_version=self.adapter.step)
+        prompt, rollout = divmod(row, self._num_rollouts)
+        number = int(self.history.turns[row])
+        request = GenerateRequest(
+            model=self.adapter.name,
+            token_ids=self.history.ids[row, :start].tolist(),
+            max_tokens=min(self._settings.max_turn_tokens, room),
+            request_id=f"{self._name}-{row}-{number}",
+            temperature=self._settings.temperature,
+            seed=seed_of(self._seeds[prompt], rollout, number),
+            stop_token_ids=self.chat.stop_ids,
+        )
+        if self._watched is not None:
+            self._watched.goes_on(row)
+        answer = await self._pool.generate(request, self._homes[row])
+        count = len(answer.token_ids)
+        self.history.append_turn(
+            np.array([row]),
+            np.array([answer.token_ids], dtype=np.int32),
+            np.array([answer.logprobs], dtype=np.float32),
+            np.array([count]),
+        )
+        reason = "stop" if answer.stopped else "token_limit" if count == room else "turn_limit"
+        text = self.chat.decode(answer.token_ids)
+        if self._watched is not None:
+            self._watched.wrote(row, count, text)
+        version = self.adapter.step
+        return AgentTurn(text, (start, start + count), reason, policy_version=version, server=answer.server)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._publisher.release(self.adapter)
+            if self._watched is not None:
+                self._watched.close()
 
 
 class RemoteAgent(ChatAgent):
     """An `Agent`. The acting version is the last published one, or that of `acting_as`.
 
     model: the policy in training here, whose adapters the servers get. Settings and version hold for the calling
-    thread, so an evaluation and rollouts of the next step can run in parallel.
+    thread, so that an evaluation and rollouts of the next step can run in parallel.
     """
 
     def __init__(
@@ -38,29 +127,13 @@ class RemoteAgent(ChatAgent):
         native_calls: bool = True,
     ) -> None:
         self.model = model
-        super().__init__(chat, native_calls=native_calls)
+        super().__init__(chat, settings, native_calls=native_calls)
         self.pool = pool
         self.publisher = publisher
-        self._config = settings
-        self._own_config: ContextVar[AgentSettings | None] = ContextVar("settings", default=None)
         self._own_version: ContextVar[Adapter | None] = ContextVar("version", default=None)
-
-    @property
-    def config(self) -> AgentSettings:
-        """The settings of sessions that start now on this thread."""
-        return self._own_config.get() or self._config
 
     def knows(self, environment: str) -> bool:
         return taught(self.model, environment)
-
-    @contextmanager
-    def settings(self, **changes: Any) -> Iterator[RemoteAgent]:
-        """Use other settings for sessions that start inside: `with agent.settings(temperature=0): ...`."""
-        token = self._own_config.set(dataclasses.replace(self.config, **changes))
-        try:
-            yield self
-        finally:
-            self._own_config.reset(token)
 
     @contextmanager
     def acting_as(self, version: Adapter) -> Iterator[None]:
@@ -85,32 +158,22 @@ class RemoteAgent(ChatAgent):
         return self.publisher.publish(self.model, step)
 
     def dismiss(self, server: str, reason: str) -> bool:
-        """Remove a server from this run, unless it is the last one; return whether it was removed."""
         return self.pool.leave(server, reason)
 
-    def start(
+    def _open(
         self,
-        prompts: Sequence[Sequence[Message]],
-        num_rollouts: int = 1,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        seed: Seed = None,
+        chat: ChatBridge,
+        begun: Sequence[Encoded | SightError],
+        num_rollouts: int,
+        seed: Seed,
+        watched: LiveBatch | None,
     ) -> RemoteSession:
-        """Open a session (`Agent.start`). Without a seed, one is drawn from torch's global generator."""
         version = self._own_version.get() or self.publisher.current
         if version is None:
             raise RuntimeError("no version of the policy was published yet")
-        seeds, chat = seeds_of(seed, len(prompts)), self.chat_for(tools)
-        tokens = [self.chat.prompt(messages, tools) for messages in prompts]
-        watched = self.watched(prompts, num_rollouts, self.config)
-        return RemoteSession(
-            self.pool, self.publisher, version, chat, self.config, tokens, num_rollouts, seeds, watched
-        )
-
-    def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
-        return self.chat.seen(messages, tools)
+        seeds = seeds_of(seed, len(begun))
+        return RemoteSession(self.pool, self.publisher, version, chat, self.config, begun, num_rollouts, seeds, watched)
 
     def close(self) -> None:
-        """Unload all versions and close the connections."""
         self.publisher.close()
         self.pool.close()

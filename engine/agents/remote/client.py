@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 ADMIN_TIMEOUT_S = 60.0
 """Time limit of administrative calls."""
+CONNECTIONS = 1024
 
 SCALE_OUT = "start it with --enable-scale-out"
 LORA = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
@@ -77,7 +78,6 @@ class ServerClient:
         raise AssertionError
 
     def forget(self) -> None:
-        """Forget the facts about the server, since another one may answer now."""
         self._probes_alone = None
 
     async def _is_on_cpu(self) -> bool:
@@ -111,7 +111,6 @@ class ServerClient:
                 self._free.notify_all()
 
     async def version(self) -> str:
-        """Return the server's version of vLLM."""
         return str(self._object(await self._admin("GET", "/version"))["version"])
 
     async def models(self) -> dict[str, str]:
@@ -130,7 +129,6 @@ class ServerClient:
         await self._admin("POST", "/v1/load_lora_adapter", body)
 
     async def unload(self, name: str) -> None:
-        """Unload a name if it is served."""
         if name in await self.models():
             await self._admin("POST", "/v1/unload_lora_adapter", json.dumps({"lora_name": name}).encode())
 
@@ -178,7 +176,7 @@ class ServerClient:
         return found
 
 
-def open_http(connections: int = 1024) -> httpx.AsyncClient:
+def open_http() -> httpx.AsyncClient:
     """Return an HTTP client for the running event loop. Raises MissingHTTPClient."""
     try:
         import httpx
@@ -186,7 +184,7 @@ def open_http(connections: int = 1024) -> httpx.AsyncClient:
         raise MissingHTTPClient(
             "rollouts on servers need an HTTP client, which is not installed: pip install 'grpo-tui[vllm]'"
         ) from None
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
     # Servers are named by address: proxies of the environment are for the world outside.
     return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
@@ -202,7 +200,6 @@ def _seconds(retry_after: str) -> float | None:
 
 
 def _message(body: bytes) -> str:
-    """Extract the error message of an answer, shortened."""
     text = body[:2000].decode("utf-8", "replace")
     try:
         found = json.loads(body)

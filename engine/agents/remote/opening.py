@@ -14,7 +14,7 @@ from ...policy.sight.inputs import SeeingModel
 from ...policy.unwrap import base_of
 from ..chat import ChatBridge
 from ..decoder import UnsupportedModelError, stop_ids_of
-from ..settings import AgentSettings
+from ..sampling import AgentSettings
 from .adapters import AdapterPublisher
 from .agent import RemoteAgent
 from .pool import ServerPool

@@ -39,7 +39,6 @@ class Load:
     _averaged: float = field(default_factory=lambda: time.monotonic())
 
     def begin(self) -> float:
-        """Begin a turn; return its start time."""
         now = self._average()
         self.under_way += 1
         self._begun += now
@@ -76,7 +75,6 @@ class Load:
         self._mean = max(0.0, self._mean + rollouts)
 
     def forget(self) -> None:
-        """Reset after the server may have been replaced."""
         self.share, self.seconds, self.tokens, self.turns = 1.0, 0.0, 0.0, 0.0
 
     def _average(self) -> float:

@@ -124,7 +124,6 @@ class Standing:
 
     @property
     def reasons(self) -> str:
-        """The reasons as text."""
         return "; ".join(f"{url}: {reason}" for url, reason in self.out.items())
 
 
@@ -164,11 +163,9 @@ class ServerPool:
 
     @staticmethod
     async def _open() -> httpx.AsyncClient:
-        """Create the client in its own loop."""
         return open_http()
 
     def close(self) -> None:
-        """Cancel all work and end the thread."""
         if not self._thread.is_alive():
             return
 
@@ -183,11 +180,9 @@ class ServerPool:
         self._stop()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Schedule a coroutine in the pool's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the pool's loop and wait for it."""
         return self.begin(work).result()
 
     async def generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:
@@ -256,7 +251,6 @@ class ServerPool:
         return Standing(len(self.servers) - len(out), len(self.servers), out)
 
     def states(self) -> list[dict[str, Any]]:
-        """Return the work of each server. On any thread."""
         return [
             {"url": s.url, "in_flight": s.load.under_way, "turns": s.turns, "tokens": s.tokens, "why_out": s.why_out}
             for s in self.servers
@@ -403,7 +397,6 @@ class ServerPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _try(self, server: Server) -> None:
-        """Admit a server if it is ready."""
         try:
             if self.admit is not None:
                 await self.admit(server.client)

@@ -51,7 +51,7 @@ class GenerateRequest:
     """A request for one turn.
 
     model: the adapter's name, or the base model's. token_ids: the conversation so far. seed: gives the same tokens on
-    every server. stop_token_ids: end the turn and are part of it. stop: texts that end it. prompt_logprobs: also return
+    every server. stop_token_ids: end the turn and are part of it. prompt_logprobs: also return
     those of `token_ids`.
     """
 
@@ -62,7 +62,6 @@ class GenerateRequest:
     temperature: float = 1.0
     seed: int = 0
     stop_token_ids: Sequence[int] = ()
-    stop: Sequence[str] = ()
     prompt_logprobs: bool = False
 
     def to_json(self) -> bytes:
@@ -81,10 +80,8 @@ class GenerateRequest:
             "stop_token_ids": list(self.stop_token_ids),
             "ignore_eos": True,  # `stop_token_ids` says all
             "logprobs": 0,  # of the token that was drawn
-            "detokenize": bool(self.stop),
+            "detokenize": False,
         }
-        if self.stop:
-            sampling["stop"] = list(self.stop)
         if self.prompt_logprobs:
             sampling["prompt_logprobs"] = 1
         body = {
@@ -113,7 +110,6 @@ class GenerateAnswer:
 
     @classmethod
     def from_json(cls, body: bytes, request: GenerateRequest) -> GenerateAnswer:
-        """Read an answer to `request`. Raises ServerTrouble for an invalid one."""
         try:
             return cls._read(json.loads(body), request)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as problem:
@@ -139,7 +135,7 @@ class GenerateAnswer:
         if [_token(t) for t in tokens] != [_token(each["token_id"]) for each in content]:
             raise ServerTrouble("its log-probs are not those of its tokens")
         stopped = choice["finish_reason"] == "stop"
-        if stopped and not request.stop and tokens[-1] not in request.stop_token_ids:
+        if stopped and tokens[-1] not in request.stop_token_ids:
             raise ServerTrouble(f"it ended a turn after {len(tokens)} tokens with a token that ends none")
         if not stopped and len(tokens) != request.max_tokens:
             raise ServerTrouble(f"it stopped for length after {len(tokens)} of {request.max_tokens} tokens")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....configs.lazy import loaded_when_used
-
 if TYPE_CHECKING:
     from .env import VisualEnv as VisualEnv
 
-__getattr__ = loaded_when_used(
-    __name__,
-    {
-        "env": ("VisualEnv",),
-    },
-)
+
+def __getattr__(name: str) -> object:
+    """Load the environment where it is used: importing this package costs nothing."""
+    if name != "VisualEnv":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .env import VisualEnv
+
+    return VisualEnv

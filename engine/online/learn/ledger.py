@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...runs.position import JOURNAL_POSITION, recorded_position
+from ...runs.schema import JOURNAL_POSITION, recorded_position
 from ..store.opening import RunStore
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import JournalRow, QueueError, Settled, UpdateQueue

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ....configs.schema import RunConfig
 from ....configs.sections.online import OnlineConfig
 from ....envs.agent import sees
-from ....rewards import RewardOrchestrator
+from ....rewards.orchestrator import RewardOrchestrator
 from ...agents.remote.agent import RemoteAgent
 from ...agents.remote.opening import open_remote_agent
 from ...agents.remote.pool import event_of

@@ -23,8 +23,8 @@ from ....envs.chat import ChatEnv
 from ....envs.dataset import DatasetEnv
 from ....envs.loading import EnvLoadError
 from ....envs.trajectory import Trajectory
-from ....rewards import RewardOrchestrator
 from ....rewards.functions import RewardFunctionError
+from ....rewards.orchestrator import RewardOrchestrator
 from ...agents.sampling import SamplingSettings
 from ...policy.forward import vocabulary_of
 from ...policy.prepared import acting

@@ -13,7 +13,7 @@ from typing import Any
 from ....configs import metric_names as metric
 from ....configs.sections.online import KLConfig
 from ...record.step_recorder import MetricSink
-from ...runs.position import JOURNAL_POSITION, recorded_position
+from ...runs.schema import JOURNAL_POSITION, recorded_position
 from ...runs.types import EventKind, Use, UseKind
 from ...runs.write.writer import RunWriter
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue

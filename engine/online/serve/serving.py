@@ -14,7 +14,7 @@ from ....configs.sections.online import OnlineConfig
 from ...agents.remote.pool import NoServersLeft
 from ...runs.control.requests import ControlChannel
 from ...runs.learning import GateCode
-from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
+from ...runs.schema import REQUEST_POSITION, ROW_POSITION, recorded_position
 from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue

@@ -20,7 +20,7 @@ from torch import Tensor
 from ....configs.sections.online import OnlineConfig
 from ...launch.redis_server import queue_url
 from ...runs.durable import make_folder
-from ...runs.position import JOURNAL_POSITION, recorded_position
+from ...runs.schema import JOURNAL_POSITION, recorded_position
 from ..store.folder import OnlineFolder
 from ..store.images import ImageFolder
 from ..store.opening import RunStore

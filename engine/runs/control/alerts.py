@@ -15,12 +15,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..masking import mask
-from .remedies import remedy_of
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +65,6 @@ class Alert:
         return mask({**asdict(self), "trajectories": list(self.trajectories), "text": text, "content": text[:1900]})
 
 
-@dataclass
-class _Waiting:
-    alerts: list[Alert] = field(default_factory=list)
-    lost: int = 0
-
-
 class AlertSender:
     """Sends the alerts of one run. Its thread ends with the process. `close` sends the waiting alerts within a time
     limit."""
@@ -79,7 +72,8 @@ class AlertSender:
     def __init__(self, run_dir: Path, destination: Destination) -> None:
         self.run_dir = run_dir
         self.destination = destination
-        self._waiting = _Waiting()
+        self._alerts: list[Alert] = []
+        self._lost = 0
         self._sent: dict[tuple[str, str], float] = {}
         self._next = 0.0
         self._condition = threading.Condition()
@@ -109,14 +103,13 @@ class AlertSender:
             self._sent[key] = now
             if len(self._sent) > 10_000:
                 self._sent.clear()
-            if len(self._waiting.alerts) < WAITING:
-                self._waiting.alerts.append(alert)
+            if len(self._alerts) < WAITING:
+                self._alerts.append(alert)
             else:
-                self._waiting.lost += 1
+                self._lost += 1
             self._condition.notify_all()
 
     def close(self, timeout: float = TIMEOUT_SECONDS + 2) -> None:
-        """Send the waiting alerts, and end the thread."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()
@@ -125,24 +118,14 @@ class AlertSender:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._due():
-                    if self._closing and not self._waiting.alerts:
+                while not self._alerts or not (self._closing or time.monotonic() >= self._next):
+                    if self._closing and not self._alerts:
                         return
-                    self._condition.wait(self._pause())
-                alert = self._next_message()
+                    self._condition.wait(max(0.01, self._next - time.monotonic()) if self._alerts else None)
+                alerts, lost, self._alerts, self._lost = self._alerts, self._lost, [], 0
                 self._next = time.monotonic() + self.destination.every_seconds
-            self._send(alert)
-
-    def _due(self) -> bool:
-        return bool(self._waiting.alerts) and (self._closing or time.monotonic() >= self._next)
-
-    def _pause(self) -> float | None:
-        return max(0.01, self._next - time.monotonic()) if self._waiting.alerts else None
-
-    def _next_message(self) -> Alert:
-        waiting, self._waiting = self._waiting, _Waiting()
-        first = min(waiting.alerts, key=lambda a: GRADES.index(a.grade))
-        return replace(first, more=len(waiting.alerts) - 1 + waiting.lost)
+            first = min(alerts, key=lambda a: GRADES.index(a.grade))
+            self._send(replace(first, more=len(alerts) - 1 + lost))
 
     def _send(self, alert: Alert) -> None:
         body = json.dumps(alert.to_json(), default=str).encode()
@@ -179,3 +162,76 @@ class AlertSender:
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             answer.read(1)
+
+
+REMEDIES: Mapping[str, str] = {
+    "advantage_share": (
+        "Lower the weight of {subject}, or normalise it. Check whether the task's own reward differs within the groups."
+    ),
+    "reward_without_success": (
+        "Read the wrong rollouts with the highest reward (they are the evidence) and lower the weight of {subject}, or "
+        "reward only the task."
+    ),
+    "reward_hack": (
+        "Read the quoted answers: let {subject} reward right answers only, or form only if the answer is right."
+    ),
+    "kl_rise": (
+        "Lower the learning rate to that of the model's size (`grpo-tui config show`), raise `training.beta`, or take "
+        "`beta_mode: auto`."
+    ),
+    "no_movement": (
+        "Keep the trained weights in float32, raise the learning rate to that of the model's size (`grpo-tui config "
+        "show`), and see that something is trainable."
+    ),
+    "action_collapse": (
+        "Raise the sampling temperature or the KL weight, and penalise repeated calls. Check whether the reward pays "
+        "for this one action."
+    ),
+    "entropy_collapse": (
+        "Lower the learning rate, raise the KL weight or the upper clip bound (`epsilon_high`), or sample at a higher "
+        "temperature."
+    ),
+    "logprob_mismatch": (
+        "Lower `rollouts.max_staleness` or the learning rate. If no rollout is stale, serve the model in the "
+        "trainer's precision (`grpo-tui doctor --server URL`)."
+    ),
+    "sampler_mismatch": (
+        "Sample with the trainer's weights and number format (`model.compute`, `model.sampling`). The token view's "
+        "overlay `mismatch` shows where they differ. If the policy has hardly moved, raise the learning rate."
+    ),
+    "length_collapse": (
+        "Look whether short answers are rewarded or long ones cut: a length penalty, a token limit, or a loss that is "
+        "averaged over sequences."
+    ),
+    "groups_without_variance": (
+        "Take tasks that succeed sometimes, sample more rollouts a group, or fill their places (`replay`, dynamic "
+        "sampling)."
+    ),
+    "not_finite": (
+        "Open the rollouts: a reward function divided by zero or met an empty answer. Return a number, or None where "
+        "it does not apply. For a metric, lower the learning rate or clip the gradient."
+    ),
+    "unreadable_calls": (
+        "Constrain decoding to the format of calls, show an example in the prompt, or penalise unreadable calls."
+    ),
+    "errors": "Leave such rollouts out of the loss, or fix the tool: they teach whatever the failure rewarded.",
+    "native_calls": (
+        "Set `model.tool_calls: json`: the prompt then explains calls as JSON objects, which every model can write."
+    ),
+    "graded_reward": "Set `environment.success_score` to the score from which an answer counts as right.",
+    "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if such a step is wanted.",
+    "validation": "Check the labels of the last updates. Raise the confidence that the gate requires.",
+    "update_worker": "Read logs/worker.log. `grpo-tui online --resume RUN` continues where it stopped.",
+    "serving": "Read logs/engine.log.",
+}
+
+
+def remedy(detector: str, subject: str = "") -> str:
+    """Return the advice for a detector; empty if there is none."""
+    return REMEDIES.get(detector, "").replace("{subject}", subject or "it")
+
+
+def remedy_of(data: Mapping[str, Any]) -> str:
+    """Return the advice of an event: the one that its writer gave, else that for its detector."""
+    said = data.get("remedy")
+    return said if isinstance(said, str) else remedy(str(data.get("detector") or ""), str(data.get("subject") or ""))

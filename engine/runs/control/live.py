@@ -1,4 +1,4 @@
-"""The newest text of the rollouts that a process writes at this moment, for viewers.
+"""The rollouts that a process writes at this moment, for viewers: their newest texts, and how long they take.
 
 A process keeps one `Live`. A session opens a `LiveBatch` and reports to it every `LOOK_S` seconds, or less often if
 that would cost more than `1 / PATIENCE` of the time. The writer of the record stores the state in
@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,6 @@ class Batch:
 
     @property
     def tokens_a_second(self) -> float | None:
-        """Over the whole batch so far."""
         seconds = self.time - self.began
         return self.tokens / seconds if seconds > 0 and self.tokens else None
 
@@ -134,7 +134,6 @@ class LiveBatch:
         self._turn_began, self._left = time.perf_counter(), None
 
     def due(self) -> bool:
-        """Return whether it is time to look again."""
         return time.perf_counter() >= self._next_look
 
     @contextmanager
@@ -177,7 +176,6 @@ class LiveBatch:
             self._before[row] = self._tokens[row]
 
     def goes_on(self, row: int) -> None:
-        """Begin another turn of a row."""
         with self._lock:
             self._over[row] = False
             if row < len(self._texts) and self._before[row]:
@@ -300,3 +298,74 @@ def read_live(info: RunInfo) -> LiveState | None:
 def _same(said: Mapping[str, Any], process: Mapping[str, Any]) -> bool:
     """Return whether the process that lives has written it, and not one before it."""
     return all(said.get(key) == process.get(key) for key in ("pid", "started", "born", "where"))
+
+
+SHOWN = 20
+"""The number of rollouts that are listed one by one: those that have been in flight for longest."""
+LAST = 512
+"""The number of ended rollouts that durations are computed from."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One rollout in flight. `began` is in seconds since the epoch."""
+
+    id: str
+    what: str
+    began: float
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """The rollouts in flight as viewers see them: the count, the longest ones first, and seconds of the last ended
+    ones."""
+
+    count: int
+    longest: Sequence[Flight] = ()
+    median: float | None = None
+    p95: float | None = None
+    ended: int = 0
+
+
+class Flights:
+    """Tracks rollouts. `begin` and `end` may be called from any thread, in any order. An id that began twice counts
+    once."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, Flight] = {}
+        self._took: deque[float] = deque(maxlen=LAST)
+        self._ended = 0
+        self._lock = threading.Lock()
+
+    def begin(self, id_: str, what: str = "") -> None:
+        with self._lock:
+            self._now[id_] = Flight(id_[:200], what[:200], time.time())
+
+    def end(self, id_: str) -> None:
+        """End a rollout. One that never began is ignored."""
+        with self._lock:
+            flight = self._now.pop(id_, None)
+            if flight is not None:
+                self._took.append(max(0.0, time.time() - flight.began))
+                self._ended += 1
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the part of the status file; None if no rollout ever began."""
+        with self._lock:
+            if not self._now and not self._ended:
+                return None
+            longest = sorted(self._now.values(), key=lambda f: f.began)[:SHOWN]
+            took = sorted(self._took)
+            half, most = (took[len(took) // 2], took[int(0.95 * (len(took) - 1))]) if took else (None, None)
+            return asdict(InFlight(len(self._now), longest, half, most, self._ended))
+
+
+def in_flight(facts: Mapping[str, Any]) -> InFlight | None:
+    """Read the rollouts in flight from the facts of a run; None if there are none, or the file is damaged."""
+    said = facts.get("in_flight")
+    if not isinstance(said, dict):
+        return None
+    try:
+        return from_plain(InFlight, said, strict=True)
+    except (TypeError, ValueError):
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checksums import find_damage
+from ..durable import find_damage
 from ..paths import CHECKPOINTS
 
 PREFIX = "checkpoint-"

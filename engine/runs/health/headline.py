@@ -1,19 +1,28 @@
-"""The one-line summary of a run in every list of runs: its reward, its success, and their curves."""
+"""The few numbers that a list of runs shows of each: its reward, its success, and their curves.
+
+A writer keeps a `Summary` in its status file. Viewers read it, or the record where there is none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....configs import metric_names as metric
-from ..control.status import number
+from ....configs.plain_data import from_plain
 from ..types import RunInfo
-from ..write.summary import NAMES, POINTS, RATE_WINDOW, RATES, rolling
 
 if TYPE_CHECKING:  # a list of runs whose status files say enough opens no record, and need not load what reads one
     from ..read.reader import RunReader
 
+RATE_WINDOW = 100
+"""Requests over which the outcome of one request (0 or 1) becomes a rate."""
+RATES = (metric.ONLINE_SUCCESS,)
+NAMES = (metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.REWARD_MEAN, *RATES)
+POINTS = 32
 REWARD = metric.REWARD_MEAN
 SUCCESS = (metric.SUCCESS_GREEDY, *RATES, metric.SUCCESS_TRAIN)
 """Where the success of a run is taken from: the first that was recorded."""
@@ -38,39 +47,111 @@ class Headline:
         return next((self.values[name] for name in SUCCESS if name in self.values), None)
 
 
+@dataclass(frozen=True)
+class _Series:
+    """One number of a summary: its last value, and means up to some steps."""
+
+    last: float
+    curve: tuple[float, ...]
+    steps: tuple[int, ...]
+
+
 def of_status(info: RunInfo) -> Headline | None:
     """Read the run's status file, where its writer keeps a summary. Return None when the record has to be read."""
     summary = info.facts.get("summary")
     if not isinstance(summary, dict) or not (summary or info.ended):
         return None
-    values: dict[str, float] = {}
-    curves: dict[str, Points] = {}
-    for name in NAMES:
-        said = summary.get(name)
-        if said is None:
-            continue
-        if not isinstance(said, dict) or not isinstance(said.get("steps"), list):
-            return None  # written by an older version, which kept no steps and took one request for a rate
-        last, curve = number(said.get("last")), said.get("curve")
-        if last is not None:
-            values[name] = last
-        pairs = zip(map(number, said["steps"]), map(number, curve if isinstance(curve, list) else ()), strict=False)
-        curves[name] = [(step, value) for step, value in pairs if step is not None and value is not None]
-    return Headline(values, curves)
+    try:
+        return _headline(summary)
+    except (TypeError, ValueError):
+        return None
 
 
 def of_record(reader: RunReader) -> Headline:
     """Return the headline from the record itself; of a damaged record, from its readable part."""
-    values, curves = {}, {}
+    summary = Summary()
     for name in NAMES:
-        points = reader.metrics.points(name, max_points=POINTS)
-        if not points:
-            continue
-        points = rolling(points, RATE_WINDOW) if name in RATES else points
-        curves[name] = [(float(step), value) for step, value in points]
-        last = int(curves[name][-1][0])
-        newest = reader.metrics.points(name, after_step=last - (RATE_WINDOW if name in RATES else 1))
-        finite = [value for _, value in newest if number(value) is not None]
-        if finite:
-            values[name] = sum(finite) / len(finite)
-    return Headline(values, curves)
+        for step, value in reader.metrics.points(name):
+            summary.add(step, {name: value})
+    return _headline(summary.to_json())
+
+
+def _headline(summary: Mapping[str, Any]) -> Headline:
+    found = {name: from_plain(_Series, summary[name], strict=True) for name in NAMES if name in summary}
+    curves = {name: list(zip(map(float, s.steps), s.curve, strict=True)) for name, s in found.items()}
+    return Headline({name: series.last for name, series in found.items()}, curves)
+
+
+class Summary:
+    """For each of `NAMES` the last value and a curve of at most `POINTS` means over the whole run, with their steps.
+
+    `RATES` are means over the last `RATE_WINDOW` values, as value and as curve.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Curve] = {}
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        for name in NAMES:
+            value = values.get(name)
+            if value is not None and math.isfinite(value):
+                if name not in self._series:
+                    self._series[name] = _Curve(RATE_WINDOW if name in RATES else 1)
+                self._series[name].add(step, value)
+
+    def to_json(self) -> dict[str, dict[str, object]]:
+        """Return `{name: {"last": x, "curve": [..], "steps": [..]}}`: the means and the last step of each."""
+        return {
+            name: {
+                "last": curve.last,
+                "curve": [round(mean, 4) for mean, _ in curve.points()],
+                "steps": [step for _, step in curve.points()],
+            }
+            for name, curve in self._series.items()
+        }
+
+
+def rolling(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """Return at each step the mean of the values of the last `window` steps: a rate, if each value is 0 or 1."""
+    kept: deque[tuple[int, float]] = deque()
+    total, out = 0.0, []
+    for step, value in points:
+        if math.isfinite(value):
+            kept.append((step, value))
+            total += value
+        while kept and kept[0][0] <= step - window:
+            total -= kept.popleft()[1]
+        out.append((step, total / len(kept) if kept else math.nan))
+    return out
+
+
+class _Curve:
+    """Means of equal spans. If there are too many, neighbours merge and the span doubles."""
+
+    def __init__(self, window: int) -> None:
+        self._newest: deque[float] = deque(maxlen=window)
+        self.span = 1
+        self.done: list[tuple[float, int]] = []
+        self.total = 0.0
+        self.count = 0
+        self.step = 0
+
+    @property
+    def last(self) -> float:
+        return sum(self._newest) / len(self._newest)
+
+    def add(self, step: int, value: float) -> None:
+        self._newest.append(value)
+        self.total += self.last if self._newest.maxlen != 1 else value
+        self.count += 1
+        self.step = step
+        if self.count == self.span:
+            self.done.append((self.total / self.count, step))
+            self.total, self.count = 0.0, 0
+            if len(self.done) == POINTS:
+                pairs = zip(self.done[::2], self.done[1::2], strict=True)
+                self.done = [((a + b) / 2, step) for (a, _), (b, step) in pairs]
+                self.span *= 2
+
+    def points(self) -> list[tuple[float, int]]:
+        return [*self.done, (self.total / self.count, self.step)] if self.count else list(self.done)

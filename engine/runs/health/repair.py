@@ -21,8 +21,8 @@ from ..control.status import process_names
 from ..durable import read_json, write_json
 from ..errors import RecordDamaged
 from ..paths import DATABASE, PROCESSES
-from ..read.integrity import committed
 from ..read.reader import RunReader
+from ..read.record import committed
 from ..schema import connect_reader
 from ..types import TrajectoryRecord
 from ..write.store import RecordStore

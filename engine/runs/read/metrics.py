@@ -21,7 +21,6 @@ class Metrics:
         self._record = record
 
     def names(self) -> list[str]:
-        """Return all names in order of first appearance."""
         return [name for (name,) in self._record.all("SELECT name FROM metric_names ORDER BY id")]
 
     def points(
@@ -61,7 +60,6 @@ class Metrics:
         return {name: (step, _value(value)) for name, step, value in rows}
 
     def last_step(self) -> int:
-        """Return the last recorded step; 0 for none."""
         return int(self._record.scalar("SELECT max(step) FROM steps") or 0)
 
     def step_times(self, max_points: int = 400) -> Points:

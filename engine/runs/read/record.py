@@ -7,17 +7,137 @@ Queries return the readable rows and add the rest to `problems`. All parts of a 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..connection import Connection
-from ..errors import RecordDamaged
-from ..labels import Labels
+from ..control.status import number, process_names
+from ..durable import read_json
+from ..errors import QueryInterrupted, RecordDamaged
+from ..labels import Labels, clean
 from ..notes import Notes
-from ..paths import DATABASE
-from ..schema import other_version, version
-from .integrity import missing_trajectories
+from ..paths import DATABASE, PROCESSES
+from ..schema import connect_reader, other_version, version
+
+_OPCODES = 20_000  # between two looks at the clock: well under a millisecond of work
+CHECK_SECONDS = 60.0
+"""The longest time that checking the pages of a record takes before a run resumes."""
+
+
+def committed(run_dir: Path) -> int:
+    """Return the largest number of trajectories that a process of the run has committed; 0 if none has."""
+    said = (read_json(run_dir / PROCESSES / f"{name}.json").get("trajectories") for name in process_names(run_dir))
+    return int(max((number(n) or 0 for n in said), default=0))
+
+
+def missing_trajectories(run_dir: Path, found: int) -> str | None:
+    """Return one sentence when fewer trajectories are found than were committed: a log that was lost leaves no other
+    trace."""
+    written = committed(run_dir)
+    if found >= written:
+        return None
+    return f"{written - found} of {written} trajectories that were recorded are missing from {run_dir / DATABASE}"
+
+
+def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
+    """Return one sentence when the record is not whole: its pages are checked, for some seconds at most."""
+    path = run_dir / DATABASE
+    if not path.exists():
+        return missing_trajectories(run_dir, 0)
+    try:
+        db = connect_reader(path)
+    except RecordDamaged as error:
+        return str(error)
+    deadline = time.monotonic() + seconds
+    db.set_progress_handler(lambda: time.monotonic() > deadline, _OPCODES)
+    try:
+        (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if answer != "ok":
+            return f"{path} is damaged ({answer.splitlines()[-1]})"
+        tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'rows'").fetchone()[0]
+        return missing_trajectories(
+            run_dir, db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0] if tables else 0
+        )
+    except sqlite3.Error as error:
+        return None if "interrupted" in str(error) else f"{path} is damaged ({error})"
+    finally:
+        db.close()
+
+
+class OutOfTime(Exception):
+    """A query ran past its deadline. Callers catch it and answer with the rows they have."""
+
+
+class Connection:
+    """A read-only connection for use by several threads, one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = connect_reader(path)
+        self.lock = threading.RLock()
+        self._deadline: float | None = None
+        self._stop = False
+        self.db.set_progress_handler(self._tick, _OPCODES)
+
+    def close(self) -> None:
+        self._stop = True
+        with self.lock:
+            self.db.close()
+
+    @contextmanager
+    def limit(self, seconds: float | None) -> Iterator[None]:
+        """Let queries inside raise OutOfTime once this much time has passed since entering. The tighter limit holds."""
+        with self.lock:  # the deadline must not cut off another thread's query
+            before = self._deadline
+            if seconds is not None:
+                deadline = time.monotonic() + seconds
+                self._deadline = deadline if before is None else min(before, deadline)
+            try:
+                yield
+            finally:
+                self._deadline = before
+
+    def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self.lock, self._errors():
+            return self._execute(sql, params).fetchall()
+
+    def one(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        with self.lock, self._errors():
+            return self._execute(sql, params).fetchone()
+
+    def each(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield row after row: the caller keeps the rows before an error."""
+        with self.lock, self._errors():
+            yield from self._execute(sql, params)
+
+    def _execute(self, sql: str, params: Sequence[Any]) -> sqlite3.Cursor:
+        try:
+            return self.db.execute(sql, params)
+        except UnicodeEncodeError:  # half a surrogate pair: the record holds the text as it could be stored
+            return self.db.execute(sql, [clean(p) if isinstance(p, str) else p for p in params])
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        self._stop = False
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "interrupted" in str(error):
+                if self._stop:
+                    self._stop = False
+                    raise QueryInterrupted("the query was stopped") from None
+                raise OutOfTime from None
+            if "fts5:" in str(error):
+                raise
+            raise RecordDamaged(f"{self.path}: this part of the record cannot be read ({error})") from error
+        except sqlite3.DatabaseError as error:
+            raise RecordDamaged(f"{self.path}: this part of the record cannot be read ({error})") from error
+
+    def _tick(self) -> int:
+        return int(self._stop or (self._deadline is not None and time.monotonic() > self._deadline))
 
 
 class Record:
@@ -36,7 +156,6 @@ class Record:
         self._open()
 
     def close(self) -> None:
-        """Stop a query in another thread, and close the database."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

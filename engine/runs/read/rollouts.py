@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from ..columns import COLUMNS, Flag, Kind
@@ -14,8 +14,7 @@ from ..labels import Labels
 from ..learning import marks_of
 from ..notes import Note
 from ..search import filters, histogram
-from ..search import full_text as search
-from ..search.query import EVERYTHING, Query, Selection
+from ..search.query import EVERYTHING, Query, Selection, match_expression
 from ..search.views import Count, View, open_view
 from ..types import TrajectoryRow
 from .groups import GroupList
@@ -105,24 +104,15 @@ def _row(row: tuple[Any, ...], labels: Labels, extra: dict[str, Any]) -> Traject
     return TrajectoryRow(**card, **values, extra={**more, **extra})
 
 
-@dataclass
-class _Kept:
-    """A view, and up to which trajectory it knows the run."""
-
-    view: View
-    last_n: int
-
-
 class Rollouts:
     """The rollouts that match a query, as rows. Methods raise FilterError for an invalid filter, search or order."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._views: OrderedDict[tuple[Selection, str, bool, int], _Kept] = OrderedDict()
+        self._views: OrderedDict[tuple[Selection, str, bool, int], View] = OrderedDict()
         self._epoch: str | None = None
 
     def total(self) -> int:
-        """Return the number of trajectories of the run, which is the number `n` of the last one."""
         return int(self._record.scalar("SELECT max(n) FROM rows") or 0)
 
     def first(self, split: str) -> int | None:
@@ -159,7 +149,6 @@ class Rollouts:
         return None if view is None else view.position(n)
 
     def rows(self, numbers: Sequence[int]) -> list[TrajectoryRow]:
-        """Return the rows with these numbers, in this order, without missing ones."""
         return by_number(self._record, numbers)
 
     def group(self, group: str) -> list[TrajectoryRow]:
@@ -202,7 +191,7 @@ class Rollouts:
         return 0
 
     def _selection(self, query: Query) -> Selection | None:
-        expression, match = filters.parse(query.filter), search.match_expression(query.search)
+        expression, match = filters.parse(query.filter), match_expression(query.search)
         labels = self._record.labels()
         if labels is None:
             return None
@@ -223,10 +212,10 @@ class Rollouts:
             if kept is None or kept.last_n > last_n:
                 view = open_view(db, selection, query.sort, query.descending, last_n)
             else:
-                view = kept.view.grown(last_n)
+                view = kept.grown(last_n)
         except sqlite3.OperationalError as error:
             raise FilterError(f"this search cannot be understood ({error})") from error
-        self._views[key] = _Kept(view, last_n)
+        self._views[key] = view
         if len(self._views) > _KEPT_VIEWS:
             self._views.popitem(last=False)
         return view

@@ -60,7 +60,6 @@ class Conditions:
     notes: list[str] = field(default_factory=list)
 
     def bound(self, sql: str, *values: object) -> str:
-        """Return a condition and the values of its question marks."""
         self.params.extend(values)
         return sql
 

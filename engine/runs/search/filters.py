@@ -16,7 +16,7 @@ from ..errors import FilterError
 from ..labels import Labels
 from ..notes import Note
 from .conditions import FLAGS, KEYS, LABELS, NAMES, NOTES, NUMBERS, OWN_COLUMNS, TEXTS, Conditions
-from .full_text import match_expression
+from .query import match_expression
 
 HELP = (
     f"numbers: {', '.join(NUMBERS)} with < <= > >= = != (reward<0.2, step:100..200); "
@@ -30,6 +30,7 @@ HELP = (
 _ALIASES = {"rule": "penalty", "environment": "env", "tool": "action", "stop_reason": "stop", "penalized": "penalised"}
 _TOKEN = re.compile(r"\s*(?:(?P<paren>[()])|(?P<op><=|>=|!=|==|[<>=:])|(?P<word>[^\s()<>=!:\"']+))")
 _VALUE = re.compile(r"\s*(?:\"(?P<dq>[^\"]*)\"|'(?P<sq>[^']*)'|(?P<word>[^\s()]+))")
+_SQL = {":": "=", "!=": "<>"}
 _RANGE = re.compile(r"(?P<low>[^.]*(?:\.\d+)?[^.]*)\.\.(?P<high>.*)")
 
 
@@ -174,32 +175,29 @@ class _Parser:
 
     def number(self, key: str, op: str) -> _Node:
         text, at = self.value(key)
+        comparison, values = self.comparison(key, op, text, at)
+        return lambda b: b.number(key, comparison, values)
+
+    def comparison(self, key: str, op: str, text: str, at: int) -> tuple[str, tuple[float, ...]]:
+        """Return SQL such as `< ?` or `BETWEEN ? AND ?`, and its numbers."""
         span = _RANGE.fullmatch(text) if op in (":", "=") else None
         if span is not None:
-            low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
-            return lambda b: b.number(key, "BETWEEN ? AND ?", (low, high))
-        number = self.parse_number(key, text, at)
-        sql_op = {":": "=", "!=": "<>"}.get(op, op)
-        return lambda b: b.number(key, f"{sql_op} ?", (number,))
+            return "BETWEEN ? AND ?", tuple(self.parse_number(key, part, at) for part in span.group("low", "high"))
+        return f"{_SQL.get(op, op)} ?", (self.parse_number(key, text, at),)
 
     def column(self, key: str, op: str) -> _Node:
         """Return a condition on a column of the record's own, whose values are numbers or texts."""
         text, at = self.value(key)
-        span = _RANGE.fullmatch(text) if op in (":", "=") else None
-        if span is not None:
-            low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
-            return lambda b: b.column(key, "number BETWEEN ? AND ?", (low, high))
-        flags = {"true": 1.0, "false": 0.0}
         try:
-            number = flags[text.lower()] if text.lower() in flags else float(text)
-        except ValueError:
-            if op not in (":", "=", "!="):
-                self.fail(f"{key} needs a number after {op}", at)
+            comparison, values = self.comparison(key, op, {"true": "1", "false": "0"}.get(text.lower(), text), at)
+        except FilterError:
+            if op not in (":", "=", "!=") or ".." in text:
+                raise
             found = "text GLOB ?" if "*" in text else "text = ?"
             return lambda b: b.column(key, f"NOT {found}" if op == "!=" else found, (text,))
-        sql_op = {":": "=", "!=": "<>"}.get(op, op)
-        either = f"(number {sql_op} ? OR text = ?)" if sql_op == "=" else f"number {sql_op} ?"
-        return lambda b: b.column(key, either, (number, text) if sql_op == "=" else (number,))
+        if comparison == "= ?":
+            return lambda b: b.column(key, "(number = ? OR text = ?)", (*values, text))
+        return lambda b: b.column(key, f"number {comparison}", values)
 
     def parse_number(self, key: str, text: str, at: int) -> float:
         try:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from ..columns import SORTS
-from ..connection import Connection, OutOfTime
 from ..errors import FilterError
+from ..read.record import Connection, OutOfTime
 from .query import Selection
 
 SECONDS = 0.12

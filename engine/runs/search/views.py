@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 from ..columns import SORTS
-from ..connection import Connection, OutOfTime
 from ..errors import FilterError
+from ..read.record import Connection, OutOfTime
 from .query import Selection
 
 SMALL = 20_000
@@ -38,39 +36,6 @@ Key = tuple[int, float, int]
 def key_of(value: Any, n: int) -> Key:
     """Return the key of rollout `n` whose value in the order is `value`."""
     return (0, 0.0, n) if value is None else (1, value, n)
-
-
-class Keys:
-    """Sorted keys of a small view, sixteen bytes each."""
-
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self.numbers = array("q", [n for _, _, n in keys])
-        # SQLite holds no NaN, so NaN can stand for a missing value.
-        self._values = array("d", [value if present else math.nan for present, value, _ in keys])
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, i: int) -> Key:
-        value = self._values[i]
-        return (0, 0.0, self.numbers[i]) if value != value else (1, value, self.numbers[i])
-
-    def with_more(self, keys: Sequence[Key]) -> Keys:
-        return Keys(sorted([*(self[i] for i in range(len(self))), *keys]))
-
-    def index(self, key: Key) -> int | None:
-        i = bisect.bisect_left(self, key)
-        return i if i < len(self) and self[i] == key else None
-
-    def after(self, key: Key) -> int | None:
-        """Return the number behind a key, which need not be one of these."""
-        i = bisect.bisect_right(self, key)
-        return self.numbers[i] if i < len(self) else None
-
-    def before(self, key: Key) -> int | None:
-        """Return the number in front of a key, which need not be one of these."""
-        i = bisect.bisect_left(self, key) - 1
-        return self.numbers[i] if i >= 0 else None
 
 
 def beyond(column: str, start: Key | None, ascending: bool) -> list[tuple[str, tuple[object, ...]]]:
@@ -172,9 +137,9 @@ class _Ordered:
 
 
 class Listed(_Ordered):
-    """A view whose keys are all here."""
+    """A view whose keys are all here, sorted."""
 
-    keys: Keys
+    keys: list[Key]
 
     def count(self) -> Count:
         return Count.of(len(self.keys))
@@ -182,25 +147,29 @@ class Listed(_Ordered):
     least = count
 
     def page(self, offset: int, limit: int) -> list[int]:
-        numbers = self.keys.numbers
+        keys = self.keys[offset : offset + limit]
         if self.descending:
-            end = max(0, len(numbers) - offset)
-            return numbers[max(0, end - limit) : end].tolist()[::-1]
-        return numbers[offset : offset + limit].tolist()
+            end = max(0, len(self.keys) - offset)
+            keys = self.keys[max(0, end - limit) : end][::-1]
+        return [n for _, _, n in keys]
 
     def neighbour(self, n: int, direction: int) -> int | None:
         here = self._key_of(n)
         if here is None:
             return None
-        return self.keys.after(here) if self._forwards(direction) else self.keys.before(here)
+        forwards = self._forwards(direction)
+        at = bisect.bisect_right(self.keys, here) if forwards else bisect.bisect_left(self.keys, here) - 1
+        return self.keys[at][2] if 0 <= at < len(self.keys) else None
 
     def position(self, n: int) -> int | None:
         here = self._key_of(n)
-        at = None if here is None else self.keys.index(here)
-        return at if at is None or not self.descending else len(self.keys) - 1 - at
+        at = len(self.keys) if here is None else bisect.bisect_left(self.keys, here)
+        if at == len(self.keys) or self.keys[at] != here:
+            return None
+        return len(self.keys) - 1 - at if self.descending else at
 
     def numbers(self) -> Sequence[int] | None:
-        return self.keys.numbers
+        return [n for _, _, n in self.keys]
 
     def grown(self, last_n: int) -> View:
         """Sort in the new matches; with too many of them, return a `Walked` view."""
@@ -209,7 +178,7 @@ class Listed(_Ordered):
         found = self._found_after(self.last_n)
         if found is None or len(self.keys) + len(found) > SMALL:
             return Walked(self.db, self.selection, self.sort, self.descending, last_n)
-        self.keys, self.last_n = self.keys.with_more(found), last_n
+        self.keys, self.last_n = sorted([*self.keys, *found]), last_n
         return self
 
 
@@ -377,5 +346,5 @@ def open_view(db: Connection, selection: Selection, sort: str, descending: bool,
     if selection.everything:
         return Dense(last_n, descending) if sort == "n" else Walked(db, selection, sort, descending, last_n)
     listed = Listed(db, selection, sort, descending, 0)
-    listed.keys = Keys([])
+    listed.keys = []
     return listed.grown(last_n)

@@ -1,4 +1,7 @@
-"""The items that the record's thread stores. Each stores itself into the tables."""
+"""The items that the record's thread stores. Each stores itself into the tables.
+
+The queue holds entries: an `Entry` is stored in one transaction or not at all.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..durable import replace_file
 from ..paths import IMAGES
-from ..position import meta_key
+from ..schema import meta_key
 from ..types import TrajectoryRecord
 from .store import RecordStore
 
@@ -42,18 +45,9 @@ class Item(ABC):
         """How many rows are lost with it."""
         return 1
 
-    @property
-    def parts(self) -> tuple[Item, ...]:
-        """Its parts in the order of storing."""
-        return (self,)
-
     def pieces(self, size: int) -> Sequence[Item]:
-        """Split it into items of about `size` bytes, if its parts may be stored one after another."""
+        """Split it into items of about `size` bytes (1: as small as they get) that may be stored one after another."""
         return (self,)
-
-    def apart(self) -> Sequence[Item]:
-        """Split it into smaller items, because it cannot be stored as a whole; empty if there are none."""
-        return ()
 
     @abstractmethod
     def store(self, store: RecordStore) -> int | None:
@@ -113,9 +107,6 @@ class Trajectories(Item):
             for _, part in groupby(zip(self.records, ends, strict=True), key=lambda pair: pair[1])
         ]
 
-    def apart(self) -> Sequence[Item]:
-        return [Trajectories(self.step, [record]) for record in self.records] if len(self.records) > 1 else ()
-
     def store(self, store: RecordStore) -> int:
         refused = store.add_trajectories(self.step, self.records)
         for sentence in refused:
@@ -156,36 +147,16 @@ class Positions(Item):
 
     positions: Mapping[str, int]
 
+    @property
+    def rows(self) -> int:
+        return 0
+
     def store(self, store: RecordStore) -> None:
         for name, position in self.positions.items():
             store.set_meta(meta_key(name), str(position))
 
 
-@dataclass(frozen=True)
-class Together(Item):
-    """Items that are stored in one transaction or not at all, and with them how far other journals are copied."""
-
-    items: tuple[Item, ...]
-    positions: Positions
-
-    @property
-    def cost(self) -> int:
-        return sum(item.cost for item in self.items)
-
-    @property
-    def rows(self) -> int:
-        return sum(item.rows for item in self.items)
-
-    @property
-    def parts(self) -> tuple[Item, ...]:
-        return (*self.items, self.positions)
-
-    def apart(self) -> Sequence[Item]:
-        """Store the items one by one: at least some of them can be recorded."""
-        return self.parts
-
-    def store(self, store: RecordStore) -> int:
-        return sum(part.store(store) or 0 for part in self.parts)
+Entry = tuple[Item, ...]
 
 
 def _size(record: TrajectoryRecord) -> int:

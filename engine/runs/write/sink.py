@@ -1,7 +1,7 @@
 """Commit items to the record's file, and handle a disk that refuses them.
 
 Trouble with the folder (full, read-only, removed, damaged) keeps the items for a later attempt. An item that cannot be
-stored at all is dropped. Both are reported once, and counted (`trouble.py`).
+stored at all is dropped. Both are reported once, and counted.
 """
 
 from __future__ import annotations
@@ -12,15 +12,118 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
+from ..health.headline import NAMES, Summary
 from ..paths import DATABASE
-from .items import Item, Metrics, Positions, SavedImage, Trajectories, Write
+from .items import Entry, Item, Metrics, Positions, SavedImage, Trajectories, Write
 from .store import RecordStore
-from .summary import NAMES, Summary
-from .trouble import News, Trouble, explain
 from .truncation import truncate_after
+
+TELL_AGAIN_SECONDS = 60.0
+UNSTORABLE = "rows could not be stored"
+"""Why rows are missing when the folder is in no trouble."""
+
+
+class News(NamedTuple):
+    """The explanation of a hole in the record: a sentence, why, and how many rows are missing."""
+
+    message: str
+    reason: str
+    lost: int
+
+
+class Trouble:
+    """overflow: returns how many rows found no room in the queue. tell: receives one sentence for people."""
+
+    def __init__(self, overflow: Callable[[], int], tell: Callable[[str], None]) -> None:
+        self.now: str | None = None
+        """The trouble with the folder, in words; None while it accepts writes."""
+        self.attempts = 0
+        """Failed attempts since the last success."""
+        self.lost = 0
+        """Rows that could not be stored because of their content."""
+        self._overflow = overflow
+        self._tell = tell
+        self._told = 0
+        self._told_at: dict[str, float] = {}
+        self._reason = UNSTORABLE
+        self._quiet = False
+
+    @property
+    def sentence(self) -> str:
+        return f"{self._reason}; training goes on without its record, which resumes when it can"
+
+    def failed(self, reason: str, locked: bool) -> None:
+        """Note a failed attempt to write. A lock counts only from the second time on."""
+        self.attempts += 1
+        if self.now is not None or (locked and self.attempts == 1):
+            return
+        # A disk that is nearly full says no, yes, no, …: that is one trouble, and is told once.
+        self.now = self._reason = reason
+        self._quiet = self._told_lately()
+        self._told_at[reason] = time.monotonic()
+        if not self._quiet:
+            self._tell(self.sentence)
+
+    def news(self) -> News | None:
+        """Return the report that is due now: once for a spell of trouble, at most once a minute."""
+        lost = self._untold()
+        loud = self.now is not None and not self._quiet
+        if not loud and (self._told_lately() or not lost):
+            return None
+        message = f"{self._reason}: {lost} rows are missing from the record"
+        if not lost:
+            message = f"{self._reason}, but nothing was lost"
+        return News(message, self._reason, lost)
+
+    def last_news(self) -> bool:
+        """Return whether a report is left for the end."""
+        if not self._untold() or self.now is not None:
+            return False
+        self._told_at.clear()
+        return True
+
+    def refused(self, rows: int) -> None:
+        """Count rows that the tables did not take. Each has an event of its own."""
+        self.lost += rows
+        self._told += rows
+
+    def written(self, news: News | None) -> None:
+        """Note that everything given was stored, and the report with it."""
+        recovered = self.now is not None
+        self.now, self.attempts = None, 0
+        if news is None:
+            return
+        self._told += news.lost
+        self._told_at[news.reason] = time.monotonic()
+        self._reason = UNSTORABLE
+        self._tell(f"the record is written again ({news.message})" if recovered else news.message)
+
+    def _untold(self) -> int:
+        return self.lost + self._overflow() - self._told
+
+    def _told_lately(self) -> bool:
+        return time.monotonic() - self._told_at.get(self._reason, -TELL_AGAIN_SECONDS) < TELL_AGAIN_SECONDS
+
+
+def explain(error: BaseException, run_dir: Path) -> str:
+    """Describe a failure of the disk in one sentence."""
+    text = str(error).lower()
+    if not run_dir.is_dir():
+        return f"the run's folder {run_dir} was removed"
+    if isinstance(error, FileNotFoundError):
+        return f"the record in {run_dir} was removed"
+    if "full" in text or getattr(error, "errno", None) in (27, 28, 122):  # EFBIG, ENOSPC, EDQUOT
+        return f"the disk of {run_dir} is full"
+    if "readonly" in text or "read-only" in text or "permission" in text:
+        return f"the record in {run_dir} cannot be written (read-only)"
+    if "malformed" in text or "not a database" in text:
+        return f"the record in {run_dir} is damaged"
+    return f"the record in {run_dir} cannot be written ({error})"
+
 
 log = logging.getLogger(__name__)
 
@@ -52,30 +155,29 @@ class Sink:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do without items."""
         return self._resume is None
 
-    def write(self, items: deque[Item]) -> bool:
-        """Store items and take them off the queue given. False: the folder is in trouble, try the rest again later."""
+    def write(self, entries: deque[Entry]) -> bool:
+        """Store entries and take them off the queue. False: the folder is in trouble, try the rest again later."""
         self._careful = False
-        while items or self._resume is not None:
-            part = deque([items[0]]) if self._careful and items else items
+        while entries or self._resume is not None:
+            part = deque([entries[0]]) if self._careful and entries else entries
             try:
                 self._transaction(part)
             except _BAD_ITEM as error:
-                self._set_aside(items, error)
+                self._set_aside(entries, error)
                 continue
             except (sqlite3.Error, OSError) as error:
                 self._in_trouble(error)
                 return False
             except Exception as error:
-                if not items:
+                if not entries:
                     self._in_trouble(error)
                     return False
-                self._set_aside(items, error)
+                self._set_aside(entries, error)
                 continue
             for _ in range(len(part)):
-                items.popleft()
+                entries.popleft()
         return True
 
     def close(self, left: int) -> None:
@@ -88,9 +190,9 @@ class Sink:
                 log.warning("record: %s", explain(error, self.run_dir))
         self._let_go()
 
-    def _transaction(self, items: deque[Item]) -> None:
+    def _transaction(self, entries: deque[Entry]) -> None:
         store = self._opened()
-        parts = [part for item in items for part in item.parts]
+        parts = [part for entry in entries for part in entry]
         for part in parts:
             if isinstance(part, SavedImage):
                 part.write(self.run_dir)
@@ -171,17 +273,18 @@ class Sink:
                 log.warning("closing the record: %s", error)
             self._store = None
 
-    def _set_aside(self, items: deque[Item], error: Exception) -> None:
+    def _set_aside(self, entries: deque[Entry], error: Exception) -> None:
         """Drop an item that cannot be stored. From here on, items are stored one by one, so it holds up no other."""
-        if not self._careful and (len(items) > 1 or items[0].rows > 1):
+        if not self._careful and (len(entries) > 1 or sum(item.rows for item in entries[0]) > 1):
             self._careful = True
             return
-        item = items.popleft()
-        if smaller := item.apart():
-            items.extendleft(reversed(smaller))
+        first, *rest = entries.popleft()
+        smaller = [first, *rest] if rest else first.pieces(1)
+        if len(smaller) > 1:
+            entries.extendleft((item,) for item in reversed(smaller))
             return
         self.trouble.lost += 1
-        name = item.name if isinstance(item, Write) else type(item).__name__
+        name = first.name if isinstance(first, Write) else type(first).__name__
         log.warning("the record leaves out one item (%s): %s", name, error, exc_info=error)
 
     def _in_trouble(self, error: Exception) -> None:

@@ -9,8 +9,8 @@ import hashlib
 import logging
 import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,35 +60,24 @@ class Names:
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
         self.labels = Labels(db)
-        self._named: dict[str, OrderedDict[str, int]] = {"groups": OrderedDict(), "prompts": OrderedDict()}
+        self.named = lru_cache(_REMEMBERED)(self._named)
         self._toolsets: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}
 
     def forget(self) -> None:
         """Drop the cached names, after a rollback or when rows were removed."""
         self.labels.forget()
         self._toolsets.clear()
-        for names in self._named.values():
-            names.clear()
+        self.named.cache_clear()
 
-    def named(self, table: str, name: str, **more: str) -> int:
+    def _named(self, table: str, name: str, **more: str) -> int:
         """Return the id of a name in `groups` or `prompts`, adding it with its other columns if it is new."""
-        names = self._named[table]
-        known = names.get(name)
-        if known is not None:
-            names.move_to_end(name)
-            return known
         text = clean(name)
         found = self.db.execute(f"SELECT id FROM {table} WHERE name = ?", (text,)).fetchone()
         if found is not None:
-            known = int(found[0])
-        else:
-            values = (text, *map(clean, more.values()))
-            sql = f"INSERT INTO {table} ({', '.join(('name', *more))}) VALUES ({', '.join('?' * len(values))})"
-            known = int(self.db.execute(sql, values).lastrowid or 0)
-        names[name] = known
-        if len(names) > _REMEMBERED:
-            names.popitem(last=False)
-        return known
+            return int(found[0])
+        values = (text, *map(clean, more.values()))
+        sql = f"INSERT INTO {table} ({', '.join(('name', *more))}) VALUES ({', '.join('?' * len(values))})"
+        return int(self.db.execute(sql, values).lastrowid or 0)
 
     def toolset(self, env: str, tools: tuple[ToolSpec, ...]) -> int | None:
         """Return the id of the tools that an environment declares; None without tools."""
@@ -195,7 +184,6 @@ class RowTables:
 
 
 def _head(of: Listed) -> str:
-    """Return the beginning of a prompt as lists show it."""
     return " ".join(of.head[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
 
 
@@ -287,7 +275,6 @@ class RecordStore:
         self.db.close()
 
     def begin(self) -> None:
-        """Start a transaction that sees the commits of other processes."""
         self.db.execute("BEGIN IMMEDIATE")
         self.rows.names.labels.refresh()
 
@@ -318,7 +305,6 @@ class RecordStore:
         self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def last_n(self) -> int:
-        """Return the number of the last trajectory, which is how many there are."""
         return int(self.db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0])
 
     def last_step(self) -> int:

@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..codec import encode_json
-from ..control.flight import Flights
-from ..control.live import Live, live_file
+from ..control.live import Flights, Live, live_file
 from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
 from ..durable import read_json, write_json
 from ..masking import mask
 from ..paths import PROCESSES, RUN_FILE, network_file_system
 from ..types import EventKind, RunStatus, TrajectoryRecord, Use
-from .items import Item, Metrics, Positions, SavedImage, Together, Trajectories, Write, image_path
-from .sink import Sink
-from .trouble import explain
+from .items import Entry, Item, Metrics, Positions, SavedImage, Trajectories, Write, image_path
+from .sink import Sink, explain
 
 if TYPE_CHECKING:
     from ..control.alerts import AlertSender
@@ -83,8 +81,8 @@ class RunWriter:
         """The texts that this process writes now."""
         self._took: dict[str, float] = {}
         """Seconds that each phase lasted the last time."""
-        self._queue: deque[tuple[Item, int]] = deque()
-        """The waiting items, each with its cost."""
+        self._queue: deque[tuple[Entry, int]] = deque()
+        """The waiting entries, each with its cost."""
         self._bytes = 0
         self._gathering = threading.local()
         self._busy = False  # items are taken from the queue and not yet committed or given up
@@ -155,7 +153,7 @@ class RunWriter:
             yield
         finally:
             self._gathering.parts = None
-            self._put(Together(tuple(parts), Positions(positions)))
+            self._append([(*parts, Positions(positions))])
 
     @property
     def positions(self) -> dict[str, int]:
@@ -255,7 +253,6 @@ class RunWriter:
         return self._sink.trouble.now is None
 
     def position(self) -> int:
-        """Return the last step with committed data; 0 for none."""
         return self._sink.step
 
     def close(self, timeout: float = 30.0) -> None:
@@ -282,14 +279,17 @@ class RunWriter:
         if parts is not None:
             parts.append(item)
             return True
-        pieces = [(piece, piece.cost) for piece in item.pieces(BATCH_BYTES)]
+        return self._append([(piece,) for piece in item.pieces(BATCH_BYTES)])
+
+    def _append(self, entries: Sequence[Entry]) -> bool:
+        costs = [sum(item.cost for item in entry) for entry in entries]
         with self._condition:
             if not self._room():
-                self._overflow += item.rows
+                self._overflow += sum(item.rows for entry in entries for item in entry)
                 return False
             self._state["heard"] = time.time()
-            self._queue.extend(pieces)
-            self._bytes += sum(cost for _, cost in pieces)
+            self._queue.extend(zip(entries, costs, strict=True))
+            self._bytes += sum(costs)
             self._condition.notify_all()
         return True
 
@@ -308,7 +308,7 @@ class RunWriter:
         return self._closing or self._sink.trouble.now is not None
 
     def _run(self) -> None:
-        batch: deque[Item] = deque()
+        batch: deque[Entry] = deque()
         cost = 0
         while True:
             self._wait(pending=bool(batch))
@@ -328,7 +328,8 @@ class RunWriter:
                 self._hurry = self._hurry and bool(self._queue)
                 self._condition.notify_all()
                 if self._closing and (self._sink.trouble.now is not None or not (self._queue or batch)):
-                    left = sum(item.rows for item in (*batch, *(item for item, _ in self._queue)))
+                    waiting = (*batch, *(entry for entry, _ in self._queue))
+                    left = sum(item.rows for entry in waiting for item in entry)
                     break
         self._sink.close(left)
         self._write_state(final=True)
@@ -347,8 +348,8 @@ class RunWriter:
             if wanted and self._bytes < BATCH_BYTES:
                 self._condition.wait_for(lambda: self._hurry or self._closing, COMMIT_SECONDS)
 
-    def _take(self) -> tuple[deque[Item], int]:
-        batch: deque[Item] = deque()
+    def _take(self) -> tuple[deque[Entry], int]:
+        batch: deque[Entry] = deque()
         cost = 0
         with self._condition:
             while self._queue and (cost < BATCH_BYTES or not batch):

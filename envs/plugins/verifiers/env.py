@@ -11,19 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...agent import Message
-from ...background import wait
 from ...base import Split, StepResult, Verdict
 from ...calls import ToolCall, means_call, parse_calls
 from ...content import text_of
 from ...explain import OPTIONAL_CALLS, explain_calls
+from ...guard import wait
 from ...multi_turn import MultiTurnEnv
 from ...tools import tool_of_schema
 from ...trajectory import Call
 from ...user_code import one_line
 from .exchange import Exchange, Turn
-from .library import plain_messages
-from .loading import limitations, load
-from .rubric import TOTAL, RubricParts
+from .library import TOTAL, RubricParts, limitations, load, plain_messages
 
 logger = logging.getLogger(__name__)
 

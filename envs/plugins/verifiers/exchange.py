@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...agent import Message
-from ...background import loop, submit
+from ...guard import loop, submit
 from .library import dumped, library, plain_messages
 
 

@@ -1,13 +1,18 @@
-"""The library itself, imported when an environment of it is made, and its messages."""
+"""The library itself, imported when an environment of it is made: its environments, messages and rubrics."""
 
 from __future__ import annotations
 
 import importlib
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ...agent import Message
-from ...user_code import one_line
+from ...trajectory import Score
+from ...user_code import UserCodeError, find_module, one_line
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -52,3 +57,100 @@ def dumped(message: Any) -> dict[str, Any]:
     """Return a message as a mapping without unset fields."""
     values = message.model_dump() if hasattr(message, "model_dump") else dict(message)
     return {key: value for key, value in values.items() if value is not None}
+
+
+TOTAL = "rubric"
+"""The one component of a rubric whose sum is not that of its functions."""
+TAKEN = frozenset({"task", "environment", "curiosity", "coherence", "penalty"})
+"""Components of our own, which a function of a rubric cannot be called."""
+
+
+@dataclass(frozen=True)
+class RubricParts:
+    """The functions of a rubric: components with their weights.
+
+    weights: None if the total is not the weighted sum of functions with distinct names. It is then one component.
+    """
+
+    weights: Mapping[str, float] | None
+
+    @classmethod
+    def of(cls, rubric: Any) -> RubricParts:
+        """Return the parts of a rubric, or of a group of rubrics."""
+        vf = library()
+        weights: dict[str, float] = {}
+        for part in getattr(rubric, "rubrics", None) or [rubric]:
+            names = [getattr(f, "__name__", repr(f)) for f in part.funcs]
+            if type(part).__name__.endswith("MonitorRubric"):
+                continue
+            own = type(part).score_group is not vf.Rubric.score_group or hasattr(part, "env_map")
+            if own or len(names) != len(part.weights) or len(set(names)) < len(names) or set(names) & set(weights):
+                return cls(None)
+            weights |= dict(zip(names, map(float, part.weights), strict=True))
+        return cls(weights)
+
+    def scores(self, metrics: Mapping[str, Any], reward: float) -> tuple[tuple[Score, ...], dict[str, float]]:
+        """Return a state's scores and its other columns."""
+        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
+        if self.weights is None:
+            return (Score(TOTAL, reward),), numbers
+        scores = tuple(Score(component(n), numbers.get(n), w) for n, w in self.weights.items())
+        return scores, {n: v for n, v in numbers.items() if n not in self.weights}
+
+
+def component(name: str) -> str:
+    """Return the component name of a function."""
+    return f"{TOTAL}_{name}" if name in TAKEN else name
+
+
+def load(id: str, args: dict[str, Any]) -> Any:
+    """Make the environment of a package's `load_environment`. Raises ValueError in one sentence."""
+    vf = library()
+    with own_signals():
+        try:
+            if ".py:" in id:
+                module, function = find_module(id)
+                env = getattr(module, function)(**args)
+            else:
+                env = vf.load_environment(id, **args)
+        except UserCodeError:
+            raise
+        except Exception as problem:
+            raise ValueError(f"{id} cannot be loaded: {one_line(problem)}") from problem
+    if not isinstance(env, vf.Environment):
+        raise ValueError(
+            f"{id} made {type(env).__name__}, which is no vf.Environment (tasksets of verifiers.v1 run agents of "
+            "their own and cannot be trained here)"
+        )
+    if getattr(env, "message_type", "chat") != "chat":
+        raise ValueError(f"{id} asks for plain completions (message_type {env.message_type}); only chat can be trained")
+    if "CliAgentEnv" in {kind.__name__ for kind in type(env).__mro__}:
+        raise ValueError(f"{id} runs an agent of its own in a sandbox ({type(env).__name__}), not the policy")
+    return env
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM, which environments of verifiers replace: a run needs them to end."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("an environment of verifiers sets signal handlers, so it can be made on the main thread only")
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def limitations(env: Any, rubric: RubricParts) -> Iterator[str]:
+    """Yield a sentence for each part of an environment that is mapped only partly."""
+    vf = library()
+    if rubric.weights is None:
+        yield f"its rubric's total is not the sum of functions with names of their own; it is one component, {TOTAL}"
+    if getattr(env.rubric, "has_advantages", False):
+        yield "its rubric sets advantages, which are left out: training computes its own (training.advantages)"
+    turned = getattr(type(env), "get_prompt_messages", None)
+    if turned is not None and turned is not vf.MultiTurnEnv.get_prompt_messages:
+        yield "it may rewrite the conversation between turns; a rollout in which it does fails, and is not trained on"
+    if env.sampling_args.keys() - {"n", "extra_body"} or env.sampling_args.get("extra_body"):
+        yield "its sampling arguments are left out: training.temperature, top_p and top_k control the sampling"

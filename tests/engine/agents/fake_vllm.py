@@ -25,8 +25,8 @@ from starlette.routing import Route
 
 from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.agents.decoder import Decoder, stop_ids_of
+from grpo_tui.engine.agents.sampling import AgentSettings
 from grpo_tui.engine.agents.session import TransformersSession
-from grpo_tui.engine.agents.settings import AgentSettings
 from grpo_tui.engine.policy.prepared import PreparedModel, acting, inference
 from grpo_tui.engine.policy.sight.processor import Encoded
 
@@ -346,7 +346,6 @@ class FakeVLLM:
         settings = AgentSettings(
             temperature=sampling[0]["temperature"],
             max_turn_tokens=max(s["max_tokens"] for s in sampling),
-            stop_strings=tuple(sampling[0].get("stop", ())),
         )
         stops = sampling[0].get("stop_token_ids", [])
         session = self._session(settings, [each["token_ids"] for each in asked], 1, stops)

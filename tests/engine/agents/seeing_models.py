@@ -35,7 +35,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from benchmarks.policies.tokenizer import train_tokenizer
-from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.sight.loading import without_video
 from grpo_tui.engine.policy.sight.processor import Sight
 from grpo_tui.envs.content import Picture

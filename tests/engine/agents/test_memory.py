@@ -13,7 +13,8 @@ from transformers import (
     SmolLM3Config,
 )
 
-from grpo_tui.configs import RunConfig, load_config
+from grpo_tui.configs.loading import load_config
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.policy.memory import GIB, OVERHEAD, need, shape_of
 
 

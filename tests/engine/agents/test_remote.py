@@ -17,7 +17,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.agents.decoder import stop_ids_of
 from grpo_tui.engine.agents.remote import pool as pool_module
@@ -26,7 +25,8 @@ from grpo_tui.engine.agents.remote.agent import RemoteAgent
 from grpo_tui.engine.agents.remote.client import _seconds
 from grpo_tui.engine.agents.remote.pool import NoServersLeft, ServerPool
 from grpo_tui.engine.agents.remote.protocol import ServerBusy, ServerRefusal
-from grpo_tui.engine.agents.settings import AgentSettings
+from grpo_tui.engine.agents.sampling import AgentSettings
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.launch.rollout_servers import check_server, serve_commands
 from grpo_tui.envs.agent import Message
 

@@ -10,9 +10,9 @@ import torch
 from peft import get_peft_model
 
 from grpo_tui.configs.sections.model import LoraSection
-from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.engine.agents.sight_check import check_sight
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.models import lora_config
 from grpo_tui.engine.policy.prepared import PreparedModel
 from grpo_tui.engine.policy.sight.inputs import SeeingModel

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.configs import load_config
+from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.sections import EvaluationConfig
 from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.evaluation.results import TASK, compare, read_evaluation

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.engine.launch import list_runs, start, start_run
+from grpo_tui.engine.launch import start
+from grpo_tui.engine.launch.find import list_runs
+from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.runs.control.status import look, process_names, process_state
 from grpo_tui.engine.runs.types import RunInfo
 

@@ -18,18 +18,12 @@ import psutil
 import pytest
 
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.engine.launch import (
-    LaunchError,
-    delete_run,
-    find_run,
-    list_runs,
-    rename_run,
-    start,
-    start_run,
-    stop_run,
-    tail_log,
-)
+from grpo_tui.engine.launch import LaunchError, start
+from grpo_tui.engine.launch.find import find_run, list_runs
+from grpo_tui.engine.launch.logs import tail_log
 from grpo_tui.engine.launch.settings import read_config
+from grpo_tui.engine.launch.start import start_run
+from grpo_tui.engine.launch.stop import delete_run, rename_run, stop_run
 from grpo_tui.engine.runs.control import requests as control
 from grpo_tui.engine.runs.control.status import identity, look
 from grpo_tui.engine.runs.durable import read_json, write_json

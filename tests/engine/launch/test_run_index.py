@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.launch import find, list_runs, rename_run, run_index
+from grpo_tui.engine.launch import find
+from grpo_tui.engine.launch.find import list_runs
+from grpo_tui.engine.launch.stop import rename_run
 from grpo_tui.engine.runs.durable import write_json
 
 
@@ -34,8 +36,8 @@ def test_what_has_ended_is_looked_at_once_and_again_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
-    look = run_index.look
-    monkeypatch.setattr(run_index, "look", lambda folder: looked.append(folder.name) or look(folder))
+    look = find.look
+    monkeypatch.setattr(find, "look", lambda folder: looked.append(folder.name) or look(folder))
     names = [f"run-{i:02}" for i in range(40)]
     for name in names:
         ended(tmp_path, name)
@@ -63,11 +65,11 @@ def test_what_has_ended_is_looked_at_once_and_again_after_a_change(
 
 
 def test_a_damaged_index_is_no_harm(tmp_path: Path) -> None:
-    for i in range(run_index.NEWS):
+    for i in range(find.NEWS):
         ended(tmp_path, f"run-{i}")
     before = list_runs(tmp_path)
     for damage in ("", "{", "[]", '{"version": 2, "runs": {"run-1": [1, 2, ["x"]]}}'):
-        (tmp_path / run_index.INDEX).write_text(damage)
+        (tmp_path / find.INDEX).write_text(damage)
         find._index.cache_clear()
         assert list_runs(tmp_path) == before
 
@@ -85,7 +87,7 @@ print(len(opened), file=sys.stderr)
 
 def test_the_command_opens_no_file_of_a_run_that_has_ended(tmp_path: Path) -> None:
     """Also of runs that crashed before their first step, whose status files hold an empty summary."""
-    for i in range(run_index.NEWS):
+    for i in range(find.NEWS):
         crashed = bool(i % 2)
         folder = ended(tmp_path / "many", f"run-{i:02}")
         state = {
@@ -102,5 +104,5 @@ def test_the_command_opens_no_file_of_a_run_that_has_ended(tmp_path: Path) -> No
         return done.stdout.splitlines(), int(done.stderr)
 
     first, opened = run()
-    assert opened >= 2 * run_index.NEWS and len(first) == run_index.NEWS + 1
+    assert opened >= 2 * find.NEWS and len(first) == find.NEWS + 1
     assert run() == (first, 0)

@@ -26,7 +26,7 @@ from grpo_tui.engine.online.store.images import ImageFolder
 from grpo_tui.engine.online.store.update_task import TaskError, UpdateTask
 from grpo_tui.engine.policy.models import lora_config
 from grpo_tui.engine.rollouts.runner import RolloutRunner, parse_row
-from grpo_tui.rewards import RewardOrchestrator
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from tests.engine.agents.seeing_models import agent, model, tokenizer
 
 from .tiny import online_config

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from grpo_tui.configs.sections.rewards import RewardsConfig
-from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.serve import inference_engine
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
@@ -31,7 +31,7 @@ from grpo_tui.engine.online.store.update_task import UpdateTask
 from grpo_tui.engine.online.voting import canonical
 from grpo_tui.engine.policy.kl import kl_directions
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
-from grpo_tui.rewards import RewardOrchestrator
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .tiny import logits_of, logprobs_of, lora_model, make_task, online_config, run_config, tokenizer
 

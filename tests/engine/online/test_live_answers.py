@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.agents.live_batch import LiveBatch, LiveRow
 from grpo_tui.engine.agents.sampling import SamplingSettings
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.serve.live_answers import TextStream
 from grpo_tui.engine.policy.prepared import acting
 

@@ -17,7 +17,8 @@ import pytest
 
 from grpo_tui.configs.metric_names import meaning
 from grpo_tui.configs.writing import to_yaml
-from grpo_tui.engine.launch import start_run, stop_run
+from grpo_tui.engine.launch.start import start_run
+from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import pointed_version
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue

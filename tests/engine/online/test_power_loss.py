@@ -22,8 +22,7 @@ from grpo_tui.engine.online.learn.worker_state import read_state, write_state
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import Settled
-from grpo_tui.engine.runs.checksums import find_damage
-from grpo_tui.engine.runs.durable import read_json
+from grpo_tui.engine.runs.durable import find_damage, read_json
 from grpo_tui.engine.runs.health.checkpoints import newest_whole
 from grpo_tui.engine.training.checkpoints import begin, commit, replacing
 from tests.power import PowerLoss

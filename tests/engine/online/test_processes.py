@@ -14,17 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from grpo_tui.engine.launch import list_runs, start_run, stop_run
-from grpo_tui.engine.launch.errors import LaunchError
+from grpo_tui.engine.launch import LaunchError
+from grpo_tui.engine.launch.find import list_runs
 from grpo_tui.engine.launch.settings import rendered
-from grpo_tui.engine.launch.stop import wait_until_gone
+from grpo_tui.engine.launch.start import start_run
+from grpo_tui.engine.launch.stop import stop_run, wait_until_gone
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.serving import RESERVED
-from grpo_tui.engine.runs.control.lock import hold
 from grpo_tui.engine.runs.control.status import ENDED, identity, look, process_state
-from grpo_tui.engine.runs.durable import write_json
+from grpo_tui.engine.runs.durable import hold, write_json
 from grpo_tui.engine.runs.paths import CONFIG_FILE
-from grpo_tui.engine.runs.position import REQUEST_POSITION, recorded_position
+from grpo_tui.engine.runs.schema import REQUEST_POSITION, recorded_position
 from tests.forked import forked_processes
 
 from .test_online_run import ask_over_http, logs, wait_for

@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from grpo_tui.engine.launch import start_run, stop_run
+from grpo_tui.engine.launch.start import start_run
+from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.online.store.snapshots import pointed_version
 from grpo_tui.engine.runs.control.status import look
 from tests.forked import forked_processes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import wandb
 
-from grpo_tui.configs.sections.logging import LoggingConfig
+from grpo_tui.configs.sections.base import LoggingConfig
 from grpo_tui.configs.sections.online import KLConfig
 from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.launch import start_run, stop_run
+from grpo_tui.engine.launch.start import start_run
+from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.online.shared.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.snapshots import pointed_version
 from grpo_tui.engine.runs.control.status import look, process_state

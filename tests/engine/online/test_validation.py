@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.learn import validation as module
 from grpo_tui.engine.online.learn.validation import Validation, Validator
 from grpo_tui.engine.online.learn.worker_state import StateError, write_state

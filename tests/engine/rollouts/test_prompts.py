@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.configs import RunConfig
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections import TrainingConfig
 from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.engine.policy.sources import load_tokenizer

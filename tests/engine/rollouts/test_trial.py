@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from grpo_tui.engine.rollouts.trial import TrialError, rollouts_from_trial
-from grpo_tui.envs.arrays import token_rewards
 from grpo_tui.envs.calculator import CalculatorEnv
+from grpo_tui.envs.trajectory import token_rewards
 
 from ...envs.scripts import demonstrating
 

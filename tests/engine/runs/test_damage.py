@@ -222,7 +222,7 @@ def test_a_viewer_killed_in_the_middle_of_reading_harms_nothing(run_dir: Path, m
 
 
 def test_closing_a_reader_stops_the_query_of_another_thread(recorded, monkeypatch):
-    monkeypatch.setattr("grpo_tui.engine.runs.connection._OPCODES", 50)
+    monkeypatch.setattr("grpo_tui.engine.runs.read.record._OPCODES", 50)
     reader = RunReader(recorded[0])
     connection = reader._record.db
     assert connection is not None

@@ -267,7 +267,7 @@ def test_views_take_in_what_is_recorded_meanwhile(run_dir: Path, writer: RunWrit
 def test_a_count_that_takes_too_long_is_a_lower_bound(recorded, monkeypatch):
     monkeypatch.setattr(views, "SMALL", 3)
     monkeypatch.setattr(views, "COUNT_SECONDS", -1.0)
-    monkeypatch.setattr("grpo_tui.engine.runs.connection._OPCODES", 10)
+    monkeypatch.setattr("grpo_tui.engine.runs.read.record._OPCODES", 10)
     with RunReader(recorded[0]) as reader:
         count = reader.rollouts.count(Query("reward<0.5"))
         assert not count.exact and str(count) == "≥ 4"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from grpo_tui.engine.runs.control.remedies import REMEDIES, remedy, remedy_of
+from grpo_tui.engine.runs.control.alerts import REMEDIES, remedy, remedy_of
 from grpo_tui.rewards.detectors import DETECTORS
 
 ROOT = Path(__file__).parents[3]

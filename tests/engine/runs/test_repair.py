@@ -13,8 +13,8 @@ import pytest
 
 from grpo_tui.engine.runs.errors import RecordDamaged, RecordError
 from grpo_tui.engine.runs.health.repair import repair
-from grpo_tui.engine.runs.read.integrity import damage
 from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.read.record import damage
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.write.writer import RunWriter
 

@@ -18,11 +18,10 @@ from grpo_tui.engine.runs.control import requests as control
 from grpo_tui.engine.runs.control import status
 from grpo_tui.engine.runs.control.status import identity, is_alive, look
 from grpo_tui.engine.runs.durable import read_json, write_json
-from grpo_tui.engine.runs.health.headline import of_record, of_status
+from grpo_tui.engine.runs.health.headline import POINTS, Summary, of_record, of_status
 from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_command, mask_text
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Progress
-from grpo_tui.engine.runs.write.summary import POINTS, Summary
 from grpo_tui.engine.runs.write.writer import RunWriter
 
 

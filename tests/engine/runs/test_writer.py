@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from grpo_tui.engine.runs.durable import read_json
-from grpo_tui.engine.runs.position import recorded_position
 from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.schema import recorded_position
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.write import writer as writer_module
 from grpo_tui.engine.runs.write.sink import Sink

@@ -11,8 +11,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from grpo_tui.configs.errors import ConfigError
 from grpo_tui.configs.loading import load_config
-from grpo_tui.configs.problems import ConfigError
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder
 from grpo_tui.engine.runs.read.reader import RunReader

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.configs.loading import load_config
-from grpo_tui.engine.launch import start_run
+from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.training.checkpoints import checkpoint_folder, checkpoints
 

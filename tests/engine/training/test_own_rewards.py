@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from grpo_tui.configs import RunConfig
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.judging import Judge, completions_of, special_texts
 from grpo_tui.engine.rollouts.rollout import rollouts_of

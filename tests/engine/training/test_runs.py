@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo_tui.configs.loading import load_config
-from grpo_tui.engine.launch import start_run
+from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.runs.control.requests import outcome, request
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.training.__main__ import run

@@ -17,7 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
-from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.demonstration.visual.glance import GlanceEnv
 from grpo_tui.engine.policy.models import load_policy, load_sight, lora_config
 from grpo_tui.engine.policy.sight.inputs import SeeingModel

@@ -14,7 +14,7 @@ import yaml
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.agents.remote import pool as pool_module
-from grpo_tui.engine.agents.settings import AgentSettings
+from grpo_tui.engine.agents.sampling import AgentSettings
 from grpo_tui.engine.policy.models import load_base
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader

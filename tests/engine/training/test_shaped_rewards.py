@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
-from grpo_tui.engine.agents import ScriptedAgent
+from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.envs.calculator import CalculatorEnv
-from grpo_tui.rewards import RewardOrchestrator, pool_step_embeddings
+from grpo_tui.rewards.embedding import pool_step_embeddings
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .parts import make_trainer, policy, tokenizer
 

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.smollm2 import NoWheel, smollm2
-from grpo_tui.configs import load_config
 from grpo_tui.configs import metric_names as metric
+from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.training.rft import run_rft
 

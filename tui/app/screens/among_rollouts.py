@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.search.full_text import needles
-from ....engine.runs.search.query import Query
+from ....engine.runs.search.query import Query, needles
 from ....engine.runs.types import TrajectoryRow
 from ..data import Reads
 from ..rollout_cursor import Opened, RolloutCursor, read_opened

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....configs import metric_names as metric
-from ....engine.runs.control.flight import in_flight
+from ....engine.runs.control.live import in_flight
 from ....engine.runs.search.query import Query
 from ...export import open_outside, write
 from ...text import literal

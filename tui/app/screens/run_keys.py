@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from ....engine.launch import LaunchError, delete_run, rename_run
+from ....engine.launch import LaunchError
+from ....engine.launch.stop import delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ..run_list import RunRow
 from ..widgets.prompt_bar import ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.read.alphabet import Alphabet
+from ....engine.runs.read.bodies import Alphabet
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.types import TrajectoryRecord
 from ...advantage import formula_of, recomputed, recomputed_text

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
-from ....engine.runs.search.full_text import needles
-from ....engine.runs.search.query import EVERYTHING, Query
+from ....engine.runs.search.query import EVERYTHING, Query, needles
 from ....engine.runs.search.views import Count
 from ....engine.runs.types import TrajectoryRow
 from ...text import wrap

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ....configs import metric_names as metric
+from ....engine.runs.health.headline import RATE_WINDOW
 from ....engine.runs.types import Event
-from ....engine.runs.write.summary import RATE_WINDOW
 from ...format import fixed, number, percent, trend
 from ...text import wrap
 from ..live_data import Kind

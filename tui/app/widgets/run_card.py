@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ....configs import metric_names as metric
-from ....engine.runs.health.headline import Headline
+from ....engine.runs.health.headline import RATE_WINDOW, Headline
 from ....engine.runs.types import RunInfo
-from ....engine.runs.write.summary import RATE_WINDOW
 from ...format import ago, duration, percent
 from ...status import status_sign, status_style
 from ...text import wrap

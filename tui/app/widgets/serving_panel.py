@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ....configs import metric_names as metric
-from ....engine.runs.write.summary import RATE_WINDOW
+from ....engine.runs.health.headline import RATE_WINDOW
 from ...format import count, number, percent, trend
 from .line import Line
 from .pane import Pane

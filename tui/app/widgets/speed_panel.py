@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ....configs import metric_names as metric
-from ....engine.runs.control.flight import InFlight
+from ....engine.runs.control.live import InFlight
 from ...format import bar, duration, number, percent
 from .line import Line
 from .pane import Pane

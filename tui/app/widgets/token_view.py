@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 
-from ....engine.runs.read.alphabet import Alphabet, texts_in_order
+from ....engine.runs.read.bodies import Alphabet, texts_in_order
 from ...format import fixed
 from ...text import literal, wrap
 from ..theme import Palette
