@@ -1,10 +1,9 @@
-"""Make the pictures of the README from a real run.
+"""Make the picture of the README from a real run.
 
     python docs/screenshots.py RUN [--out docs/images] [--size 150x44] [--theme grpo-dark]
 
-RUN is a run's folder; a finished run with penalties and an image shows most. Writes `runs.svg`, `live.svg`,
-`trajectories.svg`, `stepper.svg`, `tokens.svg` and `diff.svg`, drawn by the app itself without a terminal. The folder
-of runs is shown as `runs`; a picture that would show another path of this machine is not written.
+RUN is a run's folder; a finished run with penalties and an image shows most. Writes `stepper.svg`, drawn by the app
+itself without a terminal. A picture that would show a path of this machine is not written.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.app.app import GrpoApp
-from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.remember import Memory
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES
 
@@ -39,15 +38,12 @@ def telling_rollout(run: Path) -> int:
     raise SystemExit(f"{run} has no trajectories to show")
 
 
-async def shoot(app: GrpoApp, size: tuple[int, int], keys: str, out: Path) -> None:
-    """Open the app, press keys, and write what is then on screen."""
+async def shoot(app: GrpoApp, size: tuple[int, int], out: Path) -> None:
+    """Open the app and write its first screen."""
     async with app.run_test(size=size) as pilot:
-        for key in ("", *keys):
-            if key:
-                await pilot.press(key)
-            for _ in range(3):
-                await pilot.pause(0.1)
-                await app.workers.wait_for_complete([w for w in app.workers if not w.is_finished])
+        for _ in range(3):
+            await pilot.pause(0.1)
+            await app.workers.wait_for_complete([w for w in app.workers if not w.is_finished])
         picture = app.export_screenshot(title="grpo-tui")
     # fonts are the reader's own: a picture fetches nothing
     picture = re.sub(r"@font-face\s*\{.*?\}", "", picture, flags=re.DOTALL)
@@ -59,7 +55,7 @@ async def shoot(app: GrpoApp, size: tuple[int, int], keys: str, out: Path) -> No
 
 
 def main() -> None:
-    """Write all pictures."""
+    """Write the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
@@ -77,17 +73,8 @@ def main() -> None:
         os.chdir(neutral)
         os.symlink(run.parent, "runs")
         run = Path("runs") / run.name
-        pictures = {
-            "runs": (Runs(), ""),
-            "live": (Live(run), ""),
-            "trajectories": (Trajectories(run), "jjj"),
-            "stepper": (Stepper(run, n), ""),
-            "tokens": (Stepper(run, n), "tt"),
-            "diff": (Stepper(run, n), "d"),
-        }
-        for name, (start, keys) in pictures.items():
-            app = GrpoApp(Path("runs"), start, memory=Memory(NOWHERE), theme=given.theme)
-            asyncio.run(shoot(app, (width, height), keys, out / f"{name}.svg"))
+        app = GrpoApp(Path("runs"), Stepper(run, n), memory=Memory(NOWHERE), theme=given.theme)
+        asyncio.run(shoot(app, (width, height), out / "stepper.svg"))
         os.chdir(out)
 
 

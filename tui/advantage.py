@@ -111,7 +111,6 @@ def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
 
 
 def _tells(formula: AdvantageFormula, terms: Sequence[AdvantageTerm], advantage: float | None, places: int) -> bool:
-    """Return whether the numbers, rounded to `places`, give the shown advantage."""
     total = 0.0
     for t in terms:
         std = None if t.std is None else round(t.std, places)

@@ -195,7 +195,6 @@ def trend(points: Sequence[tuple[float, float]], cells: int) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the finite values, NaN where there is none."""
     finite = [v for v in values if math.isfinite(v)]
     return sum(v / len(finite) for v in finite) if finite else math.nan
 

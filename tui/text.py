@@ -29,7 +29,6 @@ _MAX_MARKS = 3
 
 @lru_cache(maxsize=4096)
 def _picture(char: str) -> str | None:
-    """Return the replacement of one character, or None if the character itself may be shown."""
     code = ord(char)
     if code < 0x20:
         return chr(0x2400 + code)
@@ -131,7 +130,6 @@ def distinct_names(names: Sequence[str], cells: int) -> list[str]:
 
 
 def _middle(text: str, cells: int, tail: int) -> str:
-    """Return the beginning of a text and its last `tail` characters."""
     end = text[len(text) - tail :]
     while end and width(end) > cells - 1:
         end = end[1:]

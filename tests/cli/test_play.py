@@ -59,14 +59,14 @@ def test_a_rollout_by_hand_is_scored_recorded_and_a_demonstration(tmp_path: Path
     typed = "\n".join(["/model", *turns, "/next", "LOOK", "/quit"])
     answer = played(tmp_path, typed, "--run-id", "mine")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    continued, by_hand = answer.stdout.split("the model's own continuation")[1].split("\nreward ", 1)
-    steps = continued.split("\nstep ")[1:]
-    assert steps[0].startswith("0\n") and '{"name": "SEGMENT_OBJECT_AT"' in steps[0] and "  saw " in steps[0]
-    assert len(steps) > 1 and "ended by answer" in steps[-1], "to the end, with the results of the tools"
-    first, second, third, *_ = by_hand.split("\nstep ")[1:]
-    assert "✗ invalid_argument" in first and "so that 0 <= y <" in first and "expected" not in first
-    assert "✗ unparsable_call" in second
-    assert "ANSWER" in third and ("✓ answer red" in third or "✗ answer red" in third)
+    continued, by_hand = answer.stdout.split("the model's own continuation")[1].split("\nΣ steps", 1)
+    steps = continued.split("\n─ ")[1:]
+    assert steps[0].startswith("1 ─") and "✓ SEGMENT_OBJECT_AT(x=" in steps[0] and "  mask 1" in steps[0]
+    assert len(steps) > 1 and "ANSWER" in steps[-1] and "─\n✓ right" in steps[-1], "to the end, with the tools' results"
+    first, second, third, *_ = by_hand.split("\n─ ")[1:]
+    assert "✗ invalid argument" in first and "so that 0 <= y <" in first and "expected" not in first
+    assert "✗ unparsable call" in second
+    assert "ANSWER" in third and ("✓ right" in third or "✗ wrong" in third)
     assert answer.stdout.count("task 1 of") == 1 and answer.stdout.count("task 2 of") == 1
 
     with RunReader(tmp_path / "runs" / "mine") as reader:
@@ -80,8 +80,8 @@ def test_a_rollout_by_hand_is_scored_recorded_and_a_demonstration(tmp_path: Path
         and tokens is not None
     )
     assert [p.rule for p in whole.breakdown.penalties] == ["invalid_argument", "unparsable_call"]
-    shown = [float(line.split()[-1].replace("−", "-")) for line in answer.stdout.splitlines() if "reward −" in line]
-    assert shown and shown[0] == pytest.approx(whole.breakdown.total, abs=0.005)
+    summed = [line for line in answer.stdout.splitlines() if line.startswith("Σ steps")]
+    assert float(summed[1].split()[-1].replace("−", "-")) == pytest.approx(whole.breakdown.total, abs=0.005)
     assert left.trajectory.error == "left by the person who played"
 
     exported = subprocess.run(
@@ -147,7 +147,7 @@ def test_the_continuation_repeats_the_persons_turns_in_a_copy(tmp_path: Path):
     assert answer.returncode == 0, answer.stdout + answer.stderr
     before, continued = answer.stdout.split("the model's own continuation")
     assert turn in before and turn not in continued
-    assert continued.split("\nstep ")[1].startswith("1\n"), "from the second turn on"
+    assert continued.split("\n─ ")[1].startswith("2 ─"), "from the second turn on"
     with RunReader(tmp_path / "runs" / "mine") as reader:
         assert reader.rollouts.total() == 1, "the continuation is not recorded"
         assert len(reader.bodies.trajectory(1).trajectory.steps) == 1
@@ -160,7 +160,7 @@ def test_of_an_environment_that_does_not_repeat_itself_one_turn_is_shown(tmp_pat
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "The environment does not repeat its answers" in answer.stdout
     continued = answer.stdout.split("the model's own continuation")[1]
-    assert continued.startswith("\n\nstep 1\n  wrote  ") and "rolled" not in continued.split("\nstep 1\n")[1]
+    assert continued.startswith("\n─ 2 ─") and "rolled" not in continued
 
 
 def test_tools_of_the_users_own(tmp_path: Path):

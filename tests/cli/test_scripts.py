@@ -65,9 +65,10 @@ def test_one_trajectory_as_json_is_what_was_recorded(cli: Cli, recorded: Path):
 def test_one_trajectory_as_text_explains_the_penalty(cli: Cli, recorded: Path):
     text = cli("inspect", RUN, "--trajectory", "t3").stdout
     for expected in (
-        "missing_prerequisite",
+        "✗ missing prerequisite",
         "GET_PROPERTIES(mask=7): no mask 7 exists here.",
-        "saw mask=7, masks=[]; limit: a mask that exists",
+        "saw:   mask 7, masks none",
+        "limit: a mask that exists",
         "right: Call SEGMENT_OBJECT_AT first.",
     ):
         assert expected in text

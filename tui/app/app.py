@@ -149,7 +149,6 @@ class GrpoApp(OwnOutputApp):
         self.action_repaint()
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        """Yield the command palette: keys of this screen, other keys, screens of its run, themes."""
         view = getattr(screen, "view", "")
         for row in sorted(helps(view), key=lambda row: len(row.screens)):
             title, _, more = row.help.partition(", ")
@@ -237,7 +236,6 @@ class OncePalette(CommandPalette):
 
 
 def _runner(app: GrpoApp, screen: Screen, action: str) -> Callable[[], Awaitable[None]]:
-    """Return a callback that runs the action once."""
     done = False
 
     async def run() -> None:

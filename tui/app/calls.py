@@ -174,7 +174,6 @@ def _with_small(made: Shown) -> Shown:
 
 
 def _text(given: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the first text under these keys, or an empty string."""
     return next((name for name in names if isinstance(given.get(name), str) and given[name]), "")
 
 
@@ -183,7 +182,6 @@ def _others(given: Mapping[str, Any], used: set[str]) -> list[Argument]:
 
 
 def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
-    """Return the keys of an edit and the texts before and after."""
     for old, new in _CHANGES:
         if isinstance(given.get(old), str) and isinstance(given.get(new), str):
             return {old, new}, given[old], given[new]

@@ -62,7 +62,6 @@ def _to_tmux(data: bytes, what: str) -> str:
 
 
 def _desktop(environment: Mapping[str, str]) -> list[str] | None:
-    """Return the clipboard program of the local desktop, if there is one."""
     if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
         return None
     candidates = []
@@ -87,7 +86,6 @@ def _hand_over(command: list[str], data: bytes) -> bool:
 
 
 def _ask(command: list[str]) -> str:
-    """Return the output of a program, or an empty string if it failed."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False

@@ -67,7 +67,6 @@ def _aligned(
 
 
 def _aim(step: Step) -> str:
-    """Return the call with its main argument only."""
     made = [shown(call) for call in calls_of(step)]
     return " ".join(f"{call.head} {call.text[:_ALIKE]}" for call in made)
 

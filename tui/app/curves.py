@@ -37,7 +37,6 @@ class Series:
         last: float | None = None,
         share: bool = False,
     ) -> Series:
-        """Build a curve from points of (x, y)."""
         return cls(name, [x for x, _ in points], [y for _, y in points], dots=dots, last=last, share=share)
 
     @property
@@ -46,7 +45,6 @@ class Series:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Return the lowest and highest finite value, or None."""
         finite = [clamp(y) for y in self.ys if math.isfinite(y)]
         return (min(finite), max(finite)) if finite else None
 

@@ -29,7 +29,6 @@ class Found:
 
     @property
     def remedy(self) -> str:
-        """Return a suggestion, or an empty string."""
         return "" if self.grade in ("asked", "good") else remedy_of(self.event.data)
 
     @property

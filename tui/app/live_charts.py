@@ -183,7 +183,6 @@ class ChartView:
         return replace(self, window=(middle - half, middle + half))
 
     def panned(self, by: int, first: float, last: float) -> ChartView:
-        """Move the window by a quarter within the run."""
         if self.window is None:
             return self
         a, b = self.window

@@ -92,7 +92,6 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]
 
 
 def _inside(p: Palette, reading: Reading, now: float) -> list[Part]:
-    """Return the phase of the step and the age of the last sign of life."""
     info = reading.info
     if info.status not in ("starting", "running"):
         return []

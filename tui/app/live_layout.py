@@ -62,7 +62,6 @@ def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _before_the_first_step(wanted: Wanted, width: int, height: int) -> list[Box]:
-    """Plan texts in progress, the first held-out success, and the log."""
     known = [name for name in ("chart", "versions") if name not in wanted.empty]
     if not wanted.writing:
         rows = split(height, [Part(8, 1.0)] * (len(known) + 1))

@@ -26,7 +26,6 @@ class Entry:
 
     @cached_property
     def branches(self) -> Sequence[tuple[bool | None, Shown]]:
-        """The calls or the text of the step, each with whether it worked."""
         calls = calls_of(self.step)
         if not calls:
             return ((False if self.step.label == "?" else None, Shown(summary(self.step))),)

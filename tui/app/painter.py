@@ -65,7 +65,6 @@ class Painter:
         self._wholes = count(2)
 
     def forget(self) -> None:
-        """Forget the terminal's content, so that the next updates send everything."""
         self._size = (0, 0)
         self._cursor = None
 
@@ -149,7 +148,6 @@ class Painter:
         return pen
 
     def _cells(self, strip: Strip) -> list[int] | None:
-        """Return the cells of a piece, or None unless each character takes one."""
         cells: list[int] = []
         simple = True
         styles = self._styles
@@ -206,7 +204,6 @@ def _single(text: str) -> bool:
 
 
 def _runs(before: list[int], after: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield `[first, last)` ranges of cells to send, from left to right."""
     start = end = -1
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new:
@@ -222,7 +219,6 @@ def _runs(before: list[int], after: list[int]) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=4096)
 def _turn(now: _Pen, wanted: _Pen) -> tuple[str, _Pen]:
-    """Return the shortest sequence between two pens, and the resulting pen."""
     codes: list[str] = []
     attributes, colour = wanted.attributes, wanted.colour
     if colour is None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from rich.color import ColorSystem
 from rich.style import Style
 
 from ...engine.runs.types import TrajectoryRecord
-from ..text import literal
+from ..advantage import recomputed_text
+from ..plain import Whole
+from ..text import literal, wrap
 from .calls import root_of
 from .kinds import kind_of, prepared
 from .rollout_fields import Field, end_fields, prompt_fields, step_fields
 from .theme import THEMES, Palette
 from .widgets.flow import Flow
+from .widgets.learning_lines import Learning
 from .widgets.line import Line
 from .widgets.rendering import Renderer
+from .widgets.reward_arithmetic import RewardLines
 from .widgets.text_layout import END, PROMPT, TextLayout
 
 WIDTH = 110
@@ -32,29 +36,36 @@ _SHARED = {
     "display": 60,
 }
 """Lines to which texts fold on a page that is shared."""
+_OPEN = dict.fromkeys(_SHARED, 10**9)
+_DARK = Palette(THEMES["grpo-dark"])
+_EXPLAINED = ("reward", "advantage", "sum", "turns", "weight", "missing", "components")
+"""Keys of `TrajectoryRecord.unknown` that `RewardLines` explains."""
 
 
-def lines_of(
-    record: TrajectoryRecord, palette: Palette, step: int | None = None, folds: Mapping[str, int] | None = None
-) -> Iterator[Line]:
-    """Render a rollout or one step (from 0). Nothing folds unless `folds` gives line counts by role."""
+def _texts(record: TrajectoryRecord, palette: Palette, parts: Iterable[int], folds: Mapping[str, int] | None) -> Flow:
+    """Lay out the prompt, the end, or steps (from 0). Nothing folds unless `folds` gives line counts by role."""
     t, root = record.trajectory, root_of(record.trajectory)
-    lay = TextLayout(Renderer(palette), WIDTH, folds or _SHARED, (), lambda key: folds is None, lambda key: False)
-    if step is None:
-        lay.put(PROMPT, prompt_fields(t))
-    for at in range(len(t.steps)) if step is None else (step,):
-        head = Line(palette).add(f"─ {at + 1} ", palette.title)
-        lay.line(head.add("─" * (WIDTH - head.width), palette.border))
-        lay.put(at, step_fields(t.steps[at], root))
-    if step is None or step == len(t.steps) - 1:
-        lay.put(END, end_fields(t))
-    yield from Flow(lay.parts)
+    renderer = Renderer(palette, colors=folds is not None)
+    lay = TextLayout(renderer, WIDTH, folds or _SHARED, (), lambda key: folds is None, lambda key: False)
+    for at in parts:
+        if at >= 0:
+            head = Line(palette).add(f"─ {at + 1} ", palette.title)
+            lay.line(head.add("─" * (WIDTH - head.width), palette.border))
+        lay.put(
+            at, prompt_fields(t) if at == PROMPT else end_fields(t) if at == END else step_fields(t.steps[at], root)
+        )
+    return Flow(lay.parts)
+
+
+def _all(record: TrajectoryRecord) -> Sequence[int]:
+    return (PROMPT, *range(len(record.trajectory.steps)), END)
 
 
 def text_lines(record: TrajectoryRecord, step: int | None = None, color: bool = False) -> Iterator[str]:
-    """Render as lines of text, optionally with colour codes."""
-    palette = Palette(THEMES["grpo-dark"])
-    for line in lines_of(record, palette, step):
+    """Render a rollout or one step (from 0) as lines of text, optionally with colour codes."""
+    last = step == len(record.trajectory.steps) - 1
+    parts = _all(record) if step is None else (step, END) if last else (step,)
+    for line in _texts(record, _DARK, parts, _OPEN if color else None):
         if not color:
             yield line.plain.rstrip()
             continue
@@ -64,10 +75,57 @@ def text_lines(record: TrajectoryRecord, step: int | None = None, color: bool = 
         ).rstrip()
 
 
+def whole_lines(whole: Whole) -> Iterator[str]:
+    """Print a rollout with its rewards, penalties, advantages and use in learning."""
+    record, t = whole.record, whole.record.trajectory
+    yield literal(f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}  {t.agent}".rstrip())
+    if whole.note is not None:
+        yield from wrap(f"note {whole.note.text}", WIDTH, len(whole.note.text) + 5)
+    yield from _plain(_texts(record, _DARK, (PROMPT,), None))
+    for position in range(len(t.steps)):
+        yield from step_lines(whole, position)
+    yield from end_lines(whole)
+
+
+def step_lines(whole: Whole, position: int) -> Iterator[str]:
+    """Print a step with its reward and advantage."""
+    yield from _plain(_texts(whole.record, _DARK, (position,), None))
+    reward = _reward(whole, position)
+    if not reward.of_whole or position == len(whole.record.trajectory.steps) - 1:
+        yield from _plain(reward.of_step())
+    if position < len(whole.record.step_advantages):
+        yield from _plain(reward.advantage())
+
+
+def end_lines(whole: Whole) -> Iterator[str]:
+    """Print the answer, the reward and advantage of the rollout, and its use in learning."""
+    record, reward = whole.record, _reward(whole, 0)
+    yield "─" * WIDTH
+    yield from _plain(_texts(record, _DARK, (END,), None))
+    if record.breakdown is not None or record.unknown:
+        yield from _plain(reward.of_rollout())
+    if not record.step_advantages:
+        yield from _plain(reward.advantage())
+    for what, why in record.unknown.items():
+        if what not in _EXPLAINED:
+            yield from wrap(f"{what}: not recorded: {why}", WIDTH)
+    if whole.uses or record.served is not None:
+        yield from _plain(reward.learned())
+
+
+def _reward(whole: Whole, position: int) -> RewardLines:
+    learning, other = Learning(whole.uses), recomputed_text(whole.recomputed)
+    return RewardLines(_DARK, WIDTH, whole.record, position, whole.formula, learning, other)
+
+
+def _plain(lines: Iterable[Line]) -> Iterator[str]:
+    return (line.plain.rstrip() for line in lines)
+
+
 def html(record: TrajectoryRecord) -> str:
     """Render a rollout in a `<pre>` with long texts folded."""
     made = []
-    for line in lines_of(record, Palette(THEMES["grpo-light"]), folds=_SHARED):
+    for line in _texts(record, Palette(THEMES["grpo-light"]), _all(record), _SHARED):
         spans = (
             f'<span style="{_without_ground(s.style).get_html_style()}">{escape(s.text)}</span>' for s in line.segments
         )
@@ -76,7 +134,6 @@ def html(record: TrajectoryRecord) -> str:
 
 
 def _without_ground(style: Style | None) -> Style:
-    """Return the style without the app's background. Marks keep theirs."""
     if style is None:
         return Style.null()
     ground = style.bgcolor.name if style.bgcolor is not None else ""
@@ -115,7 +172,6 @@ def _block(given: Field) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return the Markdown of a model with HTML outside code escaped."""
     parts = re.split(r"(```.*?(?:```|\Z)|`[^`\n]*`)", prepared(text, "plain"), flags=re.S)
     return "".join(part if at % 2 else re.sub(r"<(?=[A-Za-z/!?])", "&lt;", part) for at, part in enumerate(parts))
 

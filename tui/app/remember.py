@@ -35,7 +35,6 @@ class Memory:
                 self.values = loaded
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or `default` if there is none of its type."""
         value = self.values.get(key, default)
         return value if default is None or isinstance(value, type(default)) else default
 

@@ -52,7 +52,6 @@ def rollout_columns(
 
 
 def _of_table(p: Palette, column: RecordedColumn) -> Column:
-    """Return a column that `engine/runs/columns.py` describes."""
 
     def cell(row: TrajectoryRow) -> tuple[str, Style]:
         value = getattr(row, column.attribute, None)
@@ -73,7 +72,6 @@ def _penalties(p: Palette) -> Column:
 
 
 def _learning(p: Palette) -> Sequence[Column]:
-    """Return the columns of a run that learns while it serves: policy, gate and update."""
 
     def gate(row: TrajectoryRow) -> tuple[str, Style]:
         return row.gate.replace("_", " "), p.good if row.gate == "open" else p.muted
@@ -91,7 +89,6 @@ def _learning(p: Palette) -> Sequence[Column]:
 
 
 def _extra(p: Palette, name: str, place: int) -> Column:
-    """Return a column of the record: a reward component or a field of the writer."""
 
     def cell(row: TrajectoryRow) -> tuple[str, Style]:
         value = row.extra.get(name)

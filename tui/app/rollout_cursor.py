@@ -74,7 +74,6 @@ class RolloutCursor:
         return self._kept.get(ref) if isinstance(ref, int) else None
 
     def keep(self, opened: Opened) -> None:
-        """Cache a rollout and evict the least recently used."""
         self._kept[opened.n] = opened
         self._kept.move_to_end(opened.n)
         while len(self._kept) > 2 and (len(self._kept) > _KEPT or sum(map(_size, self._kept.values())) > _KEPT_SIZE):

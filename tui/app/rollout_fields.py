@@ -165,6 +165,5 @@ def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
 
 
 def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:
-    """Return the images shown to a vision policy and their cost in tokens."""
     told = [f"{image.width} × {image.height} pixels, {image.tokens} tokens" for image in seen]
     return [Field("saw", "\n".join(told), "muted", "plain")] if told else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from .destinations import Compare, Destination, Diff, Further, Groups, Help, Live, Playing, Runs, Stepper, Trajectories
 from .screens.base import AppScreen
@@ -17,41 +18,26 @@ def screen_for(destination: Destination, shell: Shell) -> AppScreen:
     """Return a new screen for `destination`. Raises RecordError if the run's record cannot be opened."""
     match destination:
         case Runs():
-            from .screens.runs import RunsScreen
-
-            return RunsScreen(shell.runs_dir)
+            return _made("runs", "RunsScreen", shell.runs_dir)
         case Live(run):
-            from .screens.live import LiveScreen
-
-            return LiveScreen(shell.reads(run))
+            return _made("live", "LiveScreen", shell.reads(run))
         case Trajectories(run, query):
-            from .screens.trajectories import TrajectoriesScreen
-
-            return TrajectoriesScreen(shell.reads(run), query)
+            return _made("trajectories", "TrajectoriesScreen", shell.reads(run), query)
         case Groups(run, query, n):
-            from .screens.groups import GroupsScreen
-
-            return GroupsScreen(shell.reads(run), query, n)
+            return _made("groups", "GroupsScreen", shell.reads(run), query, n)
         case Stepper(run, trajectory, query, step, find):
-            from .screens.stepper import StepperScreen
-
-            return StepperScreen(shell.reads(run), trajectory, query, step, find)
+            return _made("stepper", "StepperScreen", shell.reads(run), trajectory, query, step, find)
         case Diff(run, n):
-            from .screens.diff import DiffScreen
-
-            return DiffScreen(shell.reads(run), n)
+            return _made("diff", "DiffScreen", shell.reads(run), n)
         case Compare(runs):
-            from .screens.compare import CompareScreen
-
-            return CompareScreen(runs)
+            return _made("compare", "CompareScreen", runs)
         case Further(title, run):
-            module, name = FURTHER[title]
-            return getattr(importlib.import_module(f".screens.{module}", __package__), name)(shell.reads(run))
+            return _made(*FURTHER[title], shell.reads(run))
         case Playing(run, game):
-            from .screens.play import PlayScreen
-
-            return PlayScreen(run, game)
+            return _made("play", "PlayScreen", run, game)
         case Help(about):
-            from .screens.help import HelpScreen
+            return _made("help", "HelpScreen", about)
 
-            return HelpScreen(about)
+
+def _made(module: str, name: str, *arguments: Any) -> AppScreen:
+    return getattr(importlib.import_module(f".screens.{module}", __package__), name)(*arguments)

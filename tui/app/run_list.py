@@ -55,7 +55,6 @@ def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
 
 
 def _dumps() -> list[RunInfo]:
-    """Return recently opened dumps of other frameworks."""
     from ...engine.imports.cache import recent
 
     return [look(path) for path in recent()[:DUMPS]]

@@ -31,7 +31,6 @@ def fold(text: str) -> str:
 
 @cache
 def _variants() -> dict[str, str]:
-    """Map each folded text to the characters that fold to it."""
     found: dict[str, str] = {}
     for first, end in _LETTERS:
         for char in map(chr, range(first, end)):

@@ -73,7 +73,6 @@ class Palette:
             if isinstance(value, str) and f.name not in ("background", "panel", "cursor", "band"):
                 setattr(self, f.name, Style(color=value))
         self.title = Style(color=colors.text, bold=True)
-        self.head = Style(color=colors.muted, italic=False)
         self.strong = Style(color=colors.text, bold=True)
         self.key = Style(color=colors.accent, bold=True)
         self.escape = Style(color=colors.warn)

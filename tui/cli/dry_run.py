@@ -78,7 +78,8 @@ def small(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def _tell(reader: RunReader, config: RunConfig) -> None:
-    from ..plain import read_whole, trajectory_lines
+    from ..app.printed import whole_lines
+    from ..plain import read_whole
     from ..text import wrap
 
     rows = [row for row in reader.rollouts.page(limit=ROLLOUTS) if row.split == "train"]
@@ -93,7 +94,7 @@ def _tell(reader: RunReader, config: RunConfig) -> None:
             say(f"  {line}")
     for row in rows:
         say("")
-        for line in trajectory_lines(read_whole(reader, row.n)):
+        for line in whole_lines(read_whole(reader, row.n)):
             say(line)
     say("")
     for line in cost(reader.metrics.latest(), config):

@@ -234,7 +234,8 @@ def _row_text(row: TrajectoryRow) -> str:
 
 
 def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
-    from ..plain import read_whole, trajectory_data, trajectory_lines
+    from ..app.printed import whole_lines
+    from ..plain import read_whole, trajectory_data
 
     try:
         whole = read_whole(reader, reference)
@@ -244,5 +245,5 @@ def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> 
     if as_json:
         say(json_line(trajectory_data(whole)))
         return
-    for text in trajectory_lines(whole):
+    for text in whole_lines(whole):
         say(text)

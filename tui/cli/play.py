@@ -126,7 +126,8 @@ def situation_lines(now: Situation, seen: int | None) -> Iterator[str]:
 
 def rollout_lines(record: TrajectoryRecord, step: int, over: bool = True) -> Iterator[str]:
     """The steps of a rollout from `step` on, and its end if it is `over`."""
-    from ..plain import Whole, end_lines, step_lines
+    from ..app.printed import end_lines, step_lines
+    from ..plain import Whole
 
     whole = Whole(0, record)
     for position in range(step, len(record.trajectory.steps)):

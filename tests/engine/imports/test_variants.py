@@ -25,7 +25,8 @@ from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.zstd import zstd_compress
-from grpo_tui.tui.plain import Whole, trajectory_data, trajectory_lines
+from grpo_tui.tui.app.printed import whole_lines
+from grpo_tui.tui.plain import Whole, trajectory_data
 
 Open = Callable[[Path | str], RunReader]
 PEERS = Path(__file__).parent / "peer_dumps"
@@ -400,7 +401,7 @@ def test_a_sample_with_fields_changed_is_still_read(data: st.DataObject):
             assert row.values["turns"] == len(record.trajectory.steps)
             if item.tokens is not None:
                 item.tokens()
-            assert "\x1b" not in "".join(trajectory_lines(Whole(1, record)))
+            assert "\x1b" not in "".join(whole_lines(Whole(1, record)))
             json.dumps(trajectory_data(Whole(1, record)), default=str)
 
 

@@ -9,7 +9,7 @@ from ....engine.runs.search.query import Query, needles
 from ....engine.runs.types import TrajectoryRow
 from ..data import Reads
 from ..rollout_cursor import Opened, RolloutCursor, read_opened
-from .pager import PagedScreen
+from .base import PagedScreen
 
 PATIENCE_S = 0.1
 """Seconds until a read in progress is shown."""

@@ -28,7 +28,7 @@ MESSAGES = 2
 
 
 class AppScreen(Screen[Any]):
-    """A frame with panes. Subclasses set `view`, create `panes` and `plan` their boxes."""
+    """A frame with panes. Subclasses set `view`, create `panes` and `plan` their boxes. A single pane fills it."""
 
     view: ClassVar[str] = ""
     AUTO_FOCUS = ""
@@ -53,7 +53,7 @@ class AppScreen(Screen[Any]):
         raise RuntimeError(f"{type(self).__name__} has no panes")
 
     def plan(self, width: int, height: int) -> list[Box]:
-        raise RuntimeError(f"{type(self).__name__} has no plan")
+        return [Box(next(iter(self.frame.panes)), 0, 0, width, height)]
 
     def header(self, width: int) -> tuple[Line, Line]:
         title = SCREEN_TITLES.get(self.view, self.view)
@@ -220,3 +220,21 @@ class TableScreen(AppScreen):
 
     def action_last(self) -> None:
         self.table.move_to(self.table.total - 1)
+
+
+class PagedScreen(AppScreen):
+    """A screen whose content is also plain text: `shown_text` in a file `shown_name`."""
+
+    def shown_text(self) -> str:
+        raise RuntimeError(f"{type(self).__name__} has no text")
+
+    def shown_name(self) -> str:
+        raise RuntimeError(f"{type(self).__name__} has no name for its text")
+
+    def action_pager(self, variable: str = "PAGER") -> None:
+        from ...export import open_outside  # here: no first paint waits for it
+
+        open_outside(self.app, self.shown_text(), variable, self.shown_name())
+
+    def action_editor(self) -> None:
+        self.action_pager("EDITOR")

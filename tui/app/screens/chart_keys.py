@@ -34,7 +34,6 @@ class ChartKeys(FollowsRun):
         return metrics_of((*self.chart_view.chart.metrics, *KL), names)
 
     def also(self) -> Callable[[RunReader, Reading], Any]:
-        """Return a reader of the chart's curves and x axis."""
         view = self.chart_view
 
         def curves(reader: RunReader, reading: Reading) -> tuple[ChartView, Any, Any, Along]:
@@ -73,11 +72,11 @@ class ChartKeys(FollowsRun):
             self.curves.update(await self.reads.later(lambda reader: read_curves(reader, names)))
 
     def look_at(self, view: ChartView) -> None:
-        """Change the view. A few hundred rows are read at once, because a second paint would be slower."""
         before, self.chart_view = self.chart_view, view
         if self.shown is None:
             return
         names = self._names(self.shown.names)
+        # a few hundred rows are read at once: a second paint would be slower
         self.near = read_curves(self.reads.now, names, view.window) if view.window is not None else {}
         self.curves.update(read_curves(self.reads.now, [n for n in names if n not in self.curves]))
         if before.axis != view.axis:

@@ -14,7 +14,6 @@ from typing import Any
 from ...chat_client import ChatClient, ServerProblem
 from ..bindings import CHAT, bindings
 from ..data import Reads
-from ..widgets.frame import Box
 from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
@@ -85,9 +84,6 @@ class ChatScreen(AppScreen):
 
     def panes(self) -> list[Pane]:
         return [self.chat]
-
-    def plan(self, width: int, height: int) -> list[Box]:
-        return [Box("chat", 0, 0, width, height)]
 
     def on_mount(self) -> None:
         self._call(self.client.models, lambda names: setattr(self, "model", names[0]))
@@ -219,7 +215,6 @@ class ChatScreen(AppScreen):
     def _call(
         self, do: Callable[[], Any], then: Callable[[Any], None], failed: Callable[[], None] = lambda: None
     ) -> None:
-        """Call the server on a thread, then pass the result to `then` on this one."""
 
         async def called() -> None:
             try:

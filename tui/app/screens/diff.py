@@ -14,11 +14,10 @@ from ..bindings import DIFF, bindings
 from ..comparison import Comparison
 from ..data import Reads
 from ..widgets.diff_pane import DiffPane
-from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from .among_rollouts import PATIENCE_S
-from .pager import PagedScreen
+from .base import PagedScreen
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Candidates:
 
     @classmethod
     def of(cls, reader: RunReader, n: int, of_prompt: bool) -> Candidates:
-        """Return candidates of the group, the largest reward difference first, or of the prompt, newest first."""
         here = next(iter(reader.rollouts.rows([n])), None)
         if here is None:
             return cls()
@@ -67,9 +65,6 @@ class DiffScreen(PagedScreen):
     def panes(self) -> list[Pane]:
         return [self.body]
 
-    def plan(self, width: int, height: int) -> list[Box]:
-        return [Box("diff", 0, 0, width, height)]
-
     def header(self, width: int) -> tuple[Line, Line]:
         p = self.palette
         left = Line(p).add("diff", p.title).add(" · ", p.faint)
@@ -102,7 +97,6 @@ class DiffScreen(PagedScreen):
         self.frame.refresh_lines()
 
     async def _choose(self, either: bool = False) -> None:
-        """Choose among the group or the prompt. With `either`, use the prompt if the group has no other rollout."""
         if self.left is None:
             self.left = await self.reads.later(lambda reader: reader.bodies.trajectory(self.n))
         self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, self.of_prompt))

@@ -16,7 +16,6 @@ from ..data import Reads
 from ..destinations import Stepper
 from ..list_texts import shared_beginning, telling
 from ..theme import Palette
-from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import PAGE, Column, Table
@@ -41,9 +40,6 @@ class GroupsScreen(QueryList):
 
     def panes(self) -> list[Pane]:
         return [self.table]
-
-    def plan(self, width: int, height: int) -> list[Box]:
-        return [Box("table", 0, 0, width, height)]
 
     def header(self, width: int) -> tuple[Line, Line]:
         return self.heading("groups", width), self.position()

@@ -8,7 +8,6 @@ from rich.style import Style
 
 from ...text import wrap
 from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, bindings, helps
-from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from .base import AppScreen
@@ -64,7 +63,6 @@ class HelpPane(Pane):
         return lines
 
     def _beside(self, short: str, style: Style, long: str, long_style: Style, width: int) -> list[Line]:
-        """Return a key and its meaning in columns, or below each other on a narrow screen."""
         p = self.palette
         if width < _NARROW:
             head = Line(p).gap(2).add(short, style)
@@ -91,9 +89,6 @@ class HelpScreen(AppScreen):
         p = self.palette
         below = self.pane.overflow - self.pane.top if self.pane.shown else 0
         return Line(p).add(f"▼ {below} more lines: j, pgdn", p.accent) if below > 0 else Line(p)
-
-    def plan(self, width: int, height: int) -> list[Box]:
-        return [Box("help", 0, 0, width, height)]
 
     def action_help(self) -> None:
         self.action_back()

@@ -109,7 +109,7 @@ class PlayScreen(ReadingScreen):
         if not is_wide(width, height):
             return [Box(self.tab or self.usual, 0, 0, width, height)]
         side = min(56, max(36, width // 3))
-        rows = self.reward.rows_for(side - 4) + 2 if self.reward.record is not None else 4
+        rows = self.reward.rows_for(side - 4) + 2 if self.now is not None and self.now.record.trajectory.steps else 4
         wanted = len(self.tools.build(side - 4, height)) + 2
         least = max(4, min(rows, height - min(wanted, height // 2)))
         tools, reward = split(height, [Part(4), Part(least, 0.0)])

@@ -114,7 +114,6 @@ class QueryList(TableScreen):
 
 
 def _wrong(text: str) -> str:
-    """Return the error of a filter, or an empty string."""
     from ....engine.runs.search.filters import parse
 
     try:

@@ -7,9 +7,9 @@ from collections.abc import Awaitable
 from ....engine.runs.notes import Note
 from ...advantage import formula_of, recomputed
 from ...export import export_trajectory, write
-from ...plain import Whole, trajectory_text
+from ...plain import Whole
 from ..destinations import Diff
-from ..printed import markdown
+from ..printed import markdown, whole_lines
 from ..widgets.prompt_bar import ask
 from .among_rollouts import AmongRollouts
 
@@ -19,7 +19,6 @@ class RolloutKeys(AmongRollouts):
 
     @property
     def n(self) -> int:
-        """The number of the open trajectory, or 0."""
         return self.cursor.n
 
     def action_diff(self) -> None:
@@ -56,7 +55,7 @@ class RolloutKeys(AmongRollouts):
 
     def shown_text(self) -> str:
         whole = self._whole()
-        return trajectory_text(whole) if whole is not None else self.cursor.opened.problem
+        return "\n".join(whole_lines(whole)) if whole is not None else self.cursor.opened.problem
 
     def shown_name(self) -> str:
         return f"{self.n}.txt"

@@ -67,7 +67,6 @@ def stepper_boxes(width: int, height: int, body: str, image: ImageBox | None, si
 
 
 def _left(width: int, height: int, side: Side, stacked: bool) -> list[Box]:
-    """Stack group, steps and, if `stacked`, the reward."""
     group = min(side.group + 4, max(5, height // 3))
     reward = 0
     if stacked:

@@ -21,7 +21,7 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.preview import Preview
 from ..widgets.table import PAGE, Column, Table
-from .pager import PagedScreen
+from .base import PagedScreen
 from .query_list import QueryList
 
 
@@ -275,7 +275,6 @@ class TrajectoriesScreen(QueryList, PagedScreen):
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
     def shown_text(self) -> str:
-        """Return the rows on screen as JSON lines."""
         import json
         from dataclasses import asdict
 

@@ -109,7 +109,6 @@ class ActionBars(Pane):
         return rows
 
     def _resample(self, name: str, cells: int, first: int, last: int) -> list[float]:
-        """Average a share in `cells` equal spans of steps; 0 before its first use."""
         points = self.history.get(name) or [(last, self.latest[name])]
         steps = [step for step, _ in points]
         out = []

@@ -36,7 +36,6 @@ class Braille:
         return max(0, min(self.height - 1, self._dot_y(y) // 4))
 
     def columns(self, series: Series) -> list[tuple[int, float, float]]:
-        """Return mean value and mean spread for each dot column."""
         found: dict[int, list[tuple[float, float]]] = {}
         for index, (x, y) in enumerate(zip(series.xs, series.ys, strict=True)):
             if math.isfinite(y) and math.isfinite(x):

@@ -114,7 +114,6 @@ class ComponentTable(Pane):
         return lines
 
     def _cell(self, title: str, values: Mapping[str, float | None], cells: int):
-        """Return text and style. A component without normalisation has no second number."""
         p, value = self.palette, values[title]
         if title == "norm" and value is not None and values["raw"] is not None:
             if abs(value - values["raw"]) <= 1e-9 * max(1.0, abs(value)):
@@ -125,7 +124,6 @@ class ComponentTable(Pane):
         return fitted(value, cells), p.muted if title == "×w" else p.text
 
     def _of_a_step(self, name: str, cells: int) -> str:
-        """Return mean and deviation of the raw values of single steps in the batch."""
         mean, std = self.latest.get(metric.COMPONENT_RAW(name)), self.latest.get(metric.COMPONENT_RAW_STD(name))
         if mean is None:
             return "–"

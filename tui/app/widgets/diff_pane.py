@@ -111,7 +111,6 @@ class DiffPane(Pane):
         super().scroll_line_to(top)
 
     def _rewards(self, sides: Sequence[TrajectoryRecord], half: int) -> list[Line]:
-        """Return both rewards by component and both advantages, to explain the smaller one."""
         p = self.palette
         sums = [_sums(record) for record in sides]
         lines = []
@@ -130,7 +129,6 @@ class DiffPane(Pane):
 
     @staticmethod
     def _fields(compared: Comparison, pair: Pair) -> dict[str, tuple[str, str]]:
-        """Return pairs of texts by name. Names without text on both sides are dropped."""
         a = compared.left.trajectory.steps[pair.left] if pair.left is not None else None
         b = compared.right.trajectory.steps[pair.right] if pair.right is not None else None
         both = {name: (_field(compared.left, a, name), _field(compared.right, b, name)) for name in _NAMES}
@@ -230,7 +228,6 @@ def call_text(step: Step) -> str:
 
 
 def _sums(record: TrajectoryRecord) -> dict[str, float]:
-    """Return each component's contribution to the reward of a rollout."""
     sums: dict[str, float] = {}
     for step in record.breakdown.steps if record.breakdown is not None else ():
         for name, value in step.components.items():

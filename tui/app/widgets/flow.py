@@ -36,7 +36,6 @@ class Flow(Sequence[Line]):
 
     @property
     def starts(self) -> list[int]:
-        """Return the known first line of each part and the total."""
         if self._starts is None:
             self._starts = list(accumulate((part.rows for part in self.parts), initial=0))
         return self._starts

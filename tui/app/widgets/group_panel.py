@@ -70,5 +70,4 @@ class GroupPanel(Pane):
 
 
 def _used(row: TrajectoryRow) -> str:
-    """Return how learning used a rollout, if it was not simply trained on."""
     return " ".join(mark.replace("_", " ") for mark in row.uses or () if mark != "trained")

@@ -174,8 +174,6 @@ class ImagePane(Pane):
         self.on_picture: Callable[[], None] = lambda: None
 
     def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
-        """Show the step's image: drawn on, answered with, or the task's. The image shown to a vision policy is drawn
-        next to it."""
         self.run = run
         overlay, source = None, ""
         if trajectory.steps:

@@ -106,7 +106,6 @@ _FACTS = {"kl": "KL", "learning_rate": "learning rate", "beta": "β", "published
 
 
 def _validation(p: Palette, update: Any, validations: Sequence[Event], width: int) -> list[Line]:
-    """Compare the next evaluation on held-out tasks with the previous one."""
     if not isinstance(update, int):
         return []
     known = [e for e in validations if isinstance(e.data.get("update"), int) and "live" in e.data]

@@ -58,7 +58,6 @@ class LogPanel(Pane):
         return lines[-height:] or [Line(self.palette).add("the log is empty", self.palette.faint)]
 
     def _lines(self, text: str, width: int) -> list[Line]:
-        """Return time and message. Date, level and module would take the room."""
         p = self.palette
         found = _LOGGED.match(text)
         if found is None:

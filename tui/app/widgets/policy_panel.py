@@ -19,7 +19,6 @@ Row = tuple[str, str, Callable[[float | None], str]]
 
 
 def _whole(value: float | None) -> str:
-    """Format a count that a metric holds as a float."""
     return number(int(value) if value is not None and math.isfinite(value) else value)
 
 

@@ -341,7 +341,6 @@ class ReadingPanel(Pane):
 
 
 def _folds(height: int) -> Mapping[str, int]:
-    """Return fold heights for a step in a pane of `height` lines."""
     half, quarter = max(6, height // 2), max(3, height // 4)
     return {"prompt": quarter, "thought": quarter, "argument": half, "result": half, "call": quarter,
             "words": 4 * max(10, height), "text": half, "display": height}  # fmt: skip

@@ -32,8 +32,8 @@ _KEPT = ("bold", "italic", "underline", "strike", "reverse")
 class Renderer:
     """Renders texts in the colours of one palette."""
 
-    def __init__(self, palette: Palette) -> None:
-        self.palette = palette
+    def __init__(self, palette: Palette, colors: bool = True) -> None:
+        self.palette, self.colors = palette, colors
 
     def lines(self, text: str, kind: str, width: int, style: Style) -> list[Line]:
         """Render a literal text (`kinds.prepared`) in lines of at most `width` cells."""
@@ -42,7 +42,7 @@ class Renderer:
                 made = self._markdown(text, width, style)
             elif kind == "ansi":
                 made = self._wrapped(self._ansi(text), width)
-            elif kind not in ("raw", "plain"):
+            elif self.colors and kind not in ("raw", "plain"):
                 made = self._wrapped(self._highlighted(text, kind), width)
             else:
                 made = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
@@ -102,7 +102,6 @@ class Renderer:
         return shade + Style(**{**kept, **marked})  # type: ignore[arg-type]
 
     def _readable(self, style: Style) -> Style:
-        """Return a log's own colour if it contrasts with the background."""
         if style.color is None or style.color.is_default:
             return Style.null()
         shade, ground = style.color.get_truecolor(), self.palette.base.bgcolor

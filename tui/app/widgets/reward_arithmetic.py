@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from ....engine.runs.types import AdvantageFormula, Score, StepReward, TrajectoryRecord
+from rich.style import Style
+
+from ....engine.runs.types import AdvantageFormula, Penalty, StepReward, TrajectoryRecord
 from ...advantage import equation
 from ...format import MINUS, fixed
-from ...text import distinct_names
+from ...text import distinct_names, wrap
 from ..outline import has_step_rewards
+from ..theme import Palette
 from .learning_lines import Learning, learning_lines
 from .line import Line, wrapped
 from .pane import Pane
-from .penalty import penalty_lines
 
 _PLACES = 4
 """Decimals of a sum at most."""
@@ -22,88 +26,122 @@ _INEXACT = 1e-5
 _NUMBERS = 4  # columns: raw, normalised, weight, contribution
 
 
-class RewardArithmetic(Pane):
-    """Component, raw, normalised, × weight, = contribution; Σ, penalties, advantage and use in learning."""
+@dataclass
+class RewardLines:
+    """The reward of a step (by position) and of its rollout as lines of `width` cells.
 
-    title = "reward of this step"
+    recomputed: the GRPO advantage of a record without one, in words.
+    """
 
-    def __init__(self) -> None:
-        super().__init__("reward")
-        self.record: TrajectoryRecord | None = None
-        self.step = 0
-        self.formula: AdvantageFormula | None = None
-        self.learning = Learning()
-        self.recomputed = ""
+    palette: Palette
+    width: int
+    record: TrajectoryRecord
+    step: int
+    formula: AdvantageFormula | None = None
+    learning: Learning = field(default_factory=Learning)
+    recomputed: str = ""
 
-    def put(
-        self,
-        record: TrajectoryRecord | None,
-        step: int,
-        formula: AdvantageFormula | None = None,
-        learning: Learning | None = None,
-        recomputed: str = "",
-    ) -> None:
-        """Show a trajectory at a step. `recomputed` is the GRPO advantage of a record without one."""
-        self.record, self.step, self.formula, self.recomputed = record, step, formula, recomputed
-        self.learning = learning or Learning()
-        self.title = (
-            "reward of this step" if record is not None and has_step_rewards(record) else "reward of the rollout"
-        )
-        self.changed(keep_scroll=False)
+    @property
+    def of_whole(self) -> bool:
+        """Whether only the rollout has a reward."""
+        return not has_step_rewards(self.record) and self.record.split != "eval"
 
-    def _reward(self) -> StepReward | None:
-        record = self.record
-        if record is None or record.breakdown is None or not record.trajectory.steps:
-            return None
-        index = record.trajectory.steps[min(self.step, len(record.trajectory.steps) - 1)].index
-        return next((s for s in record.breakdown.steps if s.step == index), None)
-
-    def build(self, width: int, height: int) -> list[Line]:
-        p = self.palette
-        record = self.record
-        if record is None:
-            return []
-        learned = learning_lines(p, record, self.learning, width)
-        reward = self._reward()
-        if not has_step_rewards(record) and record.split != "eval":
-            return self._card(record, width, learned if self.learning.uses or record.served is not None else [])
-        if reward is None:
+    def all(self) -> list[Line]:
+        p, record, reward = self.palette, self.record, self.reward
+        learned = self.learned()
+        if self.of_whole:
+            learned = learned if self.learning.uses or record.served is not None else []
+            if record.breakdown is None:
+                return self._unknown("reward", "reward") + self._unknown("advantage", "advantage")
+        elif reward is None:
             text = "No reward was recorded for this step." if record.trajectory.steps else "The agent took no step."
             if record.split == "eval":
                 judge = record.trajectory.judged_by or "its answer alone"
                 text = f"A rollout on held-out tasks: judged by {judge}, and not trained on."
-            said = [*wrapped(p, text, width, p.faint), Line(p)]
-            return [*said, *self._scores(record, width), *learned]
-        lines = self._components(reward, width) + self._reasons(record, width)
-        if reward.penalties:
-            lines.append(Line(p))
-            for penalty in reward.penalties:
-                lines += penalty_lines(p, penalty, width)
-        else:
-            lines.append(Line(p).add("✓ no penalty in this step", p.good))
-        lines.append(Line(p))
-        lines += self._trajectory(record, width)
+            return [*self._wrapped(text, p.faint), Line(p), *self.of_step(), *learned]
+        lines = [*self.of_step(), *self.of_rollout(), *self.advantage()]
         return [*lines, Line(p), *learned] if learned else lines
 
-    def _card(self, record: TrajectoryRecord, width: int, learned: list[Line]) -> list[Line]:
-        p, breakdown = self.palette, record.breakdown
+    @property
+    def reward(self) -> StepReward | None:
+        """The reward of the step, or of the rollout if steps have none."""
+        steps, breakdown = self.record.trajectory.steps, self.record.breakdown
+        if breakdown is None or not steps:
+            return None
+        if self.of_whole:
+            return breakdown.steps[-1] if breakdown.steps else None
+        index = steps[min(self.step, len(steps) - 1)].index
+        return next((s for s in breakdown.steps if s.step == index), None)
+
+    def of_step(self) -> list[Line]:
+        """Return components, reasons and penalties; of a rollout that is not trained on, its scores."""
+        p, reward = self.palette, self.reward
+        steps = self.record.trajectory.steps
+        scores = steps[self.step].scores if self.step < len(steps) else ()
+        reasons = [line for s in scores if s.why for line in self._wrapped(f"{s.name}: {s.why}", p.faint)]
+        reasons += [Line(p)] if reasons else []
+        if reward is None:
+            told = [line for s in scores for line in self._wrapped(f"{s.name} {fixed(s.value)}", p.text)]
+            return [*told, *reasons]
+        lines = [] if self.of_whole and not reward.components else self._components(reward)
+        penalties = [line for penalty in reward.penalties for line in penalty_lines(p, penalty, self.width)]
+        if self.of_whole:
+            return [*lines, *penalties, *reasons]
+        lines += reasons
+        return [
+            *lines,
+            *([Line(p), *penalties] if penalties else [Line(p).add("✓ no penalty in this step", p.good)]),
+            Line(p),
+        ]
+
+    def of_rollout(self) -> list[Line]:
+        """Return the sum of the steps, and notes on a sum that is incomplete or differs from the recorded total."""
+        p, record, breakdown = self.palette, self.record, self.record.breakdown
         if breakdown is None:
-            return self._unknown(record, "reward", "reward", width) + self._unknown(
-                record, "advantage", "advantage", width
-            )
-        whole = breakdown.steps[-1] if breakdown.steps else None
-        lines = self._components(whole, width) if whole is not None and whole.components else []
-        for penalty in whole.penalties if whole is not None else ():
-            lines += penalty_lines(p, penalty, width)
-        lines += self._reasons(record, width)
-        lines += self._trajectory(record, width)
-        return [*lines, Line(p), *learned] if learned else lines
+            return self._unknown("reward", "reward")
+        totals = [s.total for s in breakdown.steps]
+        known = [t for t in totals if t is not None]
+        if breakdown.total is None:
+            lines = self._unknown("reward", "Σ the total")
+        elif not has_step_rewards(record):
+            lines = [Line(p).add("reward ", p.muted).add(fixed(breakdown.total), p.strong)]
+        elif (len(known) == len(totals) and len(totals) > 1) or not record.unknown:
+            lines = self._wrapped(summed(known, breakdown.total), p.text)
+        else:
+            lines = self._wrapped(f"stated reward {fixed(breakdown.total)}", p.text)
+        for key in ("sum", "turns"):
+            lines += self._wrapped(record.unknown.get(key, ""), p.warn)
+        for what, name in (("weight", "weights"), ("missing", "components"), ("components", "components")):
+            lines += self._unknown(what, name) if what in record.unknown else []
+        return lines
 
-    def rows_for(self, width: int) -> int:
-        return len(self.build(width, 1_000)) if self.record is not None else 1
+    def advantage(self) -> list[Line]:
+        p, record, width = self.palette, self.record, self.width
+        if record.advantage is None:
+            if not record.unknown:
+                return []
+            return self._unknown("advantage", "advantage") + self._wrapped(self.recomputed, p.faint)
+        step = record.step_advantages[self.step] if self.step < len(record.step_advantages) else None
+        value = fixed(record.advantage, signed=True)
+        name = "advantage " if len("advantage ") + len(value) <= width else "A "
+        line = Line(p).add(name, p.muted).whole(value, p.sign(record.advantage), width - len(name))
+        if step is not None:
+            line.whole(f"  this step {fixed(step, signed=True)}", p.text, width - line.width)
+        told = equation(self.formula, self.step, step)
+        return [line, *(line for text in told for line in self._wrapped(text, p.faint))]
 
-    def _components(self, reward: StepReward, width: int) -> list[Line]:
-        p = self.palette
+    def learned(self) -> list[Line]:
+        return learning_lines(self.palette, self.record, self.learning, self.width)
+
+    def _wrapped(self, text: str, style: Style) -> list[Line]:
+        return wrapped(self.palette, text, self.width, style)
+
+    def _unknown(self, what: str, name: str) -> list[Line]:
+        why = self.record.unknown.get(what)
+        return self._wrapped(f"{name}: not recorded" + (f" ({why})" if why else ""), self.palette.faint)
+
+    def _components(self, reward: StepReward) -> list[Line]:
+        p, width = self.palette, self.width
         table = [("component", "raw", "norm", "×w", "=")]
         values = list(reward.components.values())
         added, places = adding_up([c.contribution for c in values], reward.total)
@@ -133,68 +171,63 @@ class RewardArithmetic(Pane):
             lines.append(line)
         return lines
 
-    def _scores(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        """Return scores of reward functions that were not used as a reward."""
-        p = self.palette
-        told = (f"{score.name} {fixed(score.value)}" for score in self._scores_of_step(record))
-        return [*(line for text in told for line in wrapped(p, text, width, p.text)), *self._reasons(record, width)]
 
-    def _reasons(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        p = self.palette
-        reasons = (f"{score.name}: {score.why}" for score in self._scores_of_step(record) if score.why)
-        lines = [line for text in reasons for line in wrapped(p, text, width, p.faint)]
-        return [*lines, Line(p)] if lines else []
+class RewardArithmetic(Pane):
+    """Component, raw, normalised, × weight, = contribution; Σ, penalties, advantage and use in learning."""
 
-    def _scores_of_step(self, record: TrajectoryRecord) -> Sequence[Score]:
-        steps = record.trajectory.steps
-        return steps[self.step].scores if self.step < len(steps) else ()
+    title = "reward of this step"
 
-    def _trajectory(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        p = self.palette
-        breakdown = record.breakdown
-        assert breakdown is not None
-        totals = [s.total for s in breakdown.steps]
-        known = [t for t in totals if t is not None]
-        lines: list[Line] = []
-        if breakdown.total is None:
-            lines += self._unknown(record, "reward", "Σ the total", width)
-        elif not has_step_rewards(record):
-            lines.append(Line(p).add("reward ", p.muted).add(fixed(breakdown.total), p.strong))
-        elif (len(known) == len(totals) and len(totals) > 1) or not record.unknown:
-            lines += wrapped(p, summed(known, breakdown.total), width, p.text)
-        else:
-            lines += wrapped(p, f"stated reward {fixed(breakdown.total)}", width, p.text)
-        lines += self._notes(record, width)
-        if record.advantage is None:
-            if record.unknown:
-                lines += self._unknown(record, "advantage", "advantage", width)
-                lines += wrapped(p, self.recomputed, width, p.faint)
-            return lines
-        step = record.step_advantages[self.step] if self.step < len(record.step_advantages) else None
-        value = fixed(record.advantage, signed=True)
-        name = "advantage " if len("advantage ") + len(value) <= width else "A "
-        line = Line(p).add(name, p.muted).whole(value, p.sign(record.advantage), width - len(name))
-        if step is not None:
-            line.whole(f"  this step {fixed(step, signed=True)}", p.text, width - line.width)
-        lines.append(line)
-        for text in equation(self.formula, self.step, step):
-            lines += wrapped(p, text, width, p.faint)
-        return lines
+    def __init__(self) -> None:
+        super().__init__("reward")
+        self._put: tuple[Any, ...] | None = None
 
-    def _unknown(self, record: TrajectoryRecord, what: str, name: str, width: int) -> list[Line]:
-        p = self.palette
-        why = record.unknown.get(what)
-        text = f"{name}: not recorded" + (f" ({why})" if why else "")
-        return wrapped(p, text, width, p.faint)
+    def put(
+        self,
+        record: TrajectoryRecord | None,
+        step: int,
+        formula: AdvantageFormula | None = None,
+        learning: Learning | None = None,
+        recomputed: str = "",
+    ) -> None:
+        self._put = None if record is None else (record, step, formula, learning or Learning(), recomputed)
+        of_step = record is not None and has_step_rewards(record)
+        self.title = "reward of this step" if of_step else "reward of the rollout"
+        self.changed(keep_scroll=False)
 
-    def _notes(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        """Explain arithmetic that is incomplete or differs from the recorded total."""
-        p = self.palette
-        lines = [line for key in ("sum", "turns") for line in wrapped(p, record.unknown.get(key, ""), width, p.warn)]
-        for what, name in (("weight", "weights"), ("missing", "components"), ("components", "components")):
-            if what in record.unknown:
-                lines += self._unknown(record, what, name, width)
-        return lines
+    def build(self, width: int, height: int) -> list[Line]:
+        return [] if self._put is None else RewardLines(self.palette, width, *self._put).all()
+
+    def rows_for(self, width: int) -> int:
+        return max(1, len(self.build(width, 1_000)))
+
+
+def penalty_lines(p: Palette, penalty: Penalty, width: int) -> list[Line]:
+    """Return the lines of one penalty, `width` cells wide."""
+    amount = fixed(penalty.amount) if penalty.amount else f"{MINUS}0.00"
+    name = penalty.rule.replace("_", " ")
+    head = Line(p).add("✗ ", p.bad_bold).add(name, p.bad_bold, cells=max(1, min(len(name), width - 3 - len(amount))))
+    lines = [head.gap().add(amount, p.bad_bold)]
+    saw = ", ".join(f"{key} {_value(value)}" for key, value in penalty.saw.items())
+    for label, text, style in (
+        ("saw", saw, p.text),
+        ("limit", penalty.limit, p.text),
+        ("why", penalty.why, p.muted),
+        ("right", penalty.right, p.good),
+    ):
+        if text:
+            body = wrap(str(text), max(8, width - 9))
+            for index, part in enumerate(body):
+                line = Line(p).gap(2).add(f"{label}:" if index == 0 else "", p.faint, cells=7)
+                lines.append(line.add(part, style))
+    return lines
+
+
+def _value(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_value, value)) if value else "none"
+    if isinstance(value, float):
+        return fixed(value)
+    return "none" if value is None else str(value)
 
 
 def adding_up(terms: Sequence[float | None], total: float | None) -> tuple[Sequence[float | None], int]:

@@ -120,7 +120,6 @@ class Table(Pane):
         return max(1, self.size.height - 1)
 
     def row(self, index: int) -> Any | None:
-        """Return a row if it is loaded, else request it."""
         if not 0 <= index < self.total:
             return None
         page, at = divmod(index, PAGE)

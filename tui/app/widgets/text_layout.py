@@ -208,7 +208,6 @@ class TextLayout:
 
 
 def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:
-    """Return the beginning (or end) of a text that `fold` lines need."""
     room = (fold + 2) * max(20, width) * (2 if kind == "markdown" else 1)
     part = text[-room:] if tail else text[:room]
     lines = part.split("\n")

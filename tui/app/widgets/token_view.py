@@ -147,7 +147,6 @@ class TokenView(Pane):
 
     @property
     def marked(self) -> str:
-        """The place and the mismatch of the marked token."""
         if self._place < 0 or MODES[self.mode] != "mismatch":
             return ""
         nats = self._overlays["mismatch"][self._worst[self._place]]
@@ -251,7 +250,6 @@ class TokenView(Pane):
         return p.accent + Style(bold=True)
 
     def _sums(self, width: int) -> Line:
-        """Return means over the agent's tokens; for a difference also its maximum and the mean ratio."""
         p, name = self.palette, MODES[self.mode]
         known = [v for v, m in zip(self._overlays[name], self._mask, strict=False) if m and math.isfinite(v)]
         line = Line(p)
@@ -296,7 +294,6 @@ def _is_marked(segment: Segment) -> bool:
 
 
 def _broken(text: str, room: int) -> list[tuple[str, int]]:
-    """Break a line into parts of at most `room` cells, each with its first character."""
     at, parts = 0, []
     for part in wrap(text, room, len(text)):
         at = max(at, text.find(part, at))

@@ -145,7 +145,6 @@ class WritingPanel(Pane):
         return line
 
     def _measure(self, live: LiveState) -> None:
-        """Compute tokens a second of each server between two readings."""
         before, tokens = self._servers_before
         if live.time - before < 1.0:
             return
