@@ -94,7 +94,7 @@ class Groups:
             return False  # a batch may hold a prompt twice
         if rollout.index is not None:
             return _repeats(rollout.index, group.indices)
-        return self._last[group.split] != name and self._sizes[group.split] == {len(group.ids)} != {1}
+        return self._last.get(group.split) != name and self._sizes[group.split] == {len(group.ids)} != {1}
 
     def _group(self, name: str) -> _Group:
         group = self._known.pop(name, None) or self._read(name)

@@ -94,3 +94,16 @@ def test_a_name_that_is_used_in_each_step_is_a_group_of_each_step(tmp_path: Path
     name = NAMES["ids of each attempt"]
     write(tmp_path / "a", [*rows(1, 1, name), *rows(2, 1, name)])
     assert groups(opened(tmp_path / "a")) == [(1, "train", 3)] * 2 + [(2, "train", 3)] * 2
+
+
+def test_a_group_goes_on_in_a_second_sitting(tmp_path: Path):
+    """As when a large file is opened: its beginning first, the rest while the app shows it."""
+    file = tmp_path / "a.jsonl"
+    written = [
+        {"step": 1, "group": "g", "id": f"r{i}", "prompt": "q", "completion": "a", "reward": i} for i in range(6)
+    ]
+    for part in (written[:1], written[1:]):
+        write(file, part)
+        folder = open_dump(file, whole=True).folder
+    with open_reader(folder) as reader:
+        assert not reader.problems and groups(reader) == [(1, "train", 6)]
