@@ -23,7 +23,7 @@ from ..store.update_task import TaskError, UpdateTask
 from .ledger import Ledger
 from .policy_update import PolicyUpdater
 from .publisher import Publisher
-from .recovery import recover
+from .worker_state import recover
 
 log = logging.getLogger(__name__)
 

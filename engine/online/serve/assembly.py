@@ -42,7 +42,7 @@ from ..store.update_queue import QueueError, Trouble
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
-from .http.uploads import Uploads
+from .http.conversation import Uploads
 from .inference_engine import InferenceEngine
 from .pooled_weights import PooledWeights
 from .record_keeper import RecordKeeper

@@ -19,10 +19,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from ....configs.errors import GrpoTuiError
 from .backend import EngineBackend
 from .http.app import Api, make_app
-from .http.asking import Engine
+from .http.asking import Engine, ServerMetrics
+from .http.conversation import Uploads
 from .http.guard import Guard, is_loopback
-from .http.metrics import ServerMetrics
-from .http.uploads import Uploads
 from .requests import RequestSource
 
 START_SECONDS = 10.0

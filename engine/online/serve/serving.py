@@ -39,7 +39,7 @@ LISTEN_S = 0.05
 """Interval of looking for control requests (stop, pause), which reads a folder."""
 RESERVED = 64
 """Request numbers reserved in advance, so that no number is used twice after a kill."""
-FAILURES = 8
+FAILURES = 5
 """Requests in a row that fail in the environment before it is reported."""
 ATTEMPTS = 3
 """Attempts to answer a request while rollout servers fail."""
@@ -397,7 +397,8 @@ class Serving:
             self._failed_in_a_row = self._failed_in_a_row + 1 if answer.error else 0
             if self._failed_in_a_row == FAILURES:
                 message = f"The last {FAILURES} requests all failed in the environment: {answer.error}"
-                self.keeper.event("alert", f"{message.rstrip('.')}.", detector="environment")
+                evidence = [s.trajectory.id for s in answer.samples if s.trajectory is not None]
+                self.keeper.event("alert", message, detector="environment", trajectories=evidence)
 
 
 def _cannot_answer(request: Request, error: SnapshotError) -> RequestError:

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...runs.paths import SNAPSHOTS
 
 
-@dataclass(frozen=True)
 class OnlineFolder:
     """Paths of one run. Naming them creates nothing."""
 
-    run_dir: Path
-
-    @property
-    def root(self) -> Path:
-        return self.run_dir / "online"
-
-    @property
-    def queue(self) -> Path:
-        return self.root / "queue.sqlite"
-
-    @property
-    def state(self) -> Path:
+    def __init__(self, run_dir: Path) -> None:
+        root = run_dir / "online"
+        self.run_dir = run_dir
+        self.queue = root / "queue.sqlite"
+        self.state = root / "state"
         """The worker's committed states."""
-        return self.root / "state"
-
-    @property
-    def snapshots(self) -> Path:
+        self.snapshots = run_dir / SNAPSHOTS
         """Published versions and the pointer to the newest."""
-        return self.run_dir / SNAPSHOTS
-
-    @property
-    def buffer(self) -> Path:
+        self.buffer = root / "experiences.npz"
         """The engine's saved experience buffer."""
-        return self.root / "experiences.npz"
-
-    @property
-    def images(self) -> Path:
+        self.images = root / "images"
         """Images that the policy was shown, by content (`images.ImageFolder`)."""
-        return self.root / "images"
-
-    @property
-    def address(self) -> Path:
+        self.address = root / "address.json"
         """The engine's HTTP address, readable by its owner only: `{"url": …, "token_needed": …}`."""
-        return self.root / "address.json"

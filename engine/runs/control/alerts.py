@@ -220,6 +220,7 @@ REMEDIES: Mapping[str, str] = {
     ),
     "graded_reward": "Set `environment.success_score` to the score from which an answer counts as right.",
     "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if such a step is wanted.",
+    "environment": "Open one of these rollouts and fix the environment or the tasks. A failed request teaches nothing.",
     "validation": "Check the labels of the last updates. Raise the confidence that the gate requires.",
     "update_worker": "Read logs/worker.log. `grpo-tui online --resume RUN` continues where it stopped.",
     "serving": "Read logs/engine.log.",

@@ -154,6 +154,7 @@ def test_in_a_pipe(tmp_path: Path) -> None:
         '{"id": "a", "task_data": {"question": "what is it?", "answer": "1"}}',
         "not json",
         '{"id": "b", "task_data": {"question": "red"}}',
+        *(json.dumps({"id": f"failing {i}", "task_data": {}}) for i in range(5)),
     ]
     done = subprocess.run(
         [*command, "--runs-dir", str(tmp_path / "runs"), "--run-id", "three"],
@@ -164,10 +165,14 @@ def test_in_a_pipe(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     out = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(out) == 3, done.stderr + logs(tmp_path / "runs" / "three")
+    assert len(out) == 8, done.stderr + logs(tmp_path / "runs" / "three")
     by_id = {o.get("id"): o for o in out}
     assert by_id["a"]["answer"] in ("0", "1", "2") and "trajectory_id" in by_id["b"]
     assert "line 2: not JSON" in by_id[None]["error"]
+    assert all("needs a question" in by_id[f"failing {i}"]["error"] for i in range(5))
+    [alert] = RunReader(tmp_path / "runs" / "three").events(kinds=["alert"], limit=100)
+    assert alert.data["detector"] == "environment" and len(alert.data["trajectories"]) == config.online.samples
+    assert "The last 5 requests all failed in the environment" in done.stderr
     assert done.returncode == 0
     assert "run three finished" in done.stderr
     assert look(tmp_path / "runs" / "three").mode == "online"

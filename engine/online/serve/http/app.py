@@ -16,14 +16,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..requests import Request, RequestError, Sampling, answer_as_json, parse_request
-from .asking import Engine
+from .asking import Engine, ServerMetrics
 from .completion import ChatForm, ResponseForm
-from .conversation import row_of
+from .conversation import Uploads, row_of
 from .guard import Guard
-from .metrics import ServerMetrics
 from .problems import HttpProblem
 from .schema import Asked, ChatMessage, ChatRequest, Feedback, ResponsesRequest, read
-from .uploads import Uploads
 
 if TYPE_CHECKING:
     from ..backend import EngineBackend

@@ -6,15 +6,15 @@ import asyncio
 import math
 import queue
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from ..requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .completion import ChatForm, event
-from .metrics import ServerMetrics
 from .problems import HttpProblem
 
 KEEP_ALIVE_S = 10.0
@@ -23,6 +23,36 @@ PIECE = 48
 """Characters per event when the whole answer is known at once, as after a vote."""
 AWAY_AGAIN_S = 10
 """`Retry-After` while no rollout server is available."""
+LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class ServerMetrics:
+    """The counters of `GET /metrics`, in a registry of their own."""
+
+    def __init__(self, *, waiting: Callable[[], int], version: Callable[[], int], learning: Callable[[], bool]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "grpo_tui_http_requests", "Requests by path and status.", ("path", "status"), registry=self.registry
+        )
+        self.latency = Histogram(
+            "grpo_tui_answer_seconds",
+            "From a question's arrival to its answer.",
+            buckets=LATENCY_S,
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "grpo_tui_tokens", "Tokens of all rollouts of answered questions.", ("kind",), registry=self.registry
+        )
+        for name, text, value in (
+            ("grpo_tui_waiting", "Questions that wait for the engine.", waiting),
+            ("grpo_tui_policy_version", "The policy version that serves.", version),
+            ("grpo_tui_learning", "1 while the update worker lives.", learning),
+        ):
+            gauge = Gauge(name, text, registry=self.registry)
+            gauge.set_function(lambda value=value: float(value()))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)
