@@ -45,14 +45,13 @@ class Influence:
 
     def _room(self, name: str, labelled: bool, peers: Sequence[int]) -> float:
         """Return the weight that the cap leaves to a source: 1 below the cap."""
-        beside = name.rpartition("/")[0]
-        equals = sum(known.rpartition("/")[0] == beside for known in self._sources)
+        parent = name.rpartition("/")[0]  # the caller of a user, else empty
+        sources = sum(known.rpartition("/")[0] == parent for known in self._sources)
         if labelled:
-            known = peers[bool(beside)] if len(peers) == 2 else round(1 / self.share)
-            equals = max(equals, known)
-        cap = max(self.share, 1 / equals)
+            sources = max(sources, peers[bool(parent)] if len(peers) == 2 else round(1 / self.share))
+        cap = max(self.share, 1 / sources)
         # A single task is not a majority: the share is taken of at least a few tasks.
-        of = self._sources[beside] if beside else len(self._recent)
+        of = self._sources[parent] if parent else len(self._recent)
         return min(1.0, cap / (self._sources[name] / max(of, round(5 / self.share))))
 
     def _forget(self, request: str, source: str) -> None:

@@ -75,8 +75,8 @@ class UpdateWorker:
     # ---------------------------------------------------------------------------------------------------- starting
 
     def _begin(self) -> None:
-        if self.queue.mended is not None:
-            self.tell(self.queue.mended)
+        if self.queue.repaired is not None:
+            self.tell(self.queue.repaired)
         self.store.lead(self.updater.parameters, self.queue)
         self._since_snapshot = 0
         self._feedback_at: float | None = None

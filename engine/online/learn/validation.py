@@ -201,7 +201,7 @@ def validate_forever(
             if not validation.go_on(queue):
                 time.sleep(POLL_S)
         except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while it was looked at
-            if isinstance(error, QueueDamaged) and queue is not None:  # the worker mends it
+            if isinstance(error, QueueDamaged) and queue is not None:  # the worker repairs it
                 queue.close()
                 queue = None
             time.sleep(POLL_S)

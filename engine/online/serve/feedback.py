@@ -10,13 +10,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ....configs.sections.online import OnlineConfig
 from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
+from ..voting import canonical
 from .enqueuer import Enqueuer
-from .inference_engine import InferenceEngine
+from .extraction import choice, last_number, normal
+from .inference_engine import InferenceEngine, Learned, answer_of, labelled
 from .live_answers import LiveAnswers
 from .requests import Answer, HumanFeedback
+from .sample_passes import behaviour_logprobs
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -106,13 +111,13 @@ class FeedbackKeeper:
         try:
             with self._follower.scoring(answer.policy_version):
                 if given.correction is not None:
-                    called, learned = "corrected the answer", engine.correct(answer, given.correction)
+                    called, learned = "corrected the answer", correct(engine, answer, given.correction)
                 elif right is not None:
-                    called, learned = f"gave {right!r} as the answer", engine.label(answer, right, None)
+                    called, learned = f"gave {right!r} as the answer", label(engine, answer, right, None)
                 else:
                     called, good = f"called the answer {given.verdict}", given.verdict == "right"
                     key = (answer.extracted, None) if good else (None, answer.extracted)
-                    learned = engine.rate(answer, good) if rated else engine.label(answer, *key)
+                    learned = rate(engine, answer, good) if rated else label(engine, answer, *key)
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         task = learned.task
@@ -162,6 +167,69 @@ class FeedbackKeeper:
             outcome.note(row)
         while len(self._outcomes) > REMEMBERED:
             self._outcomes.popitem(last=False)
+
+
+def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str | None) -> Learned:
+    """Return the update task of feedback with the right answer, or with one that is wrong.
+
+    Samples that the feedback does not concern are left out. In free text without an extractor, a number is compared
+    with the last number, a letter with the choice.
+    """
+    if answer.single and right is not None and len(answer.samples) == 1:
+        answer = engine.widen([answer], always=True)[0]
+    extract = engine.extract
+    if extract is None and answer.single and right is not None:
+        is_number = last_number(right) is not None and last_number(right) == normal(right)
+        extract = last_number if is_number else choice if len(right.strip()) == 1 else None
+
+    def key(text: str | None) -> str | None:
+        return canonical(text) if extract is None else canonical(extract(text or ""))
+
+    given = [key(answer_of(sample)) for sample in answer.samples]
+    if right is not None:
+        expected = key(right) or canonical(normal(right))
+        correct: list[bool | None] = [g == expected for g in given]
+    else:
+        correct = [False if g is not None and g == key(wrong) else None for g in given]
+    return engine.rewarded(labelled(answer, answer.samples, correct, right))
+
+
+def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
+    """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
+    baseline, Williams 1992, doi:10.1007/BF00992696).
+    """
+    made = engine.rewarded(labelled(answer, [answer.samples[answer.shown or 0]], [True], answer.text))
+    if made.task is not None and not good:
+        rewards = made.task.reward_tensor.clone()
+        rewards[..., made.task.components.index("task")] *= -1
+        made.task = replace(made.task, reward_tensor=rewards)
+    return made
+
+
+def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
+    """Return the update task of a corrected text: it earns 1, the given answer 0. Raises ValueError."""
+    first = answer.samples[answer.shown or 0]
+    if first.trajectory is None or len(first.trajectory.steps) != 1:
+        raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
+    words = engine.runner.tokenizer
+    ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in words.all_special_ids]
+    written = [*words.encode(text, add_special_tokens=False), *(ends or [words.eos_token_id])]
+    ids = np.array([*first.token_ids[: first.prompt_length], *written], first.token_ids.dtype)
+    if len(ids) > engine.config.max_trajectory_tokens:
+        raise ValueError(f"the text is too long: online.max_trajectory_tokens is {engine.config.max_trajectory_tokens}")
+    agent = np.arange(len(ids)) >= first.prompt_length
+    step = replace(first.trajectory.steps[0], text=text)
+    corrected = replace(
+        first,
+        token_ids=ids,
+        agent_mask=agent,
+        turn_ids=np.where(agent, 0, -1).astype(first.turn_ids.dtype),
+        rewards=np.zeros(len(ids), first.rewards.dtype),
+        trained_logprobs=None,
+        trajectory=replace(first.trajectory, steps=(step,), answer=text),
+    )
+    corrected = replace(corrected, logprobs=behaviour_logprobs(engine.model, corrected, engine.config.temperature))
+    return engine.rewarded(labelled(answer, [corrected, first], [True, False], text))
 
 
 def certainty(answer: Answer) -> float:

@@ -36,9 +36,9 @@ from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
 from .experience_buffer import ExperienceBuffer
-from .extraction import choice, last_number, make_extractor, normal
+from .extraction import make_extractor
 from .requests import Answer, Request, Sampling
-from .sample_passes import behaviour_logprobs, embeddings_and_logits, request_embeddings, update_task
+from .sample_passes import embeddings_and_logits, request_embeddings, update_task
 
 if TYPE_CHECKING:
     from ...agents.remote.agent import RemoteAgent
@@ -191,7 +191,7 @@ class InferenceEngine:
 
     def _key(self, sample: Rollout) -> str | None:
         """Return the part of a sample's answer that votes and feedback compare."""
-        text = _answer_of(sample)
+        text = answer_of(sample)
         return text if text is None or self.extract is None else self.extract(text)
 
     def _single_gate(self, request: Request) -> Gate:
@@ -235,75 +235,13 @@ class InferenceEngine:
     def learn(self, answers: Sequence[Answer]) -> list[Learned]:
         """Compute rewards, record rows and update tasks of answers that were given."""
         learned = []
-        for answer in map(self._judged, self._widened(answers)):
-            learned.append(self._rewarded(answer, update=self.learn_statistics))
+        for answer in map(self._judged, self.widen(answers)):
+            learned.append(self.rewarded(answer, update=self.learn_statistics))
             if answer.gate.open and answer.embedding is not None and answer.vote.answer is not None:
                 self.buffer.add(f"request-{answer.request.number}", answer.embedding, answer.vote.answer)
         return learned
 
-    def label(self, answer: Answer, right: str | None, wrong: str | None) -> Learned:
-        """Return the update task of feedback with the right answer, or with one that is wrong.
-
-        Samples that the feedback does not concern are left out. In free text without an extractor, a number is compared
-        with the last number, a letter with the choice.
-        """
-        if answer.single and right is not None and len(answer.samples) == 1:
-            answer = self._widened([answer], always=True)[0]
-        extract = self.extract
-        if extract is None and answer.single and right is not None:
-            is_number = last_number(right) is not None and last_number(right) == normal(right)
-            extract = last_number if is_number else choice if len(right.strip()) == 1 else None
-
-        def key(text: str | None) -> str | None:
-            return canonical(text) if extract is None else canonical(extract(text or ""))
-
-        given = [key(_answer_of(sample)) for sample in answer.samples]
-        if right is not None:
-            expected = key(right) or canonical(normal(right))
-            correct: list[bool | None] = [g == expected for g in given]
-        else:
-            correct = [False if g is not None and g == key(wrong) else None for g in given]
-        return self._rewarded(_labelled(answer, answer.samples, correct, right))
-
-    def rate(self, answer: Answer, good: bool) -> Learned:
-        """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
-        baseline, Williams 1992, doi:10.1007/BF00992696).
-        """
-        made = self._rewarded(_labelled(answer, [answer.samples[answer.shown or 0]], [True], answer.text))
-        if made.task is not None and not good:
-            rewards = made.task.reward_tensor.clone()
-            rewards[..., made.task.components.index("task")] *= -1
-            made.task = replace(made.task, reward_tensor=rewards)
-        return made
-
-    def correct(self, answer: Answer, text: str) -> Learned:
-        """Return the update task of a corrected text: it earns 1, the given answer 0. Raises ValueError."""
-        first = answer.samples[answer.shown or 0]
-        if first.trajectory is None or len(first.trajectory.steps) != 1:
-            raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
-        words = self.runner.tokenizer
-        ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in words.all_special_ids]
-        written = [*words.encode(text, add_special_tokens=False), *(ends or [words.eos_token_id])]
-        ids = np.array([*first.token_ids[: first.prompt_length], *written], first.token_ids.dtype)
-        if len(ids) > self.config.max_trajectory_tokens:
-            raise ValueError(
-                f"the text is too long: online.max_trajectory_tokens is {self.config.max_trajectory_tokens}"
-            )
-        agent = np.arange(len(ids)) >= first.prompt_length
-        step = replace(first.trajectory.steps[0], text=text)
-        corrected = replace(
-            first,
-            token_ids=ids,
-            agent_mask=agent,
-            turn_ids=np.where(agent, 0, -1).astype(first.turn_ids.dtype),
-            rewards=np.zeros(len(ids), first.rewards.dtype),
-            trained_logprobs=None,
-            trajectory=replace(first.trajectory, steps=(step,), answer=text),
-        )
-        corrected = replace(corrected, logprobs=behaviour_logprobs(self.model, corrected, self.config.temperature))
-        return self._rewarded(_labelled(answer, [corrected, first], [True, False], text))
-
-    def _rewarded(self, answer: Answer, *, update: bool = False) -> Learned:
+    def rewarded(self, answer: Answer, *, update: bool = False) -> Learned:
         """Score a labelled answer. update: learn the reward statistics from it."""
         learned = Learned(answer, metrics=_metrics(answer))
         outcome = answer.label_vote
@@ -353,7 +291,7 @@ class InferenceEngine:
         except RewardFunctionError as error:
             return replace(answer, gate=Gate(GateCode.NO_LABEL, f"the reward functions failed: {error}"))
         scored = [s.trajectory if s.trajectory is not None and s.trajectory.steps[-1].scores else None for s in samples]
-        judged = _labelled(answer, samples, [None if t is None else bool(t.correct) for t in scored])
+        judged = labelled(answer, samples, [None if t is None else bool(t.correct) for t in scored])
         return judged if any(scored) else replace(judged, gate=Gate(GateCode.NO_LABEL, "no sample has a score"))
 
     # ------------------------------------------------------------------------------------------- further samples
@@ -371,7 +309,7 @@ class InferenceEngine:
         own = answer.request.sampling.is_own or answer.request.version is not None
         return 0 if own or not self.config.updates else self.config.samples_to_learn
 
-    def _widened(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:
+    def widen(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:
         """Draw further samples for each answer: more votes give better labels and a steadier gradient. If drawing
         fails, the answers stay as they are.
 
@@ -438,7 +376,7 @@ def _answer(
     )
 
 
-def _labelled(
+def labelled(
     answer: Answer, samples: Sequence[Rollout], correct: Sequence[bool | None], right: str | None = None
 ) -> Answer:
     """Return the answer with samples that were judged for certain. right: the right answer, if known."""
@@ -479,7 +417,8 @@ def _joining(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout
     return joined
 
 
-def _answer_of(sample: Rollout) -> str | None:
+def answer_of(sample: Rollout) -> str | None:
+    """Return the answer that the environment found in a sample."""
     return sample.trajectory.answer if sample.trajectory is not None else None
 
 

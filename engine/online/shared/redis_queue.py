@@ -7,8 +7,8 @@ from the last commit.
 
 Each method is one optimistic transaction (WATCH, MULTI, EXEC). Keys below the queue's prefix: `waiting` and `taken`,
 sorted sets of task ids by number. `task:<id>`, a hash with state, reason and payload. `settled:<outcome>`, sorted sets.
-`counts` by outcome. `journal`, a stream with the row numbers as ids. `facts` and `recorded`, hashes. `holder`, a hash
-about the active worker. `lease`, a key that expires.
+`journal`, a stream with the row numbers as ids. `facts` and `recorded`, hashes. `holder`, a hash about the active
+worker. `lease`, a key that expires.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RedisQueue:
     may lose data.
     """
 
-    mended: str | None = None
+    repaired: str | None = None
 
     def __init__(
         self,
@@ -208,7 +208,6 @@ class RedisQueue:
             pipe.hdel(key, "payload")
         pipe.zadd(where, {task.id: seq})
         pipe.zremrangebyrank(where, 0, -1 - SETTLED_KEPT)
-        pipe.hincrby(self._key("counts"), task.outcome, 1)
 
     def continue_after(self, n: int) -> None:
         def change(pipe: Any) -> None:
@@ -236,12 +235,6 @@ class RedisQueue:
     def depth(self) -> int:
         with self._readable_errors():
             return self._redis.zcard(self._key("waiting")) + self._redis.zcard(self._key("taken"))
-
-    def counts(self) -> dict[str, int]:
-        with self._readable_errors():
-            open_ = {"queued": self._redis.zcard(self._key("waiting")), "taken": self._redis.zcard(self._key("taken"))}
-            settled = self._redis.hgetall(self._key("counts"))
-        return {k: n for k, n in open_.items() if n} | {k.decode(): int(n) for k, n in settled.items()}
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
         where = {"queued": "waiting", "taken": "taken"}.get(state, f"settled:{state}")

@@ -49,7 +49,7 @@ class SharedStore(RunStore):
         self.queue: UpdateQueue | None = None
 
     def open_engine_queue(self) -> Outbox:
-        return Outbox(self.folder.queue, limit=self.config.queue_limit, on_mended=self.tell)
+        return Outbox(self.folder.queue, limit=self.config.queue_limit, on_repaired=self.tell)
 
     def link(self, queue: SqliteQueue) -> Callable[[], None]:
         assert isinstance(queue, Outbox)

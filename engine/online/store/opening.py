@@ -41,7 +41,7 @@ class RunStore:
 
     def open_engine_queue(self) -> SqliteQueue:
         """Open the engine's queue, which is always on its own disk."""
-        return SqliteQueue(self.folder.queue, limit=self.config.queue_limit, on_mended=self.tell)
+        return SqliteQueue(self.folder.queue, limit=self.config.queue_limit, on_repaired=self.tell)
 
     def link(self, queue: SqliteQueue) -> Callable[[], None]:
         """Keep the engine's queue in step with a shared one. Returns a function that ends that."""

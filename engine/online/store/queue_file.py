@@ -69,7 +69,7 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def mend(path: Path, schema: str) -> str | None:
+def repair(path: Path, schema: str) -> str | None:
     """Replace a damaged queue by its readable rows. Returns a sentence about it, None when the queue is whole.
 
     Call it within `one_at_a_time`. Raises OSError and sqlite3.Error when no new file can be made.
@@ -77,7 +77,7 @@ def mend(path: Path, schema: str) -> str | None:
     if not path.exists() or _whole(path):
         return None
     aside = path.with_name(f"{path.stem}.damaged-{time.time_ns()}{path.suffix}")
-    fresh = path.with_name(f"{path.name}.mended")
+    fresh = path.with_name(f"{path.name}.repaired")
     for end in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             os.replace(f"{path}{end}", f"{aside}{end}")

@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from ...runs.durable import make_folder
-from .queue_file import DAMAGE, Hold, identity, mend, one_at_a_time
+from .queue_file import DAMAGE, Hold, identity, one_at_a_time, repair
 from .update_queue import (
     QUEUE_LIMIT,
     REFUSED_KEPT,
@@ -51,8 +51,8 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 class SqliteQueue:
     """One process's connection to the queue, usable from any thread.
 
-    mended: a sentence when opening found damage, with the number of saved rows. check: look for damage although other
-    processes have the file open. on_mended: called after damage in use was repaired; the failed call then raises a
+    repaired: a sentence when opening found damage, with the number of saved rows. check: look for damage although other
+    processes have the file open. on_repaired: called after damage in use was repaired; the failed call then raises a
     QueueError and can be repeated. Raises QueueError when the file cannot be used, QueueDamaged when it is damaged or
     was replaced.
     """
@@ -63,11 +63,11 @@ class SqliteQueue:
         *,
         limit: int = QUEUE_LIMIT,
         check: bool = False,
-        on_mended: Callable[[str], None] | None = None,
+        on_repaired: Callable[[str], None] | None = None,
     ) -> None:
         self.path = path
         self.limit = limit
-        self._on_mended = on_mended
+        self._on_repaired = on_repaired
         self._thread_lock = threading.RLock()
         self._open(check)
 
@@ -79,7 +79,7 @@ class SqliteQueue:
             with one_at_a_time(path):
                 self._hold = Hold(path)
                 try:
-                    self.mended = mend(path, _SCHEMA) if self._hold.alone or check else None
+                    self.repaired = repair(path, _SCHEMA) if self._hold.alone or check else None
                     self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
                     with self._in_words():
                         self._db.text_factory = lambda data: data.decode("utf-8", "replace")
@@ -175,10 +175,6 @@ class SqliteQueue:
         with self._readable_errors():
             return self._count(self._db, "queued") + self._count(self._db, "taken")
 
-    def counts(self) -> dict[str, int]:
-        with self._readable_errors():
-            return dict(self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall())
-
     def tasks(self, state: str) -> list[tuple[str, str]]:
         with self._readable_errors():
             return self._db.execute("SELECT id, reason FROM tasks WHERE state = ? ORDER BY seq", (state,)).fetchall()
@@ -244,12 +240,12 @@ class SqliteQueue:
                 with self._in_words():
                     yield
             except QueueDamaged as error:
-                if self._on_mended is None:
+                if self._on_repaired is None:
                     raise
                 self.close()
                 self._open(check=True)
-                told = self.mended or f"{error} The present file is used."
-                self._on_mended(told)
+                told = self.repaired or f"{error} The present file is used."
+                self._on_repaired(told)
                 raise QueueError(told) from error
 
     @contextmanager

@@ -103,7 +103,7 @@ class UpdateQueue(Protocol):
 
     limit: int
     """Tasks that may wait."""
-    mended: str | None
+    repaired: str | None
     """A sentence when opening found damage."""
 
     # An engine's side.
@@ -152,10 +152,6 @@ class UpdateQueue(Protocol):
 
     def depth(self) -> int:
         """Count the tasks that wait or are taken."""
-        ...
-
-    def counts(self) -> dict[str, int]:
-        """Count the tasks in each state."""
         ...
 
     def tasks(self, state: str) -> list[tuple[str, str]]:

@@ -9,7 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from grpo_tui.engine.online.store.update_queue import UpdateQueue
 from tests.forked import ForkedProcess
+
+
+def counts(queue: UpdateQueue) -> dict[str, int]:
+    """The number of tasks in each state."""
+    states = ("queued", "taken", "applied", "rejected", "stale", "refused", "dropped")
+    return {state: n for state in states if (n := len(queue.tasks(state)))}
 
 
 class Lives:

@@ -28,6 +28,7 @@ from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_versi
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import QueueDamaged, QueueError
 
+from .living import counts
 from .test_update_worker import Run
 from .tiny import lora_model, make_task, online_config
 
@@ -169,7 +170,7 @@ def test_a_queue_that_lost_its_last_commits_repeats_nothing(tmp_path: Path, comm
     run.worker.close()
     assert [r["experience"] for r in run.contributions()] == [f"request-{i}" for i in range(8)]
     assert [r["update"] for r in run.contributions()] == list(range(1, 9))
-    assert dict(SqliteQueue(run.folder.queue).counts()) == {"applied": 8}
+    assert counts(SqliteQueue(run.folder.queue)) == {"applied": 8}
     assert (pointed_version(run.folder.snapshots) or 0) >= version
 
 
@@ -198,7 +199,7 @@ def test_a_queue_that_goes_while_it_is_used_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [("",), ("", "-wal", "-shm"), ("-wal",)])
 def test_the_engine_goes_on_with_a_queue_that_goes_while_it_is_used(tmp_path: Path, ends: tuple[str, ...]) -> None:
     told: list[str] = []
-    queue = SqliteQueue(tmp_path / "queue.sqlite", on_mended=told.append)
+    queue = SqliteQueue(tmp_path / "queue.sqlite", on_repaired=told.append)
     queue.put("request-1", b"x", 1)
     for end in ends:
         (tmp_path / f"queue.sqlite{end}").unlink()
@@ -213,7 +214,7 @@ def test_the_engine_goes_on_with_a_queue_that_goes_while_it_is_used(tmp_path: Pa
 
 def test_whoever_meets_damage_first_mends_and_the_other_goes_on_with_the_same_queue(tmp_path: Path) -> None:
     path, told = tmp_path / "queue.sqlite", []
-    engine = SqliteQueue(path, on_mended=told.append)
+    engine = SqliteQueue(path, on_repaired=told.append)
     for i in range(200):
         engine.put(f"request-{i}", os.urandom(20_000), 1)  # more than SQLite's cache holds
     worker = SqliteQueue(path)
@@ -228,7 +229,7 @@ def test_whoever_meets_damage_first_mends_and_the_other_goes_on_with_the_same_qu
             pass
     worker.close()
     worker = SqliteQueue(path, check=True)
-    assert worker.mended is not None
+    assert worker.repaired is not None
     waiting = worker.depth()
     assert waiting > 50
     with pytest.raises(QueueError):
@@ -304,6 +305,6 @@ def test_what_can_be_read_of_a_damaged_queue_is_saved(tmp_path: Path) -> None:
     path.write_bytes(data)
     queue = SqliteQueue(path)
     saved = queue.depth()
-    assert 100 < saved < 200 and queue.mended is not None and f"{saved} tasks" in queue.mended
+    assert 100 < saved < 200 and queue.repaired is not None and f"{saved} tasks" in queue.repaired
     assert len(list(tmp_path.glob("queue.damaged-*.sqlite"))) == 1  # nothing is deleted
-    assert SqliteQueue(path).mended is None
+    assert SqliteQueue(path).repaired is None

@@ -16,6 +16,7 @@ from PIL import Image
 from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.configs.sections.model import LoraSection
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
+from grpo_tui.engine.online.serve.feedback import label
 from grpo_tui.engine.online.serve.http.conversation import Uploads, row_of
 from grpo_tui.engine.online.serve.http.problems import HttpProblem
 from grpo_tui.engine.online.serve.http.schema import ChatMessage
@@ -74,7 +75,7 @@ def test_an_update_runs_on_the_images_that_the_answer_was_given_to(tmp_path):
     assert answers[0].error is None and all(len(s.images) == 2 for s in answers[0].samples)
     assert engine.learn(answers)[0].records
     right = next(s.trajectory.answer for s in answers[0].samples if s.trajectory is not None)
-    task = engine.label(answers[0], right, None).task
+    task = label(engine, answers[0], right, None).task
     assert task is not None and {len(names) for names in task.experience.images} == {2}
     assert len(list((tmp_path / "seen").iterdir())) == 2, "each picture once, and none in the queue"
     again = UpdateTask.from_bytes(task.to_bytes())

@@ -15,6 +15,7 @@ from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.serve import inference_engine
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
+from grpo_tui.engine.online.serve.feedback import correct, label, rate
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import (
     Request,
@@ -340,14 +341,14 @@ def test_a_persons_word_is_the_label_of_an_answer() -> None:
     answer = made.answer(requests(1), policy_version=3)[0]
     given = [canonical(s.trajectory.answer) for s in answer.samples if s.trajectory is not None]
     right = next(g for g in given if g is not None)
-    task = made.label(answer, right, None).task
+    task = label(made, answer, right, None).task
     assert task is not None
     assert task.experience.pseudo_labels == (right,) * len(task.experience.answers)
     for_answer = task.reward_tensor[..., task.components.index("task")].sum(1)
     assert (for_answer > 0).tolist() == [canonical(a) == right for a in task.experience.answers]
-    wrong = made.label(answer, None, right).task
+    wrong = label(made, answer, None, right).task
     assert wrong is not None and {canonical(a) for a in wrong.experience.answers} == {right}
-    assert made.label(answer, None, "nobody said this").task is None
+    assert label(made, answer, None, "nobody said this").task is None
 
 
 def conversation(text: str = "what is it?", number: int = 1, **sampling: Any) -> Request:
@@ -387,13 +388,13 @@ def test_free_text_without_an_extractor_gives_no_pseudo_label() -> None:
 def test_a_rating_a_right_answer_and_a_correction_each_give_an_update() -> None:
     made = engine(answer=r"\w")
     answer = made.answer([conversation()], policy_version=3)[0]
-    good, bad = made.rate(answer, True).task, made.rate(answer, False).task
+    good, bad = rate(made, answer, True).task, rate(made, answer, False).task
     assert good is not None and bad is not None
     column = good.components.index("task")
     assert float(good.reward_tensor[..., column].sum()) == -float(bad.reward_tensor[..., column].sum()) > 0
-    judged = made.label(answer, "x", None).task
+    judged = label(made, answer, "x", None).task
     assert judged is not None and len(judged.experience.answers) == 6
-    task = made.correct(answer, "it is blue").task
+    task = correct(made, answer, "it is blue").task
     assert task is not None and task.experience.answers[0] == "it is blue"
     e = task.experience
     torch.testing.assert_close(logprobs_of(made.model, e), e.at_agent_tokens("logprobs"), rtol=1e-4, atol=1e-4)

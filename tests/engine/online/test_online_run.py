@@ -27,6 +27,7 @@ from grpo_tui.engine.runs.control.status import ENDED, look
 from grpo_tui.engine.runs.read.reader import RunReader
 from tests.forked import forked_processes
 
+from .living import counts
 from .tiny import run_config
 
 LONG = 180.0
@@ -72,10 +73,10 @@ def test_a_run_serves_learns_validates_and_ends_by_itself(tmp_path: Path) -> Non
     assert [name for name in latest if not meaning(name)] == []
     rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
     queue = SqliteQueue(OnlineFolder(run_dir).queue)
-    counts = queue.counts()
-    settled = counts.get("applied", 0) + counts.get("rejected", 0)
+    found = counts(queue)
+    settled = found.get("applied", 0) + found.get("rejected", 0)
     assert settled == len(rows) == latest["online/updates"] > 5
-    assert counts.keys() <= {"applied", "rejected", "stale", "dropped"}
+    assert found.keys() <= {"applied", "rejected", "stale", "dropped"}
     assert reader.rollouts.count() == 24 * config.online.samples
     for name in (
         *("current_beta", "mean_kl", "queue_depth", "snapshot_version", "serving_version", "gate_rate", "flip_rate"),

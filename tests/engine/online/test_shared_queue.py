@@ -19,7 +19,7 @@ from grpo_tui.engine.online.shared.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.update_queue import LeaseHeld, LeaseLost, QueueError, Settled
 from tests.redis_server import LASTING, RedisServer, redis_server, stopped_and_restarted
 
-from .living import Lives, Machines
+from .living import Lives, Machines, counts
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_restarted_server_has_all_and_an_unsure_call_counts_once(tmp_path: Pat
                 task = worker.take()
                 assert task is not None and (task.id, task.attempts) == ("t2", 1)
             worker.settle([Settled(task.id, "applied")], [{"task": task.id}], {"state": str(i)})
-        assert engine.counts() == {"applied": 4}
+        assert counts(engine) == {"applied": 4}
         assert [r.row["task"] for r in engine.journal()] == ["t0", "t1", "t2", "t3"]
         for queue in (engine, worker):
             queue.close()
@@ -275,7 +275,7 @@ def queue_is_killed(
     state = json.loads((home / "shared" / "states" / queue.get("state")).read_bytes())
     assert len(state) == len(set(state)), "learnt twice"
     assert set(machines.acknowledged) <= set(state), "lost"
-    assert queue.counts() == {"applied": len(state)}
+    assert counts(queue) == {"applied": len(state)}
     journal = [(row.n, row.row["experience"]) for row in queue.journal(limit=10**6)]
     assert [experience for _, experience in journal] == state
     assert machines.versions == sorted(machines.versions), "a version went back"

@@ -25,7 +25,7 @@ from grpo_tui.engine.online.store.update_queue import LeaseHeld, LeaseLost, Queu
 from grpo_tui.engine.runs.read.reader import RunReader
 from tests.redis_server import LASTING, RedisServer, redis_server, stopped_and_restarted
 
-from .living import Lives, Machines
+from .living import Lives, Machines, counts
 from .test_update_worker import Run
 from .tiny import base_model
 
@@ -119,7 +119,7 @@ def policy_is_killed(
     learnt = [row.row["experience"] for row in journal if row.row["kind"] == "update"]
     assert len(learnt) == len(set(learnt)), "learnt twice"
     assert set(machines.acknowledged) <= set(learnt), "lost"
-    settled = queue.counts()
+    settled = counts(queue)
     assert settled.keys() <= {"applied", "rejected"} and sum(settled.values()) == len(learnt)
     updates = [row.row["update"] for row in journal if row.row["kind"] == "update"]
     assert updates == list(range(1, len(learnt) + 1))

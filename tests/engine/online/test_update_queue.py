@@ -14,6 +14,8 @@ from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import REFUSED_KEPT, QueueError, Settled, UpdateQueue
 from tests.redis_server import redis_server
 
+from .living import counts
+
 Connect = Callable[[], UpdateQueue]
 
 
@@ -71,7 +73,7 @@ def test_when_full_the_oldest_waiting_task_goes(queue: UpdateQueue) -> None:
     assert queue.put("t6", b"", 0) == ["t1"]
     assert queue.tasks("dropped") == [("t1", "the queue was full (5 tasks)")]
     assert queue.payload("t1") is None
-    assert queue.counts() == {"taken": 1, "queued": 5, "dropped": 1}
+    assert counts(queue) == {"taken": 1, "queued": 5, "dropped": 1}
 
 
 def test_taken_tasks_come_back_after_a_death(queue: UpdateQueue, connect: Connect) -> None:

@@ -21,6 +21,7 @@ from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 
+from .living import counts
 from .nursery import Nursery
 from .tiny import lora_model, make_task, online_config
 
@@ -87,7 +88,7 @@ def test_uncommitted_updates_are_done_again_and_committed_ones_are_not(tmp_path:
         rows = run.contributions()
         assert [r["experience"] for r in rows] == [f"request-{i}" for i in range(7)]
         assert [r["update"] for r in rows] == list(range(1, 8))
-        assert SqliteQueue(run.folder.queue).counts() == {"applied": 7}
+        assert counts(SqliteQueue(run.folder.queue)) == {"applied": 7}
 
 
 def test_a_kill_between_the_first_state_and_its_commit_counts_no_update(tmp_path: Path) -> None:
@@ -153,8 +154,8 @@ def test_stale_tasks_are_dropped_and_counted(tmp_path: Path) -> None:
     run = Run(tmp_path, snapshot_every=1, staleness_limit=2)
     run.put(5)  # all answered by version 1; each update publishes a version
     run.work(5)
-    counts = run.worker.queue.counts()
-    assert counts == {"applied": 3, "stale": 2}
+    found = counts(run.worker.queue)
+    assert found == {"applied": 3, "stale": 2}
     assert "3 versions old, the limit is 2" in dict(run.worker.queue.tasks("stale"))["request-3"]
 
 
@@ -176,7 +177,7 @@ def test_a_full_disk_holds_updates_in_memory_until_it_is_mended(tmp_path: Path, 
     monkeypatch.setattr(ledger, "write_state", write_state)
     run.work(1)
     assert len(run.contributions()) == 4
-    assert run.worker.queue.counts() == {"applied": 4}
+    assert counts(run.worker.queue) == {"applied": 4}
 
 
 def test_a_damaged_state_falls_back_to_the_newest_snapshot(tmp_path: Path) -> None:
@@ -367,9 +368,9 @@ def kill_again_and_again(nursery: Nursery, run_dir: Path, kills: int, longest_li
     nursery.kill(pid)
     look()
 
-    counts = queue.counts()
-    assert counts["applied"] + counts["rejected"] == total  # none lost, none twice (an id settles once)
-    assert counts["applied"] > 0 and counts["rejected"] > 0  # both ways through an update were cut short
+    found = counts(queue)
+    assert found["applied"] + found["rejected"] == total  # none lost, none twice (an id settles once)
+    assert found["applied"] > 0 and found["rejected"] > 0  # both ways through an update were cut short
     rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
     assert sorted(r["experience"] for r in rows) == [f"{i:09d}" for i in range(total)]  # each logged once
     assert [r["update"] for r in rows] == list(range(1, total + 1))  # and worked on once: the state counts on
