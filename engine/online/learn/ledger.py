@@ -39,14 +39,18 @@ class Ledger:
         self.logs = UpdateLogs(store.folder.run_dir)
         self.state: str | None = None
         """The name of the committed state."""
-        self.kept: str | None = None
-        """The state of the candidate, which is not pruned."""
+        self.candidate: dict[str, Any] | None = queue.get("candidate")
+        """The offered state with its update and request. It is not pruned."""
         self.changed = False
         """Whether the updater differs from the committed state."""
         self._settled: list[Settled] = []
         self._journal: list[Mapping[str, Any]] = []
         self._unlogged: list[JournalRow] = []
         self._told: set[str] = set()
+
+    @property
+    def kept(self) -> str | None:
+        return None if self.candidate is None else str(self.candidate["state"])
 
     @property
     def waiting(self) -> int:

@@ -31,8 +31,6 @@ class Publisher:
         self.guard = PublishingGuard(config.validation)
         self.request = int(self.queue.get("request", 0))
         """The request of the last update, the worker's place on the record's axis."""
-        self.candidate: dict[str, Any] | None = self.queue.get("candidate")
-        ledger.kept = self._candidate_state()
         self._published_update = 0
         self._overdue = False
         """Whether another candidate is due but has to wait for the present one."""
@@ -81,7 +79,7 @@ class Publisher:
 
     def finish(self) -> None:
         """Offer the last updates for validation when no request can follow."""
-        if self.candidate is None and self.queue.get("ending") and self.ledger.commit():
+        if self.ledger.candidate is None and self.queue.get("ending") and self.ledger.commit():
             self.offer(at_once=True)
             self.queue.set(ending=False)
 
@@ -94,8 +92,8 @@ class Publisher:
         last = int(self.queue.get("offered", -1))
         wait = 1 if at_once else self.config.validation.every_updates
         due = last < 0 or self.updater.update >= last + wait
-        self._overdue = self._overdue or (due and self.candidate is not None)
-        if not due or self.candidate is not None or not ledger.commit():
+        self._overdue = self._overdue or (due and self.ledger.candidate is not None)
+        if not due or self.ledger.candidate is not None or not ledger.commit():
             return False
         self._overdue = False
         try:
@@ -106,7 +104,7 @@ class Publisher:
         except (OSError, QueueError) as error:
             ledger.tell_once(f"No version can be validated: {error}")
             return False
-        self._set_candidate(candidate)
+        ledger.candidate = candidate
         return True
 
     def validate(self) -> None:
@@ -114,7 +112,7 @@ class Publisher:
 
         The result is recorded under the request of the judged update.
         """
-        ledger, candidate = self.ledger, self.candidate
+        ledger, candidate = self.ledger, self.ledger.candidate
         try:
             result = self.queue.get("validation")
         except QueueError as error:
@@ -150,7 +148,7 @@ class Publisher:
             self._accept(smoothed, update, where)
         else:
             self._go_back(update, where)
-        self._set_candidate(None)
+        self.ledger.candidate = None
         ledger.note(*rows, guard=self.guard.state_dict(), candidate=None, validation=None)
         if self._overdue:
             self.offer()
@@ -162,13 +160,6 @@ class Publisher:
         row = self._row("released", self.writer.version, message="by the user")
         self.ledger.note(row, guard=self.guard.state_dict())
         return "the next validation sets a new measure"
-
-    def _set_candidate(self, candidate: dict[str, Any] | None) -> None:
-        self.candidate = candidate
-        self.ledger.kept = self._candidate_state()
-
-    def _candidate_state(self) -> str | None:
-        return None if self.candidate is None else str(self.candidate["state"])
 
     def _smoothed(self, state: str) -> dict[str, Tensor]:
         """Return the EMA model of a state. Raises StateError, KeyError, ValueError when it does not fit the model."""
@@ -184,7 +175,7 @@ class Publisher:
         self.ledger.tell(f"{why} The last committed state is validated instead.")
         if self.ledger.state == state:
             self.ledger.state = None  # to be written again
-        self._set_candidate(None)
+        self.ledger.candidate = None
         self.ledger.note(candidate=None, validation=None, offered=-1)
         self.offer()
 
