@@ -100,17 +100,16 @@ def end_with_parent() -> None:
 
 
 class EngineWatch:
-    """Detects that the engine is gone, by a look every `every_s` seconds."""
+    """Detects that the engine is gone, by a look each second."""
 
-    def __init__(self, run_dir: Path, every_s: float = 1.0) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.every_s = every_s
         self._looked = time.monotonic()
         self._missed = 0
 
     def gone(self) -> bool:
         """Return True after two looks in a row found the engine dead, never for a run that has had no engine."""
-        if time.monotonic() - self._looked < self.every_s:
+        if time.monotonic() - self._looked < 1.0:
             return self._missed > 1
         self._looked = time.monotonic()
         state = process_state(self.run_dir, "engine")

@@ -79,18 +79,10 @@ class PolicyUpdater:
     parameters with `requires_grad` are trained, smoothed and published.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: OnlineConfig,
-        *,
-        temperature: float | None = None,
-        images: ImageFolder | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, config: OnlineConfig, *, images: ImageFolder | None = None) -> None:
         self.model = model.eval()
         self.images = images
         self.config = config
-        self.temperature = config.temperature if temperature is None else temperature
         self.vocabulary = vocabulary_of(model)
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
@@ -263,7 +255,7 @@ class PolicyUpdater:
         for rows, tokens in self._chunks(task):
             logits = self._logits(task, rows)
             chosen, old, advantage = (v[tokens].to(logits.device) for v in (targets, old_logprobs, advantages))
-            logprobs = torch.log_softmax(logits / self.temperature, -1).gather(-1, chosen[:, None])[:, 0]
+            logprobs = torch.log_softmax(logits / self.config.temperature, -1).gather(-1, chosen[:, None])[:, 0]
             inputs = LossInputs(logprobs, old, advantage, torch.zeros_like(old), torch.ones_like(old))
             rl = sum_over_tokens(clipped_loss, inputs, None, 0.0) / total
             kl = task.original_logits.at(tokens).kl(logits).reverse.sum() / total

@@ -57,7 +57,7 @@ from .requests import (
 )
 from .server import AnswerServer
 from .serving import Serving
-from .validation_process import ValidationProcess
+from .watching import ValidationProcess
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)

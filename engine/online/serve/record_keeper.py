@@ -62,8 +62,8 @@ class RecordKeeper:
     """Writes requests and journal rows. The step is the number of the request.
 
     engine: marks its own requests in a journal that several engines read; updates of other engines are recorded at the
-    present step. sinks: further outputs for numbers, such as wandb. heard: receives each row of the journal. No method
-    raises into serving.
+    present step. sinks: further outputs for numbers, such as wandb.
+    No method raises into serving.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class RecordKeeper:
         sinks: Iterable[MetricSink] = (),
         tokens: bool = True,
         engine: str = "",
-        heard: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.writer = writer
         self.queue = queue
@@ -83,7 +82,8 @@ class RecordKeeper:
         self.sinks = list(sinks)
         self.tokens = tokens
         self.engine = engine
-        self.heard = heard
+        self.heard: Callable[[Mapping[str, Any]], None] = lambda row: None
+        """Receives each row of the journal."""
         self.step = 0
         position = recorded_position(writer.run_dir, JOURNAL_POSITION) or 0
         self.copied = self._told = position
@@ -124,8 +124,7 @@ class RecordKeeper:
         for row in rows:
             with self.writer.together(journal=row.n):
                 self._copy(row)
-            if self.heard is not None:
-                self.heard(row.row)
+            self.heard(row.row)
             self.copied = row.n
         return len(rows)
 

@@ -25,8 +25,7 @@ from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
 from .requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
-from .validation_process import ValidationProcess
-from .watching import Absence, WorkerWatch
+from .watching import Absence, ValidationProcess, WorkerWatch
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.learn import validation as module
 from grpo_tui.engine.online.learn.validation import Validation, Validator
 from grpo_tui.engine.online.learn.worker_state import StateError, write_state
-from grpo_tui.engine.online.serve import validation_process
-from grpo_tui.engine.online.serve.validation_process import ValidationProcess
+from grpo_tui.engine.online.serve import watching
+from grpo_tui.engine.online.serve.watching import ValidationProcess
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
@@ -157,8 +157,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         children.append(Child())
         return children[-1]
 
-    monkeypatch.setattr(validation_process, "spawn", spawn)
-    monkeypatch.setattr(validation_process, "RESTART_S", 0.0)
+    monkeypatch.setattr(watching, "spawn", spawn)
+    monkeypatch.setattr(watching, "RESTART_S", 0.0)
     return children
 
 
