@@ -234,8 +234,10 @@ class InferenceEngine:
 
     def learn(self, answers: Sequence[Answer]) -> list[Learned]:
         """Compute rewards, record rows and update tasks of answers that were given."""
-        learned = []
+        learned: list[Learned] = []
         for answer in map(self._judged, self.widen(answers)):
+            if learned and self.between is not None:
+                self.between()
             learned.append(self.rewarded(answer, update=self.learn_statistics))
             if answer.gate.open and answer.embedding is not None and answer.vote.answer is not None:
                 self.buffer.add(f"request-{answer.request.number}", answer.embedding, answer.vote.answer)
