@@ -19,6 +19,7 @@ from ...runs.control.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
 from .feedback import FeedbackKeeper
+from .http.asking import future_and_reply
 from .http.problems import HttpProblem
 from .http.schema import Feedback
 from .requests import HumanFeedback, RequestSource
@@ -100,25 +101,19 @@ class EngineBackend:
         return await self._called(lambda keeper: keeper.outcome(number))
 
     async def _called(self, call: Callable[[FeedbackKeeper], Mapping[str, Any]]) -> Mapping[str, Any]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
-
-        def reply(outcome: object) -> None:
-            loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
-
+        future, reply = future_and_reply()
         try:
             self._source.submit_feedback((call, reply))
         except queue.Full:
             raise HttpProblem(429, "too much feedback waits. Try again later.", retry_after_s=5) from None
         try:
-            outcome = await asyncio.wait_for(future, self.timeout_s)
+            return await asyncio.wait_for(future, self.timeout_s)
         except TimeoutError:
             raise HttpProblem(503, "the engine did not take the feedback in time", retry_after_s=5) from None
-        if isinstance(outcome, (KeyError, ValueError)):
-            raise outcome
-        if not isinstance(outcome, Mapping):
-            raise HttpProblem(500, "the feedback could not be used. See the run's log.")
-        return outcome
+        except (KeyError, ValueError):
+            raise
+        except Exception as error:
+            raise HttpProblem(500, "the feedback could not be used. See the run's log.") from error
 
 
 def _number(identifier: str) -> int:

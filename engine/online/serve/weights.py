@@ -93,15 +93,6 @@ class WeightFollower:
         return None
 
     @contextlib.contextmanager
-    def serving(self, version: int | None) -> Iterator[int]:
-        """Use another version for an answer. None and the served version change nothing.
-
-        Yields the version. Raises SnapshotError. No session may be open.
-        """
-        with self.scoring(version) as served:
-            yield served
-
-    @contextlib.contextmanager
     def scoring(self, version: int | None) -> Iterator[int]:
         """Put another version's weights into the model here. None and the served version change nothing.
 
@@ -112,6 +103,9 @@ class WeightFollower:
             return
         with self.holding(self._tensors(version)):
             yield version
+
+    serving = scoring
+    """Use another version for an answer. Rollout servers need more than the weights here (`PooledWeights`)."""
 
     def _take_ready(self) -> tuple[Manifest, dict[str, Tensor]] | None:
         with self._lock:

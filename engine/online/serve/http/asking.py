@@ -8,6 +8,7 @@ import queue
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request as HttpRequest
@@ -55,6 +56,26 @@ class ServerMetrics:
         return generate_latest(self.registry)
 
 
+def future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
+    """Return a future of the running loop, and a function that settles it from any thread."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(outcome: object) -> None:
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def reply(outcome: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, outcome)
+
+    return future, reply
+
+
 @dataclass(frozen=True)
 class Engine:
     """The engine's thread for the handlers."""
@@ -64,21 +85,7 @@ class Engine:
 
     def _submit(self, request: Request) -> asyncio.Future[Answer]:
         """Submit a request; return the future of its answer. Raises HttpProblem when the queue is full."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-
-        def settle(outcome: Answer | BaseException) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        def reply(outcome: Answer | BaseException) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, outcome)
-
+        future, reply = future_and_reply()
         try:
             self.source.submit(replace(request, reply=reply))
         except ServerEnds:
