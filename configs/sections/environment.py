@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from .base import Section
 
 _NAME = r"[A-Za-z_]\w*"
-_FUNCTION = re.compile(rf"(?:[^:]+\.py:{_NAME}(?:\.{_NAME})*|{_NAME}(?:\.{_NAME})+)")
+_FUNCTION = re.compile(rf"(?:(?:[A-Za-z]:)?[^:]+\.py:{_NAME}(?:\.{_NAME})*|{_NAME}(?:\.{_NAME})+)")
 
 
 MCP = "mcp:"
@@ -91,7 +91,9 @@ class EnvironmentConfig(Section):
 
 def is_reward_model(path: str) -> bool:
     """Return whether a reward is a model, by its folder or hub id, and not a function."""
-    return not _FUNCTION.fullmatch(path) and not path.endswith(".py") and ("/" in path or os.path.isdir(path))
+    if _FUNCTION.fullmatch(path) or path.endswith(".py"):
+        return False
+    return os.path.basename(path) != path or os.path.isdir(path)
 
 
 def function_name(path: str) -> str:

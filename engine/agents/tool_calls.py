@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import Message
 from ...envs.calls import MARKERS, ToolCall, clean_text, parse_calls
+from ..policy.versions import typed_by_tools
 from .chat import ChatBridge, ChatTemplateError
 
 PROBE = "sentinel_tool_a8f3"
@@ -150,7 +151,7 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
     from trl.chat_template_utils import add_response_schema
 
     try:
-        return getattr(add_response_schema(copy.copy(tokenizer)), "response_template", None)
+        return typed_by_tools(getattr(add_response_schema(copy.copy(tokenizer)), "response_template", None))
     except Exception:  # a chat template that TRL does not know
         return None
 

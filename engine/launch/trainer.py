@@ -37,7 +37,7 @@ def accelerate_settings(path: Path | None) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.safe_load(path.read_bytes())
     except (OSError, ValueError, yaml.YAMLError) as problem:
         raise LaunchError(f"the accelerate config {path} cannot be read: {problem}") from problem
     return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ adapters that the run began with. Save with `save_adapters`, which writes only `
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -42,6 +43,9 @@ from .sight.kinds import apart_from_language, takes_images
 from .sight.processor import Sight
 from .sources import ModelLoadError, base_source, builtin, explain, first_line, load_tokenizer
 from .unwrap import base_of
+from .versions import returns_router_logits
+
+logger = logging.getLogger(__name__)
 
 BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft", "builtin:tiny-vl-sft": "seeing/sft"}
 """Names of adapters that ship with the package, and their folder there."""
@@ -111,14 +115,17 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
 
 
 def _count_experts(model: PreTrainedModel) -> None:
-    """Say what TRL's loss that balances experts reads: `num_experts`, which some configurations have as
-    `num_local_experts`, and that a model without experts, of a family that may have them, has nothing to balance."""
+    """Set what TRL's loss that balances experts reads: `num_experts`, which some configurations have as
+    `num_local_experts`, and a coefficient of 0 where there is nothing to balance."""
     config = model.config.get_text_config()
     if not hasattr(config, "output_router_logits"):
         return
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if not hasattr(config, "num_experts"):
         config.num_experts = experts
+    if experts and not returns_router_logits(model):
+        logger.warning("%s returns no router logits here: its experts are not balanced", type(model).__name__)
+        experts = None
     if not experts:
         config.router_aux_loss_coef = 0.0
 

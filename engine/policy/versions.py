@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
@@ -33,3 +34,18 @@ def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
         window = {"sliding_window": details.pop("sliding_window", None)}
         return [(kind, details if kind == "full_attention" else details | window) for kind in kinds]
     return list(zip(kinds, details, strict=True))
+
+
+def returns_router_logits(model: PreTrainedModel) -> bool:
+    """Return whether a model with experts returns their router's logits. Granite's do so from transformers 5.19 on."""
+    parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    return any("router_logits" in (part._can_record_outputs or {}) for part in parts)
+
+
+def typed_by_tools(template: Any) -> Any:
+    """Return a response template that leaves the types of XML parameters to the tools' schemas.
+
+    Before TRL 1.15, the templates parsed each value as JSON, so the text "7" became a number.
+    """
+    guessing = {"name": "json", "args": {"allow_non_json": True}}
+    return json.loads(json.dumps(template).replace(json.dumps(guessing), json.dumps({"name": "text"})))

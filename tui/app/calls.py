@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os.path
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -225,7 +225,7 @@ def root_of(trajectory: Trajectory) -> str:
                 path = call.arguments.get(_text(call.arguments, _PATH))
                 if isinstance(path, str) and path.startswith("/") and len(path) < 400:
                     found.add(path)
-    root = os.path.commonpath([os.path.dirname(path) for path in found]) if found else ""
+    root = posixpath.commonpath([posixpath.dirname(path) for path in found]) if found else ""
     return root if root.count("/") >= 1 and root != "/" else ""
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import PureWindowsPath
 
 from ..text import literal
 
@@ -42,7 +43,7 @@ LEXERS = {
 
 def by_path(path: str) -> str:
     """Return the kind of a file's text by its path, or an empty string."""
-    name = path.rsplit("/", 1)[-1].lower()
+    name = PureWindowsPath(path).name.lower()  # either kind of slash
     return LEXERS.get(name.rsplit(".", 1)[-1], "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,7 +99,8 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
 
 def missing(reference: str, home: Path) -> None:
     """End the command where a path was meant that is not there."""
-    if "/" in reference and not Path(reference).expanduser().exists() and not (home / reference).exists():
+    named = os.path.basename(reference) != reference
+    if named and not Path(reference).expanduser().exists() and not (home / reference).exists():
         fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)
 
 

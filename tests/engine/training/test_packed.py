@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GraniteConfig, GraniteForCausalLM
+from trl.trainer import utils
 
 from grpo_tui.engine.policy import token_scores
 from grpo_tui.engine.policy.activations import checkpoint_activations
@@ -206,9 +207,8 @@ def test_a_window_that_the_packed_pass_forgets_is_seen_on_short_rows(monkeypatch
 @contextlib.contextmanager
 def fused(model):
     """With TRL's scoring head on it, as in training."""
-    from trl.trainer.utils import add_fused_lm_head
-
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    if hasattr(utils, "add_fused_lm_head"):  # TRL 1.14 has none
+        utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     forward = PackedForward(model)
     with forward.installed():
         yield forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -29,7 +30,7 @@ def telling(lines: Sequence[str]) -> list[str]:
         if warned is not None:
             source = True
             if not _LIBRARY.search(warned["file"]):
-                kept.append(f"{warned['what']} ({warned['file'].rsplit('/', 1)[-1]}:{warned['line']})")
+                kept.append(f"{warned['what']} ({os.path.basename(warned['file'])}:{warned['line']})")
         elif bar is not None:
             if at == len(lines) - 1 and bar["share"] != "100":
                 kept.append(text)
