@@ -125,6 +125,13 @@ class Recorder:
         """The number of rows that were not recorded: unreadable, too many at once, or no room on the disk."""
         return self._unread + self._writer.dropped
 
+    @property
+    def missing(self) -> str:
+        """A sentence about rollouts that could not be read. The writer reports those without room on the disk."""
+        if not self.stored and self.no_rollouts:
+            return f"0 rollouts recorded: {self.no_rollouts}"
+        return f"{self.stored:,} rollouts recorded, {self._unread:,} were not: {self._reason}" if self._unread else ""
+
     def rollouts(self, step: int, rollouts: Iterable[RolloutLike]) -> None:
         """Record the rollouts of a step. Values that are not given stay unknown.
 
@@ -190,20 +197,23 @@ class Recorder:
     def close(self, *, failed: str | None = None) -> None:
         """Write the waiting rows, and end the run: finished, or crashed with a sentence.
 
-        A run whose rollouts all failed to be recorded ends with "0 rollouts recorded" and the reason.
+        A run whose rollouts all failed to be recorded ends with "0 rollouts recorded" and the reason. Rollouts that are
+        missing are counted in a line on standard output.
         """
-        if self._thread.is_alive():
+        first = self._thread.is_alive()
+        if first:
             self._work.put(None)
             count = -1
             while self._thread.is_alive() and count != self._count:
                 count = self._count
                 self._thread.join(PATIENCE_SECONDS)
         self._guarded(self._write_mean)
-        if not failed and not self.stored and self.no_rollouts:
-            failed = f"0 rollouts recorded: {self.no_rollouts}"
+        failed = failed or (self.missing if not self.stored else None) or None
         status = "crashed" if failed else "finished"
         self._guarded(lambda: self._writer.status(status, step=self._step, error=failed))
         self._guarded(self._writer.close)
+        if first and self.missing and self._process == "training":
+            print(f"grpo-tui: {self.missing}")
 
     def __enter__(self) -> Self:
         return self
@@ -288,6 +298,8 @@ class Recorder:
         if not self._warned:
             self._warned = True
             log.warning("grpo-tui: not all of this run is recorded: %s; training continues", why)
+            if rows:
+                self.event("record", f"not all of this run is recorded: {why}")
 
     def _facts(self, name: str, environment: str, model: str, config: Mapping[str, Any] | None, first: bool) -> None:
         if not first:
@@ -322,7 +334,7 @@ def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[s
     named = os.fspath(run)
     if not named.strip() or named in (".", "..") or "\0" in named:
         raise ValueError(f"{named!r} cannot be the name of a run; right would be a name such as my-run, or a path")
-    return Path(named).expanduser().absolute() if os.sep in named else home / named
+    return home / named if os.path.basename(named) == named else Path(named).expanduser().absolute()
 
 
 def runs_named(first: Path) -> list[Path]:

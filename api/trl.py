@@ -9,7 +9,6 @@ the same to the bit. If the first batch cannot be read, the next of `SOURCES` ta
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +28,6 @@ from grpo_tui.trl_sources import TENSORS, ParquetFiles, RewardCalls, Rows, is_fu
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
-
-log = logging.getLogger(__name__)
 
 GENERATE = "_generate_and_score_completions"
 SOURCES = {
@@ -124,8 +121,6 @@ class Attached:
         )
         """The reason why the source before this one does not work."""
         self._recorded = 0
-        self._unread = 0
-        """Rollouts of later batches that could not be read."""
         self.step_ended = self._start()
         self._options = options
         self._fresh, self.earlier = _runs(options)
@@ -162,10 +157,7 @@ class Attached:
     def failed(self, error: Exception, rows: int = 1) -> None:
         """Report a batch that could not be read. If no batch could be read so far, take the next source."""
         if self._recorded or not self._sources:
-            if not self._unread:
-                log.warning("grpo-tui could not read a batch (%s: %s); training continues", type(error).__name__, error)
-            self._unread += rows
-            return
+            return self.recorder.failed(error, rows)
         version = metadata.version("trl") if find_spec("trl") else "unknown"
         self._problem = f"TRL {version} does not give {self.source!r} as expected ({type(error).__name__}: {error})"
         del self._sources[0]
@@ -208,12 +200,7 @@ class Attached:
         recorder = self.recorder
         recorder.no_rollouts = recorder.no_rollouts or self._problem or "the trainer generated none"
         recorder.close()
-        if not recorder.stored:
-            self._print(f"grpo-tui: 0 rollouts recorded: {recorder.no_rollouts}")
-        elif recorder.dropped or self._unread:
-            lost = recorder.dropped + self._unread
-            self._print(f"grpo-tui: {recorder.stored} rollouts recorded, {lost} could not be read")
-        self._recorded = self._unread = 0
+        self._recorded = 0
         if self._options is not None:
             self._fresh, self.earlier = _runs(self._options)
             self._recorder = None
@@ -334,15 +321,21 @@ class _Numbers(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record metrics under the names that the dashboard knows, else under TRL's own."""
         if logs and self.attached.rank == 0:
-            values = {METRICS.get(name, name): v for name, v in logs.items() if isinstance(v, (int, float))}
-            for name, weight in self.attached.weights().items():
-                mean = logs.get(f"rewards/{name}/mean")
-                if mean is not None:
-                    values |= {metric.COMPONENT_RAW(name): mean, metric.COMPONENT_WEIGHT(name): weight}
-                    values[metric.COMPONENT_CONTRIBUTION(name)] = mean * weight
-            self.attached.recorder.metrics(int(state.global_step), values)
+            try:
+                self._record(int(state.global_step), logs)
+            except Exception as error:
+                self.attached.recorder.failed(error)
+
+    def _record(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Record metrics under the names that the dashboard knows, else under TRL's own."""
+        values = {METRICS.get(name, name): v for name, v in logs.items() if isinstance(v, (int, float))}
+        for name, weight in self.attached.weights().items():
+            mean = logs.get(f"rewards/{name}/mean")
+            if mean is not None:
+                values |= {metric.COMPONENT_RAW(name): mean, metric.COMPONENT_WEIGHT(name): weight}
+                values[metric.COMPONENT_CONTRIBUTION(name)] = mean * weight
+        self.attached.recorder.metrics(step, values)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

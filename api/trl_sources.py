@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,14 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_tui.engine.imports.containers.parquet import Parquet
-from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.trl import TRL
 from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
 from grpo_tui.recorder import Recorder
-
-log = logging.getLogger(__name__)
 
 TENSORS = (
     "prompt_ids",
@@ -110,7 +106,12 @@ class Attached(Protocol):
     @property
     def recorder(self) -> Recorder: ...
 
+    @property
+    def source(self) -> str: ...
+
     def recorded(self, rollouts: int) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
 
     def position(self) -> tuple[int, str]: ...
 
@@ -140,10 +141,10 @@ class RewardCalls:
         batch, values = self._batch, self._values
         self._batch, self._values = {}, {}
         if batch and values:
-            recorder, (step, split) = self.attached.recorder, self._position
-            size = len(batch["completions"])
-            self.attached.recorded(size)
-            recorder.later(lambda: recorder.rollouts(step, self._rollouts(batch, values, step, split)), size)
+            step, split = self._position
+            made = self._rollouts(batch, values, step, split)
+            self.attached.recorded(len(made))
+            self.attached.recorder.rollouts(step, made)
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(function):
@@ -165,6 +166,8 @@ class RewardCalls:
         return asked
 
     def _take(self, name: str, asked: Mapping[str, Any], values: Any) -> None:
+        if self.attached.source != "rewards":  # another one has taken over
+            return
         try:
             if asked.get("completions") is not self._batch.get("completions"):
                 self.flush()
@@ -172,7 +175,7 @@ class RewardCalls:
                 self._batch = {k: asked[k] for k in ("prompts", "completions")}
             self._values[name] = [None if v is None else float(v) for v in values]
         except Exception as error:
-            log.warning("grpo-tui could not read rewards (%s: %s); training continues", type(error).__name__, error)
+            self.attached.failed(error)
 
     def _rollouts(
         self, batch: Mapping[str, Any], values: Mapping[str, list[float | None]], step: int, split: str
@@ -204,13 +207,10 @@ class ParquetFiles:
         self.seen = set(folder.glob("*.parquet"))
 
     def look(self) -> None:
-        """Record new files. A file that is still being written is read by the next call."""
+        """Record new files. TRL has written them when it goes on."""
         for path in sorted(set(self.folder.glob("*.parquet")) - self.seen):
-            try:
-                rows = [found.document for found in Parquet().open(path)]
-            except (DumpError, OSError):
-                continue
             self.seen.add(path)
+            rows = [found.document for found in Parquet().open(path)]
             origin = Origin(path, self.folder)
             made = [r for row in rows for r in TRL.open(row, origin) if isinstance(r, Rollout)]
             for step in sorted({r.step or 0 for r in made}):

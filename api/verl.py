@@ -37,10 +37,7 @@ class Recorded:
         what = f"metrics alone ({missing})" if missing else "rollouts and metrics"
         print(f"grpo-tui records {what} in {recorder.run_dir}")
         with recorder:
-            result = super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next
-        if not recorder.stored:
-            print(f"grpo-tui: 0 rollouts recorded: {recorder.no_rollouts}")
-        return result
+            return super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "logger" and self._recorder is not None:  # verl sets it when `fit` begins
@@ -54,7 +51,7 @@ class Recorded:
                 given = inspect.signature(write).bind(*args, **kwargs).arguments
                 step, rows = int(getattr(self, "global_steps", 0)), _rows(given)
                 split = "eval" if given["dump_path"] == _setting(self, "validation_data_dir") else "train"
-                recorder.later(lambda: recorder.rollouts(step, [_rollout(row, step, split) for row in rows]), len(rows))
+                recorder.rollouts(step, [_rollout(row, step, split) for row in rows])
             except Exception as error:
                 recorder.failed(error, rows=1)
         return write(*args, **kwargs)

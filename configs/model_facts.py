@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import struct
 import subprocess
@@ -139,12 +138,12 @@ def _on_hub(base: str, revision: str | None) -> int | None:
 
 
 def device_of(setting: str) -> str:
-    """Return `cpu`, `cuda` or `mps`, to which `model.device` moves a model on this machine."""
+    """Return `cpu`, `cuda` or `mps`, the device to which `model.device` moves a model on this machine."""
     if setting != "auto":
         return setting
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists():
         return "cuda"
-    return "mps" if (platform.system(), platform.machine()) == ("Darwin", "arm64") else "cpu"
+    return "cpu"
 
 
 @cache

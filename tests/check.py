@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SMOKE = "tests/packaging/test_without_posix.py::test_a_recorded_run_is_listed_filtered_checked_and_exported"
+SMOKE = "tests/packaging/test_other_systems.py::test_a_recorded_run_is_listed_filtered_checked_and_exported"
 """Records a run, lists, filters, checks and exports it."""
 TESTS = {
     "tui/app": "tests/tui",

@@ -44,6 +44,7 @@ class ModelConfig(Section):
     sampling: NumberFormat = "float32"
     """The number format of products in rollouts of this process and in evaluation."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """`auto`: a CUDA GPU, else the CPU. `mps`: the GPU of a Mac, which no test has run on."""
     chat_template: str | None = None
     """`chatml`, or a file with a Jinja template, for a base model without one; null: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -16,7 +16,7 @@ import torch
 from ...envs.seeds import seed_of
 from .decoder import Decoder
 from .row_cache import RowCache
-from .sampling import SamplingSettings, sample
+from .sampling import SamplingSettings, float64_device, sample
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class LiveBatch:
             noise = None
             if sampling.temperature > 0:
                 drawn = [seed_of(rows[i].seed, len(rows[i].tokens)) % 2**53 / 2**53 for i in chosen]
-                noise = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
+                noise = torch.tensor(drawn, dtype=torch.float64, device=float64_device(logits.device))
             part = logits if len(chosen) == len(rows) else logits[torch.tensor(chosen, device=logits.device)]
             tokens, logprobs = sample(part, sampling, noise, self._never)
             for i, token, logprob in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True):

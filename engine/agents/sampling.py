@@ -50,6 +50,11 @@ class AgentSettings(SamplingSettings):
             raise ValueError("max_turn_tokens, max_trajectory_tokens and max_new_tokens must be at least 1")
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Return the device on which to draw. Apple's GPUs have no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def sample(
     logits: torch.Tensor,
     settings: SamplingSettings,
@@ -58,8 +63,9 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row by inverting the cumulative distribution.
 
-    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1); None when greedy. never: int64 `[k]`, tokens
-    that are not drawn, without an effect on the log-probs. Returns tokens int64 `[n]` and log-probs float32 `[n]`.
+    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1) on `float64_device`; None when greedy. never:
+    int64 `[k]`, tokens that are not drawn, without an effect on the log-probs. Returns tokens int64 `[n]` and log-probs
+    float32 `[n]`.
     """
     logits = logits.float()
     greedy = settings.temperature == 0
@@ -72,12 +78,13 @@ def sample(
     else:
         if uniform is None:
             raise ValueError("sampling at a temperature above 0 needs uniform random numbers")
-        kept = _truncated(drawn, settings)
+        kept = _truncated(drawn.to(uniform.device), settings)
         # float64: float32 sums over a large vocabulary lose the tail.
         cumulative = kept.exp().cumsum(-1, dtype=torch.float64)
         target = uniform[:, None] * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_max(logits.shape[-1] - 1)
-    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+        tokens = tokens.to(logits.device)
+    return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:

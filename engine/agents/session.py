@@ -16,7 +16,7 @@ from .cached_rows import CachedRows
 from .chat import ChatBridge
 from .chat_session import ChatSession
 from .decoder import Decoder
-from .sampling import AgentSettings, sample
+from .sampling import AgentSettings, float64_device, sample
 from .seen_rows import SeenRows
 
 COMPACT_BELOW = 0.75
@@ -139,7 +139,7 @@ class TransformersSession(ChatSession):
                 self._watched.goes_on(row)
 
         for step in range(steps):
-            noise = None if uniform is None else uniform[step, column]
+            noise = None if uniform is None else uniform[step, column.to(uniform.device)]
             token, logprob = sample(logits, self.settings, noise, self._never)
             tokens[step, column] = token
             logprobs[step, column] = logprob
@@ -204,7 +204,7 @@ class TransformersSession(ChatSession):
         generator = torch.Generator()
         for place, row in enumerate(order.tolist()):
             torch.rand(drawn.shape[1], generator=generator.manual_seed(self._turn_seed(row)), out=drawn[place])
-        return drawn[:, :steps].T.contiguous().to(self.decoder.device)
+        return drawn[:, :steps].T.contiguous().to(float64_device(self.decoder.device))
 
     def _turn_seed(self, row: int) -> int:
         prompt, rollout = divmod(row, self.num_rollouts)

@@ -69,8 +69,8 @@ def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list
     _forget_positions(seeing)
     with inference(model):
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **kinds, **pixels).logits
-    logprobs = logits[0, :-1].double().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-    return logprobs.cpu().numpy()
+    logprobs = logits[0, :-1].cpu().double().log_softmax(-1).gather(-1, ids[0, 1:, None].cpu())[:, 0]
+    return logprobs.numpy()
 
 
 def _forget_positions(seeing: SeeingModel) -> None:

@@ -61,6 +61,8 @@ def start_run(
     is not installed) and RunNotFound.
     """
     trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
+    if config.mode == "online" and os.name != "posix":
+        raise LaunchError("grpo-tui online needs Linux or macOS: Windows has no locks of the kind that its files need")
     trainer.check_processes(config, num_processes, accelerate_config)
     mode = "play" if by_hand else config.mode
     run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)

@@ -76,7 +76,7 @@ def load_policy(
         except ValueError as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
     if config.quantization is None:  # one in 4 bits was loaded where it stays
-        model.to(_device(config))  # type: ignore[arg-type]
+        model.to(chosen_device(config))  # type: ignore[arg-type]
     set_arithmetic(model, config)
     if not trainable:
         model.requires_grad_(False)
@@ -135,7 +135,7 @@ def _quantized(config: ModelConfig) -> dict[str, Any]:
 
     Raises ModelLoadError where there is no CUDA GPU, or no bitsandbytes.
     """
-    device = _device(config)
+    device = chosen_device(config)
     if device.type != "cuda":
         raise ModelLoadError(
             f"model.quantization: {config.quantization} needs a CUDA GPU, and this model goes to {device.type}; set it "
@@ -216,7 +216,7 @@ def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> Pef
     folder = _adapter_folder(adapters)
     _check(folder)
     try:
-        return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+        return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable, torch_device=str(base.device))
     except Exception as error:
         raise ModelLoadError(
             f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {first_line(error)}"
@@ -248,11 +248,11 @@ def _adapter_folder(adapters: str) -> Path:
     return folder
 
 
-def _device(config: ModelConfig) -> torch.device:
-    """Return the model's device. With several processes, each takes the accelerator of its own rank."""
+def chosen_device(config: ModelConfig) -> torch.device:
+    """Return the model's device. With several processes, each takes the GPU of its own rank. Raises ModelLoadError."""
     name = config.device
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     elif name == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError("model.device is cuda, but torch sees no CUDA device; set it to auto or cpu")
     elif name == "mps" and not torch.backends.mps.is_available():

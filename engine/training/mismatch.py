@@ -36,11 +36,11 @@ class Mismatch:
     def add(self, batch: Mapping[str, Any], logprobs: Tensor) -> None:
         """Count one micro-batch. batch: tensors [B, T] with the sampler's log-probs; logprobs: the trainer's [B, T]."""
         mask = fresh(batch)
-        difference = torch.where(mask, logprobs - batch["old_per_token_logps"], 0.0)
+        difference = torch.where(mask, logprobs - batch["old_per_token_logps"], 0.0).cpu()
         ratio = difference.exp()
         outside = (ratio < 1 - self.low) | (ratio > 1 + self.high)
         kl = (difference.double().expm1() - difference).clamp(max=1e6)  # k3, which is never negative
-        sums = torch.stack([kl.sum(), outside.sum(), mask.sum()]).tolist()
+        sums = torch.stack([kl.sum(), outside.sum(), mask.sum().cpu()]).tolist()
         self.kl, self.outside, self.tokens = self.kl + sums[0], self.outside + sums[1], self.tokens + sums[2]
         self.largest = max(self.largest, float(difference.sum(1).abs().max()))
 

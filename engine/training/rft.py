@@ -23,7 +23,7 @@ from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.activations import spare_memory
 from ..policy.kl import BetaController, BetaSettings
-from ..policy.models import load_policy, load_sight, save_policy
+from ..policy.models import chosen_device, load_policy, load_sight, save_policy
 from ..policy.unwrap import base_of
 from ..policy.versions import NO_CHECKPOINTING
 from ..record.step_recorder import StepRecorder
@@ -207,7 +207,6 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         )
     micro = micro_batch(rows // world, training)
     beta = max(training.beta, BetaSettings.min_beta) if training.beta_mode == "auto" else training.beta
-    use_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not torch.cuda.is_available())
     return GRPOConfig(
         output_dir=str(checkpoint_folder(run_dir)),
         max_steps=steps_of(training, rows_of_data),
@@ -235,7 +234,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         save_strategy="no",  # `CheckpointSchedule` decides
         report_to="none",
         disable_tqdm=True,
-        use_cpu=use_cpu,
+        use_cpu=chosen_device(config.model).type == "cpu",
         bf16=config.model.quantization is not None and config.model.compute == "bfloat16",
         fp16=config.model.compute == "float16",  # scales the loss; else the model computes as it was loaded to
         remove_unused_columns=False,

@@ -21,7 +21,7 @@ from ...configs.schema import RunConfig
 from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.activations import spare_memory
-from ..policy.models import load_policy, load_sight, save_policy
+from ..policy.models import chosen_device, load_policy, load_sight, save_policy
 from ..policy.sight.inputs import Images, SeeingModel
 from ..policy.sight.processor import Sight
 from ..policy.unwrap import base_of
@@ -188,7 +188,7 @@ def collect(
 
 
 def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
-    sft, cpu = config.sft, config.model.device == "cpu"
+    sft = config.sft
     micro = sft.micro_batch_size or sft.batch_size
     return TRLConfig(
         output_dir=str(checkpoint_folder(run_dir)),
@@ -204,7 +204,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
         bf16=False,  # the model computes as it was loaded to (`policy.precision`)
         fp16=config.model.compute == "float16",
-        use_cpu=cpu,
+        use_cpu=chosen_device(config.model).type == "cpu",
         seed=config.seed,
         logging_steps=1,
         logging_strategy="steps",

@@ -50,4 +50,4 @@ def cosine_to_previous(states: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(states, dim=-1)
     unit = states / lengths.clamp(min=1e-12)[:, None]
     products = torch.bmm(unit[1:, None, :], unit[:-1, :, None])[:, 0, 0]
-    return products.double().clamp(-1, 1).cpu()
+    return products.cpu().double().clamp(-1, 1)

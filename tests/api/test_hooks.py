@@ -137,6 +137,20 @@ def test_verl_without_rollouts_ends_with_the_reason(
     assert ("metrics alone" in out) == (trainer is not Torn)
 
 
+def test_verl_counts_a_first_batch_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Late(Torn):
+        def fit(self) -> str:
+            super().fit()
+            self._dump_generations(["a"], ["b"], [None], [1.0], {}, str(self.config.trainer["rollout_data_dir"]))
+            return "done"
+
+    registry: dict[str, type] = {"sync": Late}
+    grpo_tui.verl.attach(registry, runs_dir=tmp_path, run="partly")
+    assert registry["sync"]([], tmp_path).fit() == "done"
+    assert "1 rollouts recorded, 1 were not: ValueError: zip()" in capsys.readouterr().out
+    assert look(tmp_path / "partly").status == "finished"
+
+
 class Episode:
     """verifiers' `Episode`: a pydantic model."""
 

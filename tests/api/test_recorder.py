@@ -81,6 +81,22 @@ def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.L
         Recorder("..")
 
 
+def test_rollouts_that_cannot_be_read_are_counted_at_the_end(tmp_path: Path, capsys, caplog) -> None:
+    torn = Rollout([], [], tokens=lambda: 1 // 0)
+    with Recorder("some", runs_dir=tmp_path) as record:
+        record.rollouts(1, [torn])
+        record.rollouts(2, [rollout(0, 1.0)])
+    reason = "a rollout cannot be read (ZeroDivisionError: integer division or modulo by zero)"
+    assert capsys.readouterr().out == f"grpo-tui: 1 rollouts recorded, 1 were not: {reason}\n"
+    assert caplog.text.count("training continues") == 1, "also at once"
+    with RunReader(tmp_path / "some") as reader:
+        assert [e.message for e in reader.events(["record"])] == [f"not all of this run is recorded: {reason}"]
+    with Recorder("none", runs_dir=tmp_path) as record:
+        record.rollouts(1, [torn])
+    assert look(tmp_path / "none").error == f"0 rollouts recorded: {reason}"
+    assert capsys.readouterr().out == f"grpo-tui: 0 rollouts recorded: {reason}\n"
+
+
 def test_secrets_are_masked(tmp_path: Path) -> None:
     Recorder("mine", runs_dir=tmp_path, config={"api_key": "sk-very-secret", "lr": 1e-3}).close()
     text = (tmp_path / "mine" / "run.json").read_text()

@@ -309,3 +309,45 @@ def test_a_training_of_which_nothing_can_be_read_ends_with_the_reason(
     assert attached.source == ""
     found = look(tmp_path / "runs" / "run")
     assert found.error and found.error.startswith("0 rollouts recorded: TRL") and found.error in capsys.readouterr().out
+
+
+def test_rewards_that_cannot_be_read_give_way_to_the_next_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path, *small(), max_steps=2, log_completions=True)
+    attached = hook.attach(made, run="run", runs_dir=tmp_path / "runs", source="rewards")
+    monkeypatch.setattr(attached, "position", lambda: 1 // 0)
+    made.train()
+    out = capsys.readouterr().out
+    assert attached.source == "parquet" and hook.SOURCES["parquet"] in out and "'rewards'" in out
+    with RunReader(tmp_path / "runs" / "run") as reader:
+        assert {r.step for r in reader.rollouts.page(limit=100)} <= {1, 2}
+        assert reader.rollouts.total() in (8, 16)
+
+
+def test_files_of_completions_that_cannot_be_read_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trainer(tmp_path, *small(), max_steps=2)
+    made.args.log_completions = True
+    hook.attach(made, run="run", runs_dir=tmp_path / "runs", source="parquet")
+    log = made.log
+
+    def log_torn(*given: Any) -> None:
+        folder = Path(made.args.output_dir, "completions")
+        folder.mkdir(exist_ok=True)
+        (folder / f"completions_{made.state.global_step:05d}.parquet").write_bytes(b"PAR1 torn")
+        log(*given)
+
+    made.log = log_torn
+    made.train()
+    error = look(tmp_path / "runs" / "run").error or ""
+    assert error.startswith("0 rollouts recorded: TRL") and error in capsys.readouterr().out
+
+
+def test_numbers_that_cannot_be_read_stop_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    made = trainer(tmp_path, *small(), max_steps=1)
+    attached = hook.attach(made, run="run", runs_dir=tmp_path / "runs")
+    monkeypatch.setattr(attached, "weights", lambda: 1 // 0)
+    made.train()
+    assert made.state.global_step == 1 and "training continues" in caplog.text

@@ -4,7 +4,8 @@
 
 Rows of `ROWS` train for a few steps, compare every reward and advantage with the first row, run the tests of `TESTS`
 and record a training of TRL. Rows such as `trl==0.29.1` record a training of that version alone. Without names: all
-of `ROWS` and `TRL`. Prints a line of a table for each row; exit code 1 where one fails.
+of `ROWS` and `TRL`. Prints a line of a table for each row, with the median time of a step and the largest memory; exit
+code 1 where one fails. To compare times, name two rows alternately.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 
 from benchmarks.installs import ROOT, resolve
+from grpo_tui.configs.metric_names import MEMORY_RSS, STEP_SECONDS
 from grpo_tui.engine.runs.read.reader import RunReader
 
 UV = [sys.executable, "-m", "uv"]
@@ -97,19 +100,22 @@ class Environment:
             print(done.stdout[-4000:], file=sys.stderr, flush=True)
         return done.returncode == 0, (done.stdout.strip().splitlines() or [""])[-1]
 
-    def train(self) -> tuple[bool, str]:
-        """Train the default policy. Return a digest of every reward and advantage, to the last bit."""
+    def train(self) -> tuple[bool, str, str]:
+        """Train the default policy. Return a digest of every reward and advantage, to the last bit, and the cost."""
         runs = self.folder / "runs"
         entry = ["-m", "grpo_tui.tui.entry"]
         settings = [f"training.max_steps={STEPS}", "environment.eval_tasks=8"]
         chosen = [word for setting in settings for word in ("--set", setting)]
         done, line = self.run(*entry, "train", "--headless", "--run-id", "row", "--runs-dir", str(runs), *chosen)
         if not done:
-            return False, line
+            return False, line, "–"
         with RunReader(runs / "row") as reader:
             rows = [row for row in reader.rollouts.page(limit=100_000) if row.split == "train"]
+            seconds = median(value for _, value in reader.metrics.points(STEP_SECONDS)[1:])
+            memory = max(value for _, value in reader.metrics.points(MEMORY_RSS))
         numbers = sorted((row.n, row.step, row.reward, row.advantage) for row in rows)
-        return bool(numbers), f"{len(numbers)} × {hashlib.sha256(repr(numbers).encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256(repr(numbers).encode()).hexdigest()[:8]
+        return bool(numbers), f"{len(numbers)} × {digest}", f"{seconds:.2f} s, {memory:,.0f} MiB"
 
 
 def main() -> int:
@@ -119,15 +125,18 @@ def main() -> int:
     parser.add_argument("--tests", nargs="*", default=TESTS, help="tests of the rows of ROWS; none: leave them out")
     parser.add_argument("--workers", default="2", help="tests at a time")
     given = parser.parse_args()
-    print("| row | versions | rewards and advantages | tests | attach |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| row | versions | rewards and advantages | step, memory | tests | attach |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     first, failed = "", False
     for row in given.rows:
         with tempfile.TemporaryDirectory(prefix="grpo-tui-versions-") as folder:
             pins = versions(row, given.keep, Path(folder))
             environment = Environment(row, pins, Path(folder))
-            trained, digest, tested, counts = True, "–", True, "–"
+            trained, digest, cost, tested, counts = True, "–", "–", True, "–"
             if row in ROWS:
-                trained, digest = environment.train()
+                trained, digest, cost = environment.train()
                 first = first or digest
             if row in ROWS and given.tests:
                 tests = ["-m", "pytest", "-n", given.workers, "--dist", "loadgroup", "-m", "not stress", *given.tests]
@@ -135,7 +144,7 @@ def main() -> int:
             attached, line = environment.run("-m", "tests.versions.attach")
         shown = ", ".join(f"{name} {pins[name]}" for name in SHOWN if name in pins)
         equal = trained and digest in (first, "–")
-        print(f"| {row} | {shown} | {digest}{'' if equal else ' differs'} | {counts} | {line} |", flush=True)
+        print(f"| {row} | {shown} | {digest}{'' if equal else ' differs'} | {cost} | {counts} | {line} |", flush=True)
         failed = failed or not (equal and tested and attached)
     return int(failed)
 

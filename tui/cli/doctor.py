@@ -218,7 +218,7 @@ def devices() -> Iterator[Fact]:
         bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"
         yield Fact("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")
     if found["mps"]:
-        yield Fact("good", "GPU of Apple silicon (mps)")
+        yield Fact("note", "the GPU of Apple silicon is not used by default", "--set model.device=mps")
     if not found["gpus"] and not found["mps"]:
         hint = "" if found["cuda"] is None else " (this torch is built for CUDA, but no device answers: see nvidia-smi)"
         yield Fact("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU, larger models need one")

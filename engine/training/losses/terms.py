@@ -74,7 +74,7 @@ def loss_terms(
         kl = kl_k3(logprobs, batch["ref_per_token_logps"]) * (ratio if how.corrected_kl else 1.0)
     free = mask & ~low & ~high
     counted = torch.where(free, ratio, 0.0) * batch.get("sampler_weights", 1.0)
-    columns = torch.stack([counted, policy, kl, entropy]).double().cpu().numpy()
+    columns = torch.stack([counted, policy, kl, entropy]).cpu().double().numpy()
     flags = torch.stack([mask, low, high]).cpu().numpy()
     known = how.loss_type in CLIPPED_LOSSES
     # With weights, sums of a turn say nothing of each token's share: the term could not be computed again.

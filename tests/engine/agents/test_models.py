@@ -159,7 +159,7 @@ def test_four_bits_are_refused_without_a_gpu_in_one_sentence(base):
 def test_four_bits_are_asked_of_transformers_where_there_is_a_gpu(base, monkeypatch):
     from grpo_tui.engine.policy import models
 
-    monkeypatch.setattr(models, "_device", lambda config: torch.device("cuda", 0))
+    monkeypatch.setattr(models, "chosen_device", lambda config: torch.device("cuda", 0))
     monkeypatch.setattr(models, "find_spec", lambda name: object())
     given = models._quantized(config(base, quantization="nf4", compute="bfloat16"))
     four_bits = given["quantization_config"]

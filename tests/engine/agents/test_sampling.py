@@ -5,8 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_tui.engine.agents.sampling import SamplingSettings, sample
+from grpo_tui.engine.agents.sampling import SamplingSettings, float64_device, sample
 
 GRID = 4000
 """Evenly spaced random numbers: the share of a token among them is its probability, up to 1 / GRID at each end."""
@@ -74,3 +76,26 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens(last):
 def test_impossible_settings_are_refused(settings, name):
     with pytest.raises(ValueError, match=name):
         SamplingSettings(**settings)
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses float64 on Apple's GPUs, as torch does there."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.device.type == "mps" and out.dtype == torch.float64:
+            raise TypeError(f"{func}: MPS has no float64")
+        return out
+
+
+@pytest.mark.parametrize("settings", [SamplingSettings(0.7, 0.9, 5), SamplingSettings(temperature=0)])
+def test_apples_gpus_draw_without_float64(settings):
+    with FakeTensorMode(), NoFloat64():
+        logits = torch.zeros(3, 50, device="mps")
+        with pytest.raises(TypeError):
+            logits.cumsum(-1, dtype=torch.float64)
+        uniform = torch.rand(3, dtype=torch.float64, device=float64_device(logits.device))
+        never = torch.tensor([7], device="mps")
+        tokens, logprobs = sample(logits, settings, uniform if settings.temperature else None, never)
+        assert tokens.device == logprobs.device == logits.device
+        assert (tokens.dtype, logprobs.dtype) == (torch.int64, torch.float32)
