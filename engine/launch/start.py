@@ -60,9 +60,9 @@ def start_run(
     inference engine in a pipe and for play; otherwise the log gets all output. Raises LaunchError (also if the trainer
     is not installed) and RunNotFound.
     """
-    trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
     if config.mode == "online" and os.name != "posix":
         raise LaunchError("grpo-tui online needs Linux or macOS: Windows has no locks of the kind that its files need")
+    trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
     trainer.check_processes(config, num_processes, accelerate_config)
     mode = "play" if by_hand else config.mode
     run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)

@@ -75,7 +75,7 @@ def python(folder: Path, code: str, *arguments: str, found: int = 0) -> str:
         timeout=120,
     )
     assert done.returncode in (0, found) and "Traceback" not in done.stderr, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return done.stdout or done.stderr
 
 
 HARNESS = {
