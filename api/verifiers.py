@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.verifiers import EPISODES
@@ -22,23 +22,17 @@ from grpo_tui.recorder import Recorder
 _NOWHERE = Origin(Path("verifiers"), Path())
 
 
-class Episode(Protocol):
-    """The part of verifiers' `Episode`, a pydantic model, that the hook reads."""
-
-    def model_dump_json(self, *, exclude_none: bool = ...) -> str: ...
-
-
 OnComplete = Callable[[Any], Awaitable[None]]
 
 
 def on_complete(recorder: Recorder, then: OnComplete | None = None, *, step: int = 0) -> OnComplete:
     """Return a hook for `run_slot` that records each ended episode, then calls `then`, an earlier hook.
 
-    step: the training step of episodes that name none.
+    step: the training step of episodes that name none. An episode is verifiers' `Episode`, a pydantic model.
     """
     recorder.no_rollouts = recorder.no_rollouts or "no episode of verifiers has ended"
 
-    async def record(episode: Episode) -> None:
+    async def record(episode: Any) -> None:
         try:
             text = episode.model_dump_json(exclude_none=True)  # now: the episode may be changed afterwards
             recorder.later(lambda: _store(recorder, text, step), 1)

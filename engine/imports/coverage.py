@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import DumpError
@@ -17,33 +16,19 @@ from .errors import DumpError
 UNASKED_TEXT = 256 << 20
 """Bytes of rollouts that become searchable without a search."""
 SOURCES = "SELECT position, ends, done, size FROM sources"
-"""The query for `Coverage.of`."""
+"""The query for `share_indexed`."""
 _ASKED = "search.asked"
 _STOPPED = ".ended"
 _REASON_BYTES = 200
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """`done` of `size` bytes of the files are in the index, and the texts of `searchable` of `rollouts`."""
-
-    done: int
-    size: int
-    searchable: int
-    rollouts: int
-
-    @classmethod
-    def of(cls, sources: Iterable[tuple[int, int, int, int]], searchable: int, rollouts: int) -> Coverage:
-        done = size = 0
-        for position, ends, finished, known in sources:
-            size += known
-            share = 1.0 if finished else min(1.0, position / ends) if ends > 0 else 0.0
-            done += int(known * share)
-        return cls(done, size, searchable, rollouts)
-
-    @property
-    def share(self) -> float:
-        return 1.0 if self.size <= 0 else min(1.0, self.done / self.size)
+def share_indexed(sources: Iterable[tuple[int, int, int, int]]) -> float:
+    """Return the share of the bytes of the files that is in the index."""
+    done = size = 0.0
+    for position, ends, finished, known in sources:
+        size += known
+        done += known * (1.0 if finished else min(1.0, position / ends) if ends > 0 else 0.0)
+    return 1.0 if size <= 0 else min(1.0, done / size)
 
 
 def ask_for_text(folder: Path) -> None:

@@ -62,7 +62,9 @@ def message(data: Mapping[str, Any]) -> Message:
     role = str(data.get("role") or data.get("from") or data.get("source") or "user")
     content = data.get("content", data.get("value", data.get("text", data.get("message", data.get("parts")))))
     if role == "function_call":
-        return Message("assistant", "", calls=(call(_json_or_text(content)),))
+        return Message(
+            "assistant", "", calls=(call(parsed(content) or content if isinstance(content, str) else content),)
+        )
     body, thought, calls, errors = _content(content)
     reasoning = data.get("reasoning_content") or data.get("reasoning") or data.get("thinking") or ""
     calls += tuple(call(c) for c in listed(data.get("tool_calls")))
@@ -255,7 +257,3 @@ def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
 
 _OTHERS = (_responses_item, _tool_results, _gym_step)
 """Readers of entries that are no messages."""
-
-
-def _json_or_text(value: object) -> object:
-    return parsed(value) or value if isinstance(value, str) else value

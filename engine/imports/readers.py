@@ -14,7 +14,7 @@ from ..runs.read.reader import RunReader
 from ..runs.read.rollouts import Rollouts
 from ..runs.search.query import EVERYTHING, Query, Selection
 from .behind import start
-from .coverage import SOURCES, Coverage, ask_for_text, reason_stopped
+from .coverage import SOURCES, ask_for_text, reason_stopped, share_indexed
 from .options import Options
 
 
@@ -57,13 +57,13 @@ class DumpReader(RunReader):
 
     def pending(self, query: Query = EVERYTHING) -> str:
         """Return the missing part of the index in a few words, or nothing if it is complete for `query`."""
-        reached = self.rollouts.searchable()
-        found = Coverage.of(self._record.all(SOURCES), reached, self.rollouts.total())
-        if found.share < 1.0:
+        share = share_indexed(self._record.all(SOURCES))
+        if share < 1.0:
             why = reason_stopped(self._record.run_dir)
-            return f"indexing stopped at {found.share:.0%}: {why}" if why else f"indexing {found.share:.0%}"
-        if self.rollouts.reads_text(query) and reached < found.rollouts:
-            return f"texts searched: {reached:,} of {found.rollouts:,}"
+            return f"indexing stopped at {share:.0%}: {why}" if why else f"indexing {share:.0%}"
+        reached, rollouts = self.rollouts.searchable(), self.rollouts.total()
+        if self.rollouts.reads_text(query) and reached < rollouts:
+            return f"texts searched: {reached:,} of {rollouts:,}"
         return ""
 
 

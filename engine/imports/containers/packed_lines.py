@@ -61,7 +61,9 @@ class PackedLines(Container):
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Yield the lines from a byte of the text on, or the items of one document."""
         try:
-            if self._is_document(path):
+            with path.open("rb") as file:
+                is_document = JsonFile().detect(self.unpacked(file).read(HEAD))
+            if is_document:
                 for i, item in enumerate(_whole(path, self.unpacked)[after:], after):
                     yield Found(i, 0, i + 1, i + 1, item)
                 return
@@ -111,10 +113,6 @@ class PackedLines(Container):
         stream = self.unpacked(file)
         _skip(stream, after - text)
         return stream
-
-    def _is_document(self, path: Path) -> bool:
-        with path.open("rb") as file:
-            return JsonFile().detect(self.unpacked(file).read(HEAD))
 
 
 @cached_by_file(maxsize=1)

@@ -132,13 +132,14 @@ def _size(batch: Any) -> int:
 def _rows(path: Path, batch: Any) -> Iterator[Row]:
     """Yield the rows of a batch as plain values. Copies of other columns, and bytes (images), are null."""
     names = [str(name) for name in batch.schema.names]
+    kinds = [str(batch.schema.field(i).type) for i in range(len(names))]
     try:
         with _quiet():
             whole = {n for n in COPIES if n in names and batch.column(names.index(n)).null_count == 0}
             left_out = {copy for name in whole for copy in COPIES[name]}
             columns = [
                 [None] * _size(batch) if name in left_out or _is_bytes(kind) else _values(batch.column(i), kind)
-                for i, (name, kind) in enumerate(zip(names, _types(batch), strict=True))
+                for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
             ]
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -171,10 +172,6 @@ def _as_json(value: Any, is_map: bool = False) -> Any:
             return [_as_json(v) for v in value]
         case _:
             return value
-
-
-def _types(batch: Any) -> list[str]:
-    return [str(batch.schema.field(i).type) for i in range(len(batch.schema.names))]
 
 
 def _is_bytes(kind: str) -> bool:

@@ -144,12 +144,19 @@ def langfuse(document: Mapping[str, Any]) -> list[Span] | None:
     if not isinstance(document.get("scores"), list) or not ("observations" in document or "projectId" in document):
         return None
     trace = text(document.get("id")) or ""
-    metadata = mapping(document.get("metadata"))
-    about = {**metadata, "gen_ai.conversation.id": trace}
+    given = [s for s in document["scores"] if isinstance(s, Mapping)]
+    in_words = {str(s.get("name")): s.get("stringValue") for s in given if s.get("dataType") == "CATEGORICAL"}
+    about = {**mapping(document.get("metadata")), **in_words, "gen_ai.conversation.id": trace}
     root = Span(
-        trace, _time(document.get("timestamp")), True, text(document.get("name")) or "", attributes=about,
-        asked=document.get("input"), said=document.get("output"), components=scores(document["scores"]),
-    )  # fmt: skip
+        trace=trace,
+        start=_time(document.get("timestamp")),
+        is_root=True,
+        name=text(document.get("name")) or "",
+        attributes=about,
+        asked=document.get("input"),
+        said=document.get("output"),
+        components=scores([s for s in given if s.get("name") not in in_words]),
+    )
     kinds = {"GENERATION": "llm", "TOOL": "tool"}
     found = [root]
     for each in listed(document.get("observations")):

@@ -39,9 +39,10 @@ def _art(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
         yield _art_rollout(document, origin)
         return
     group = {k: v for k, v in document.items() if k != "trajectories"}
-    for trajectory in document["trajectories"]:
-        if isinstance(trajectory, Mapping):
-            yield _art_rollout({**trajectory, "group_json": group}, origin)
+    trajectories = [t for t in document["trajectories"] if isinstance(t, Mapping)]
+    made = [_art_rollout({**trajectory, "group_json": group}, origin) for trajectory in trajectories]
+    named = identity(made[0])[1] if made else ""
+    yield from (replace(rollout, group=rollout.group or named) for rollout in made)
 
 
 def _art_rollout(document: Mapping[str, Any], origin: Origin) -> Rollout:
@@ -144,7 +145,7 @@ def _nemo(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
         step=origin.step,
         split="eval" if origin.path.name.startswith("val") else origin.split or "train",
         reward=number(one["rewards"]),
-        advantage=(mean(spoken) if len(spoken) > 1 else number(spoken)) if spoken else number(one.get("advantages")),
+        advantage=mean(spoken or one.get("advantages")),
         token_count=length or len(ids) or None,
         tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages, overlays)) if ids else None,
         extra=plain({k: v for k, v in one.items() if k not in _NEMO_KEYS}),

@@ -63,7 +63,7 @@ def trl(functions: frozenset[str] = frozenset()) -> Documents:
         made = _TABLE.rollout(document, origin)
         known = functions or _functions(origin)
         components = dict(made.components)
-        for name in known & document.keys():  # a function that returned None for all rows is no number
+        for name in (n for n in document if n in known):  # a function that returned None for all rows is no number
             components.setdefault(name, Score(number(document[name])))
         ours = {n: s for n, s in components.items() if not known or n in known}
         others = {n: s.value for n, s in components.items() if n not in ours and s.value is not None}

@@ -77,10 +77,9 @@ def _annotation(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     info = mapping(document.get("info"))
     branches = [b for b in listed(document.get("branches")) if isinstance(b, Mapping)]
     advantage = number(info.get("advantage"))
-    if advantage is None and branches:
-        advantage = mean(branches[-1].get("advantages")) if branches[-1].get("advantages") else None
-    values = listed(branches[-1].get("advantages")) if branches else []
     last = branches[-1] if branches else {}
+    values = listed(last.get("advantages"))
+    advantage = mean(values) if advantage is None else advantage
     overlays = {name: given for key, name in _OVERLAYS.items() if (given := listed(last.get(key)))}
     yield Amendment(
         id=str(document["trace_id"]),
@@ -132,7 +131,7 @@ def _of_results(made: Rollout, document: Mapping[str, Any], origin: Origin) -> R
     about = origin.beside("metadata.json")
     usage = mapping(document.get("token_usage"))
     values = {name: score.value for name, score in made.components.items()}
-    counted = {k for k in values if k.startswith("num_") or k.endswith("_calls")}
+    counted = [k for k in values if k.startswith("num_") or k.endswith("_calls")]
     where = origin.path.parent.name if origin.step is None else origin.step
     return replace(
         made,
@@ -221,7 +220,7 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
         split=kind if kind in ("train", "eval") else origin.split,
         reward=reward,
         components=components,
-        advantage=_advantage(nodes, chain),
+        advantage=mean([v for i in chain for v in listed(nodes[i].get("advantages"))]),
         expected=text(data.get("answer")),
         stop=text(trace.get("stop_condition")) or "",
         error=error_text(errors),
@@ -235,7 +234,7 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
         },
         task=data,
         tools=tuple(t for t in listed(trace.get("tools")) if isinstance(t, Mapping)),
-        seconds=_seconds(mapping(trace.get("timing"))),
+        seconds=_elapsed(at(trace, "timing.start"), at(trace, "timing.agent.end")),
         unknown={"reward": _IN_PART} if reward is None and scored else {},
     )
 
@@ -256,12 +255,11 @@ def _branch(nodes: list[Mapping[str, Any]]) -> tuple[list[int], int]:
 def _message(node: Mapping[str, Any], call: Mapping[str, Any] | None) -> Message:
     made = message(mapping(node.get("message")))
     time = mapping(call.get("time")) if call else {}
-    start, end = number(time.get("start")), number(time.get("end"))
     return replace(
         made,
-        advantage=mean(node.get("advantages")) if node.get("advantages") else None,
+        advantage=mean(node.get("advantages")),
         stop=text(call.get("finish_reason")) or "" if call else "",
-        seconds=end - start if start is not None and end is not None and end > start else 0.0,
+        seconds=_elapsed(time.get("start"), time.get("end")),
     )
 
 
@@ -276,11 +274,6 @@ def _total(components: Mapping[str, Score], trace: Mapping[str, Any]) -> float |
     return sum((s.value or 0.0) * (s.weight or 0.0) for s in parts)
 
 
-def _advantage(nodes: list[Mapping[str, Any]], chain: list[int]) -> float | None:
-    values = [v for i in chain for v in listed(nodes[i].get("advantages"))]
-    return mean(values) if len(values) > 1 else number(values) if values else None
-
-
-def _seconds(timing: Mapping[str, Any]) -> float:
-    start, end = number(timing.get("start")), number(at(timing, "agent.end"))
-    return end - start if start is not None and end is not None and end > start else 0.0
+def _elapsed(start: object, end: object) -> float:
+    begun, ended = number(start), number(end)
+    return max(0.0, ended - begun) if begun is not None and ended is not None else 0.0

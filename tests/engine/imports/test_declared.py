@@ -20,6 +20,7 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 Open = Callable[[Path | str], RunReader]
 
 ORIGIN = Origin(Path("rows.jsonl"), Path())
@@ -327,3 +328,24 @@ def test_numbers_of_things_are_no_components_and_an_error_has_one_type(tmp_path:
     (row,) = reader.rollouts.page(limit=9)
     assert row.extra == {"num_turns": 4, "component.ok": 0.5}
     assert opened(tmp_path / "b").bodies.trajectory(1).trajectory.error == "ModelError: no route"
+
+
+def test_a_score_in_words_is_a_column(tmp_path: Path, opened: Open):
+    scores = [
+        {"name": "tone", "value": None, "stringValue": "good", "dataType": "CATEGORICAL"},
+        {"name": "ok", "value": 1},
+    ]
+    row = {"id": "t", "projectId": "p", "input": "q", "output": "a", "scores": scores, "observations": []}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    (shown,) = opened(tmp_path / "t.jsonl").rollouts.page(limit=9)
+    assert shown.extra == {"tone": "good", "component.ok": 1}
+
+
+def test_trajectories_on_a_line_of_art_are_a_group(tmp_path: Path, opened: Open):
+    def trajectory(**about: Any) -> dict[str, Any]:
+        return {"reward": 1.0, "metrics": {}, "metadata": about, "messages_and_choices": CHAT}
+
+    lines = [{"trajectories": [trajectory(prompt_id=f"p{i}"), trajectory()]} for i in range(2)]
+    (tmp_path / "0004.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    groups = [row.group for row in opened(tmp_path / "0004.jsonl").rollouts.page(limit=9)]
+    assert groups == ["4:p0", "4:p0", "4:p1", "4:p1"]
