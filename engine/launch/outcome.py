@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from ..runs.control.alerts import AlertSender
     from ..runs.write.writer import NullWriter, RunWriter
 
-FAILED = 1
 log = logging.getLogger(__name__)
+
+FAILED = 1
 
 
 def run_recorded(

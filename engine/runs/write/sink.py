@@ -22,9 +22,14 @@ from .items import Entry, Item, Metrics, Positions, SavedImage, Trajectories, Wr
 from .store import RecordStore
 from .truncation import truncate_after
 
+log = logging.getLogger(__name__)
+
+FOLD_SECONDS = 15.0
+"""How often the write-ahead log is folded into the database, at most."""
 TELL_AGAIN_SECONDS = 60.0
 UNSTORABLE = "rows could not be stored"
 """Why rows are missing when the folder is in no trouble."""
+_BAD_ITEM = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 class News(NamedTuple):
@@ -123,13 +128,6 @@ def explain(error: BaseException, run_dir: Path) -> str:
     if "malformed" in text or "not a database" in text:
         return f"the record in {run_dir} is damaged"
     return f"the record in {run_dir} cannot be written ({error})"
-
-
-log = logging.getLogger(__name__)
-
-FOLD_SECONDS = 15.0
-"""How often the write-ahead log is folded into the database, at most."""
-_BAD_ITEM = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 class Sink:

@@ -16,19 +16,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..codec import encode_json
-from ..control.live import Flights, Live, live_file
-from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
-from ..durable import read_json, write_json
+from ..control.live import Live
+from ..control.status import ENDED
 from ..masking import mask
-from ..paths import PROCESSES, RUN_FILE, network_file_system
+from ..paths import network_file_system
 from ..types import EventKind, RunStatus, TrajectoryRecord, Use
 from .items import Entry, Item, Metrics, Positions, SavedImage, Trajectories, Write, image_path
-from .sink import Sink, explain
+from .sink import Sink
+from .state import STATUS_SECONDS, ProcessState
 
 if TYPE_CHECKING:
     from ..control.alerts import AlertSender
@@ -47,7 +47,6 @@ BATCH_BYTES = 4 << 20
 """About how much goes into one transaction, so that none is long."""
 COMMIT_SECONDS = 0.1
 """The pause in which a batch gathers. `kill -9` loses at most this and one transaction."""
-STATUS_SECONDS = 0.5
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 
@@ -76,11 +75,6 @@ class RunWriter:
         self._on_trouble = on_trouble
         self._limit = queue_bytes
         self._alerts = alerts
-        self.flights = Flights()
-        self.live = Live()
-        """The texts that this process writes now."""
-        self._took: dict[str, float] = {}
-        """Seconds that each phase lasted the last time."""
         self._queue: deque[tuple[Entry, int]] = deque()
         """The waiting entries, each with its cost."""
         self._bytes = 0
@@ -93,19 +87,20 @@ class RunWriter:
         self._hurry = False
         self._images: set[str] = set()
         self._sink = Sink(self.run_dir, resume_from_step, lambda: self._overflow, self._tell)
-        self._state: dict[str, Any] = {"process": process, **identity(), "status": "starting", "step": 0}
-        self._state_written = 0.0
-        self._state_dirty = True
-        self._warning: str | None = None
-        """The last report about the record while its disk refused it."""
+        self._state = ProcessState(self.run_dir, process, self._sink, self._condition)
         self._pid = os.getpid()
-        self._announce()
+        self._state.announce()
         self._thread = threading.Thread(target=self._run, name="run-record", daemon=True)
         self._thread.start()
         atexit.register(self.close)
         if kind := network_file_system(self.run_dir):
             where = f"{self.run_dir} is on a network file system ({kind})"
             self.event("note", f"{where}: while the run is active, open it on this machine")
+
+    @property
+    def live(self) -> Live:
+        """The texts that this process writes now."""
+        return self._state.live
 
     @property
     def dropped(self) -> int:
@@ -136,7 +131,7 @@ class RunWriter:
         write = lambda store: store.add_event(kind, said, at, now, encode_json(mask(data)))  # noqa: E731
         self._put(Write("event", 256 + len(said), write))
         if kind == "record" and self._sink.trouble.now is not None:
-            self._warning, self._state_dirty = said, True
+            self._state.warning, self._state.dirty = said, True
         if self._alerts is not None and os.getpid() == self._pid:
             self._alerts.event(kind, said, at, data)
 
@@ -175,41 +170,26 @@ class RunWriter:
         if os.getpid() != self._pid:
             return
         with self._condition:
-            self._hurry |= status != self._state["status"] or error is not None
-            self._state.update(news)
-            self._state["heard"] = time.time()
-            self._state.pop("ended", None)
-            if status in ENDED:
-                self._state["ended"] = time.time()
-            self._state_dirty = True
+            self._hurry |= self._state.set(news)
             self._condition.notify_all()
         if status == "crashed" and error and self._alerts is not None:
-            self._alerts.event("error", error.strip().splitlines()[-1], int(self._state["step"]), {})
+            self._alerts.event("error", error.strip().splitlines()[-1], self._state.step, {})
         if status in ENDED:
             self.flush(timeout=10.0)
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Set where the run is inside its step (see `Progress`). It is on disk soon."""
         with self._condition:
-            before = self._state.get("progress", {})
-            began = time.time()
-            if before.get("phase") == phase and before["done"] <= done:
-                began = before["began"]
-            elif before:
-                self._took[before["phase"]] = began - before["began"]
-            took = self._took.get(phase)
-            self._state["progress"] = {"phase": phase, "done": done, "total": total, "began": began, "took": took}
-            self._state["heard"] = time.time()
-            self._state_dirty = True
+            self._state.progress(phase, done, total)
 
     def begin(self, id_: str, what: str = "") -> None:
         """Begin a rollout. Until `end`, viewers see it among the rollouts in flight."""
-        self.flights.begin(id_, what)
-        self._state_dirty = True
+        self._state.flights.begin(id_, what)
+        self._state.dirty = True
 
     def end(self, id_: str) -> None:
-        self.flights.end(id_)
-        self._state_dirty = True
+        self._state.flights.end(id_)
+        self._state.dirty = True
 
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
         """The text of every token id, in order, once per run, so that a viewer needs no tokenizer.
@@ -243,7 +223,7 @@ class RunWriter:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._condition:
-            while self._queue or self._busy or self._state_dirty:
+            while self._queue or self._busy or self._state.dirty:
                 left = 1.0 if deadline is None else deadline - time.monotonic()
                 if self._sink.trouble.now is not None or left <= 0 or not self._thread.is_alive():
                     return False
@@ -287,7 +267,7 @@ class RunWriter:
             if not self._room():
                 self._overflow += sum(item.rows for entry in entries for item in entry)
                 return False
-            self._state["heard"] = time.time()
+            self._state.heard()
             self._queue.extend(zip(entries, costs, strict=True))
             self._bytes += sum(costs)
             self._condition.notify_all()
@@ -314,12 +294,14 @@ class RunWriter:
             self._wait(pending=bool(batch))
             if not batch:
                 batch, cost = self._take()
-            late = bool(batch) and self._state["status"] in ENDED
+            late = bool(batch) and self._state.ended
             trouble = self._sink.trouble.now
             done = self._sink.write(batch)
             news = self._sink.trouble.now != trouble  # viewers are warned at the first write that fails
-            self._write_state(final=late or news)  # what comes after the end is in the summary, too
-            self._write_live()
+            self._state.write(
+                self.dropped, final=late or news, hurry=self._hurry
+            )  # what comes after the end is in the summary, too
+            self._state.write_live()
             with self._condition:
                 if done:
                     self._bytes -= cost
@@ -332,9 +314,8 @@ class RunWriter:
                     left = sum(item.rows for entry in waiting for item in entry)
                     break
         self._sink.close(left)
-        self._write_state(final=True)
-        with suppress(OSError):
-            live_file(self.run_dir, self.process).unlink(missing_ok=True)  # nothing is written any more
+        self._state.write(self.dropped, final=True)
+        self._state.remove_live()
 
     def _wait(self, *, pending: bool) -> None:
         with self._condition:
@@ -366,55 +347,6 @@ class RunWriter:
                 self._on_trouble(message)
             except Exception:
                 log.exception("the callback for trouble with the record failed")
-
-    def _announce(self) -> None:
-        """Make the folder, `run.json` unless a launcher has, and the status file. Never raises."""
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            if not read_json(self.run_dir / RUN_FILE):
-                write_json(self.run_dir / RUN_FILE, {"id": self.run_dir.name, "created": time.time(), "mode": ""})
-        except OSError as error:
-            log.warning("record: %s", explain(error, self.run_dir))
-        self._write_state(final=True)
-
-    def _write_state(self, *, final: bool = False) -> None:
-        now = time.monotonic()
-        with self._condition:
-            if self._sink.step > self._state["step"]:
-                self._state["step"] = self._sink.step
-                self._state_dirty = True
-            silent = now - self._state_written
-            # With every change of the live texts: they must not be ahead of the phase that viewers show above them.
-            due = self._state_dirty and (self._hurry or self.live.changed or silent >= STATUS_SECONDS)
-            if not (final or due or silent >= HEARTBEAT_SECONDS):
-                return
-            state = dict(self._state)
-            self._state_dirty = False
-        if (flying := self.flights.state()) is not None:
-            state["in_flight"] = flying
-        self._state_written = now
-        if self._sink.trajectories is not None:
-            state["trajectories"] = self._sink.trajectories
-        if self._sink.trouble.now is None:
-            self._warning = None
-        else:
-            state["trouble"] = self._warning or self._sink.trouble.sentence
-        state.update(time=time.time(), dropped=self.dropped, summary=self._sink.summary.to_json())
-        try:
-            if self.run_dir.is_dir():  # a folder that was removed stays removed
-                write_state(self.run_dir / PROCESSES / f"{self.process}.json", state)
-        except OSError as error:
-            log.debug("status not written: %s", error)
-
-    def _write_live(self) -> None:
-        news = self.live.news()
-        if news is None or not self.run_dir.is_dir():
-            return
-        try:
-            own = {key: self._state.get(key) for key in ("pid", "started", "born", "where")}
-            write_json(live_file(self.run_dir, self.process), {**own, **news})
-        except OSError as error:
-            log.debug("the newest texts were not written: %s", error)
 
 
 class NullWriter:

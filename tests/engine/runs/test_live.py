@@ -14,7 +14,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 def written(run_dir, live):
     """A running run whose process has told what it writes."""
     writer = RunWriter(run_dir)
-    writer.live = live
+    writer._state.live = live
     writer.status("running")
     writer.progress("rollouts", 0, 4)
     written_since(writer, live)

@@ -80,7 +80,7 @@ def test_a_run_on_another_machine_lives_while_it_speaks(run_dir: Path):
 
 
 def test_a_silent_process_says_again_that_it_lives(run_dir: Path, monkeypatch):
-    monkeypatch.setattr("grpo_tui.engine.runs.write.writer.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("grpo_tui.engine.runs.write.state.HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr("grpo_tui.engine.runs.write.writer.STATUS_SECONDS", 0.05)
     writer = RunWriter(run_dir)
     first = read_json(run_dir / "processes" / "training.json")["time"]

@@ -224,7 +224,7 @@ def test_the_summary_on_disk_holds_what_was_given_before_the_end(run_dir: Path, 
     writer.metrics(2, {"success/train": 0.2})  # the first step is being written: this comes with the next batch
     ending = threading.Thread(target=lambda: writer.status("finished", step=2))
     ending.start()
-    while writer._state["status"] != "finished":
+    while not writer._state.ended:
         time.sleep(0.001)
     go_on.set()
     ending.join(20)

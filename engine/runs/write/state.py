@@ -1,0 +1,130 @@
+"""The status file of one process of a run, and the file of its newest texts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..control.live import Flights, Live, live_file
+from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
+from ..durable import read_json, write_json
+from ..paths import PROCESSES, RUN_FILE
+from .sink import Sink, explain
+
+log = logging.getLogger(__name__)
+
+STATUS_SECONDS = 0.5
+
+
+class ProcessState:
+    """Status, phase, rollouts in flight and live texts of a process. `lock` guards what several threads set."""
+
+    def __init__(self, run_dir: Path, process: str, sink: Sink, lock: threading.Condition) -> None:
+        self.run_dir = run_dir
+        self.process = process
+        self.flights = Flights()
+        self.live = Live()
+        self.dirty = True
+        """Whether something is set that is not on disk."""
+        self.warning: str | None = None
+        """The last report about the record while its disk refused it."""
+        self._sink = sink
+        self._lock = lock
+        self._said: dict[str, Any] = {"process": process, **identity(), "status": "starting", "step": 0}
+        self._took: dict[str, float] = {}
+        """Seconds that each phase lasted the last time."""
+        self._written = 0.0
+
+    @property
+    def ended(self) -> bool:
+        return self._said["status"] in ENDED
+
+    @property
+    def step(self) -> int:
+        return int(self._said["step"])
+
+    def heard(self) -> None:
+        """Note that the process has given something just now."""
+        self._said["heard"] = time.time()
+
+    def set(self, news: Mapping[str, Any]) -> bool:
+        """Set the status, and what else is given. Returns whether viewers must see it at once."""
+        urgent = news["status"] != self._said["status"] or "error" in news
+        self._said.update(news)
+        self.heard()
+        self._said.pop("ended", None)
+        if self.ended:
+            self._said["ended"] = time.time()
+        self.dirty = True
+        return urgent
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        before = self._said.get("progress", {})
+        began = time.time()
+        if before.get("phase") == phase and before["done"] <= done:
+            began = before["began"]
+        elif before:
+            self._took[before["phase"]] = began - before["began"]
+        took = self._took.get(phase)
+        self._said["progress"] = {"phase": phase, "done": done, "total": total, "began": began, "took": took}
+        self.heard()
+        self.dirty = True
+
+    def announce(self) -> None:
+        """Make the folder, `run.json` unless a launcher has, and the status file. Never raises."""
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            if not read_json(self.run_dir / RUN_FILE):
+                write_json(self.run_dir / RUN_FILE, {"id": self.run_dir.name, "created": time.time(), "mode": ""})
+        except OSError as error:
+            log.warning("record: %s", explain(error, self.run_dir))
+        self.write(0, final=True)
+
+    def write(self, dropped: int, *, final: bool = False, hurry: bool = False) -> None:
+        """Write the status file if that is due, or `final`. `hurry`: a caller waits for it."""
+        now = time.monotonic()
+        with self._lock:
+            if self._sink.step > self._said["step"]:
+                self._said["step"] = self._sink.step
+                self.dirty = True
+            silent = now - self._written
+            # With every change of the live texts: they must not be ahead of the phase that viewers show above them.
+            due = self.dirty and (hurry or self.live.changed or silent >= STATUS_SECONDS)
+            if not (final or due or silent >= HEARTBEAT_SECONDS):
+                return
+            state = dict(self._said)
+            self.dirty = False
+        if (flying := self.flights.state()) is not None:
+            state["in_flight"] = flying
+        self._written = now
+        if self._sink.trajectories is not None:
+            state["trajectories"] = self._sink.trajectories
+        if self._sink.trouble.now is None:
+            self.warning = None
+        else:
+            state["trouble"] = self.warning or self._sink.trouble.sentence
+        state.update(time=time.time(), dropped=dropped, summary=self._sink.summary.to_json())
+        try:
+            if self.run_dir.is_dir():  # a folder that was removed stays removed
+                write_state(self.run_dir / PROCESSES / f"{self.process}.json", state)
+        except OSError as error:
+            log.debug("status not written: %s", error)
+
+    def write_live(self) -> None:
+        news = self.live.news()
+        if news is None or not self.run_dir.is_dir():
+            return
+        try:
+            own = {key: self._said.get(key) for key in ("pid", "started", "born", "where")}
+            write_json(live_file(self.run_dir, self.process), {**own, **news})
+        except OSError as error:
+            log.debug("the newest texts were not written: %s", error)
+
+    def remove_live(self) -> None:
+        with suppress(OSError):
+            live_file(self.run_dir, self.process).unlink(missing_ok=True)
