@@ -72,8 +72,8 @@ def test_runs_that_get_the_same_name_at_the_same_moment_get_other_names(runs_dir
 def test_it_has_a_session_of_its_own_and_outlives_the_one_that_started_it(start_small, tmp_path: Path, runs_dir: Path):
     code = (
         "import sys\nfrom pathlib import Path\nfrom grpo_tui.configs.schema import RunConfig\n"
-        "from grpo_tui.engine.launch import start, start_run\nstart.MODULES = {'training': 'small_training'}\n"
-        "print(start_run(RunConfig(), runs_dir=Path(sys.argv[1])).pid)"
+        "from grpo_tui.engine.launch import start\nstart.MODULES = {'training': 'small_training'}\n"
+        "print(start.start_run(RunConfig(), runs_dir=Path(sys.argv[1])).pid)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(runs_dir)], capture_output=True, text=True, timeout=60, start_new_session=True
