@@ -35,6 +35,7 @@ class ScriptedAgent(ChatAgent):
         script: Script,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        max_trajectory_tokens: int = 2**31,
         knows: Callable[[str], bool] = lambda environment: True,
         template_kwargs: Mapping[str, Any] | None = None,
         native_calls: bool = False,
@@ -42,6 +43,7 @@ class ScriptedAgent(ChatAgent):
     ):
         bridge = ChatBridge(tokenizer, template_kwargs=template_kwargs, sight=sight)
         super().__init__(bridge, AgentSettings(), native_calls=native_calls)
+        self.max_trajectory_tokens = max_trajectory_tokens
         self.knows = knows
         self.script = script
 
@@ -60,7 +62,7 @@ class ScriptedSession(ChatSession):
     """A session of a script. The text of a turn is tokenised once."""
 
     def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Encoded | SightError]):
-        super().__init__(chat, rows, 2**31)
+        super().__init__(chat, rows, agent.max_trajectory_tokens)
         self.agent = agent
         self._observation: list[str | None] = [None] * len(rows)
 
@@ -82,7 +84,7 @@ class ScriptedSession(ChatSession):
         start = int(self.history.length[row])
         if row in self._refused:
             return AgentTurn("", (start, start), "refused", self._refused[row])
-        if self._exhausted[row]:
+        if self._exhausted[row] or start >= self._limit:
             return AgentTurn("", (start, start), "token_limit")
         agent, turn = self.agent, int(self.history.turns[row])
         if callable(agent.script):
@@ -94,8 +96,11 @@ class ScriptedSession(ChatSession):
             return AgentTurn("", (start, start), "refused", "the script ended")
         end = agent.chat.end_of_turn
         tokens = agent.chat.encode(text) + ([end] if end is not None else [])
-        count = len(tokens)
+        kept = tokens[: self._limit - start]
         self.history.append_turn(
-            np.array([row]), np.array([tokens]), np.zeros((1, count), np.float32), np.array([count])
+            np.array([row]), np.array([kept]), np.zeros((1, len(kept)), np.float32), np.array([len(kept)])
         )
-        return AgentTurn(text, (start, start + count))
+        span = (start, start + len(kept))
+        if len(kept) < len(tokens):
+            return AgentTurn(agent.chat.decode(kept), span, "token_limit")
+        return AgentTurn(text, span)

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from ...configs.schema import RunConfig
     from ...envs.agent import Message, Seed
     from ..agents.chat_session import TokenArrays
-    from ..agents.scripted import ScriptedSession
     from ..rollouts.rollout import Rollout
     from ..rollouts.runner import Row
     from ..runs.write.writer import RecordWriter
@@ -116,7 +115,7 @@ class PlayedRun:
     def __init__(
         self, config: RunConfig, run_dir: Path, writer: RecordWriter, commands: IO[str], events: IO[str]
     ) -> None:
-        from ..agents.scripted import ScriptedAgent
+        from ..agents.scripted import ScriptedAgent, ScriptedSession
         from ..record.step_recorder import StepRecorder
         from .rft import build_trainer
 
@@ -130,7 +129,6 @@ class PlayedRun:
             """An agent with the policy's view of an environment. It keeps its last session."""
 
             session: ScriptedSession
-            offered: Sequence[Mapping[str, Any]] | None
 
             def start(
                 self,
@@ -141,8 +139,11 @@ class PlayedRun:
                 seed: Seed = None,
             ) -> ScriptedSession:
                 """Open a session and keep it."""
-                self.session, self.offered = super().start(prompts, num_rollouts, tools=tools, seed=seed), tools
-                return self.session
+                self.offered = tools
+                session = super().start(prompts, num_rollouts, tools=tools, seed=seed)
+                assert isinstance(session, ScriptedSession)
+                self.session = session
+                return session
 
         self.person, self.model = (
             Player(
@@ -241,7 +242,7 @@ class PlayedRun:
             return text
         if self.person.call_reader is not None and self.person.offered:
             schemas = [tool.schema for tool in self._tools]
-            native = self.person.call_reader.write(self.person.chat_for(self.person.offered), thought, calls, schemas)
+            native = self.person.call_reader.write(self.person.session.chat, thought, calls, schemas)
             if native is not None:
                 return native
         return "\n".join([*([thought] if thought else []), *(format_call(c.name or "", c.arguments) for c in calls)])
