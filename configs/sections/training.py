@@ -113,6 +113,8 @@ class TrainingConfig(Optimisation):
     eval_every: int = Field(default=25, ge=0)
     """Steps between evaluations on held-out tasks; 0: only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    keep_adapters: int = Field(default=8, ge=0)
+    """How many older checkpoints leave their adapters, spread over the run, for `eval` and `bisect`."""
     output_dir: str = "saved_models/rft_adapters"
     """A link to the adapters of the latest finished run. Those of each run are beside it, in a folder with the run's id
     (`rft_adapters-1120-0949-k3f9`). A folder that is already there stays as it is."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...configs.schema import RunConfig
 from ..launch.find import RunNotFound, find_run
 from ..launch.settings import read_config
-from ..runs.health.checkpoints import checkpoint_folder, checkpoints
+from ..runs.health.checkpoints import checkpoint_folder, policies
 from ..runs.paths import adapters_dir
 from .results import EvaluationError
 
@@ -66,13 +66,13 @@ def find_subject(text: str, runs_dir: Path) -> Subject:
     if config.mode == "eval":
         return Subject(text, evaluation=path)
     section = config.sft if config.mode == "sft" else config.training
-    kept = checkpoints(checkpoint_folder(path))
+    kept = policies(checkpoint_folder(path))
     if at == BASE:
         return Subject(text, config, folder=path)
     if at:
-        folder = next((folder for step, folder in kept if str(step) == at), None)
+        folder = kept.get(int(at)) if at.isdigit() else None
         if folder is None:
-            steps = ", ".join(str(step) for step, _ in kept) or "none"
+            steps = ", ".join(map(str, kept)) or "none"
             raise EvaluationError(f"run {run.id} has no checkpoint of step {at}; it has {steps}, and `{run.id}@base`")
         return Subject(text, config, str(folder), int(at), path)
     final = adapters_dir(section.output_dir, path.name)
@@ -80,5 +80,5 @@ def find_subject(text: str, runs_dir: Path) -> Subject:
         return Subject(text, config, str(final), run.step, path)
     if not kept:
         raise EvaluationError(f"run {run.id} has neither saved adapters nor a checkpoint; `{run.id}@base` is its start")
-    step, folder = kept[-1]
+    step, folder = max(kept.items())
     return Subject(text, config, str(folder), step, path)

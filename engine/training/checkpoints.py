@@ -28,14 +28,22 @@ import os
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.errors import GrpoTuiError
 from ..runs.durable import find_damage, make_folder, sync_folder, sync_tree, write_checksums
-from ..runs.health.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
+from ..runs.health.checkpoints import (
+    PREFIX,
+    SPARSE,
+    Damaged,
+    checkpoint_folder,
+    checkpoints,
+    newest_whole,
+    sparse_adapters,
+)
 from ..runs.read.reader import RunReader
 
 if TYPE_CHECKING:  # with torch
@@ -110,8 +118,11 @@ def begin(folder: Path, step: int) -> Path:
     return temporary
 
 
-def commit(temporary: Path, keep: int) -> Path:
-    """Make the checkpoint exist, and remove all but the newest `keep`, which is at least 1. Raises OSError."""
+def commit(temporary: Path, keep: int, keep_adapters: int = 0) -> Path:
+    """Make the checkpoint exist, and remove all but the newest `keep`, which is at least 1. Raises OSError.
+
+    keep_adapters: how many of the removed ones leave their adapters, spread over the steps. 0: none.
+    """
     folder, final = temporary.parent, temporary.with_name(temporary.name.removeprefix(TEMPORARY))
     if final.exists() and find_damage(final) is None:  # asked for twice: it holds this very state
         shutil.rmtree(temporary, ignore_errors=True)
@@ -122,13 +133,35 @@ def commit(temporary: Path, keep: int) -> Path:
         shutil.rmtree(final)
     os.rename(temporary, final)
     sync_folder(folder)
-    for _, old in checkpoints(folder)[:-keep]:
+    for step, old in checkpoints(folder)[:-keep]:
+        if keep_adapters and (old / "adapter_config.json").is_file():
+            _leave_adapters(old, folder / f"{SPARSE}{step}")
         shutil.rmtree(old, ignore_errors=True)
+    thin(sparse_adapters(folder), keep_adapters)
     newest = int(final.name.removeprefix(PREFIX))
     for path in folder.glob(f"{DAMAGED}{PREFIX}*"):
         if (step := path.name.removeprefix(DAMAGED + PREFIX)).isdigit() and int(step) <= newest:
             shutil.rmtree(path, ignore_errors=True)
     return final
+
+
+def _leave_adapters(checkpoint: Path, target: Path) -> None:
+    """Move the adapters out of a checkpoint. A failure costs only them."""
+    temporary = target.with_name(f"{TEMPORARY}{target.name}")
+    with suppress(OSError):
+        temporary.mkdir(exist_ok=True)
+        for file in checkpoint.glob("adapter_*"):
+            os.replace(file, temporary / file.name)
+        os.rename(temporary, target)
+
+
+def thin(kept: list[tuple[int, Path]], most: int) -> None:
+    """Remove adapters until at most `most` are left, each time the one whose neighbours are closest in steps."""
+    kept = list(kept)
+    while len(kept) > most:
+        ends = [0, *(step for step, _ in kept), kept[-1][0]]
+        closest = min(range(len(kept) - 1), key=lambda i: ends[i + 2] - ends[i], default=0)
+        shutil.rmtree(kept.pop(closest)[1], ignore_errors=True)
 
 
 @contextmanager

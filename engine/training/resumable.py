@@ -47,6 +47,7 @@ class Resumable(Trainer):
     num_generations: Any
 
     keep_checkpoints = 2
+    keep_adapters = 0
     before_commit: Callable[[], None] | None = None
     on_save_failed: Callable[[str], None] | None = None
 
@@ -130,7 +131,7 @@ class Resumable(Trainer):
     def _publish(self, temporary: Path) -> None:
         if self.before_commit is not None:
             self.before_commit()
-        checkpoints.commit(temporary, self.keep_checkpoints)
+        checkpoints.commit(temporary, self.keep_checkpoints, self.keep_adapters)
 
     def _save_weights(self, folder: Path) -> None:
         """Save the trained adapter or the whole model. The frozen copy is rebuilt on a resume."""

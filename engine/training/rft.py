@@ -144,6 +144,7 @@ def build_trainer(
     if judge is not None:
         trainer.runner.judge = replace(judge, state=lambda: trainer.state)
     trainer.keep_checkpoints = training.keep_checkpoints
+    trainer.keep_adapters = training.keep_adapters
     trainer.state_parts.append(
         StatePart(
             lambda folder: checkpoints.save_rewards(orchestrator, folder),

@@ -66,15 +66,7 @@ def evaluate(
     try:
         found = [find_subject(text, home) for text in subjects]
         base = _base_config(found, config, dataset, reward, set_)
-        folders = []
-        for subject in found:
-            if subject.evaluation is None:
-                assert base is not None
-                at = 1.0 if samples > 1 else 0.0
-                wanted = _spec(subject, base, tasks, samples, at if temperature is None else temperature, seed)
-                folders.append(_evaluated(home, wanted, quiet=json_))
-            else:
-                folders.append(_continued(home, subject.evaluation, quiet=json_))
+        folders = [evaluated(home, s, base, tasks, samples, temperature, seed, quiet=json_) for s in found]
         results = [read_evaluation(folder) for folder in folders]
         compared = [compare(results[0], other) for other in results[1:]]
     except RunNotFound as problem:
@@ -92,6 +84,25 @@ def evaluate(
         change = compared[-1].success or compared[-1].reward
         if change.interval.high < -regression / 100:
             fail(f"{literal(results[-1].name)} is worse than {literal(results[0].name)}")
+
+
+def evaluated(
+    home: Path,
+    subject: Subject,
+    base: RunConfig | None,
+    tasks: int | None = None,
+    samples: int = 1,
+    temperature: float | None = None,
+    seed: int | None = None,
+    *,
+    quiet: bool,
+) -> Path:
+    """Return the folder of the finished evaluation of a subject. base: the configuration with tasks and rewards."""
+    if subject.evaluation is not None:
+        return _continued(home, subject.evaluation, quiet=quiet)
+    assert base is not None
+    at = (1.0 if samples > 1 else 0.0) if temperature is None else temperature
+    return _evaluated(home, _spec(subject, base, tasks, samples, at, seed), quiet=quiet)
 
 
 def _base_config(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from . import bisect as cli_bisect
 from . import check as cli_check
 from . import config as cli_config
 from . import data as cli_data
@@ -54,6 +55,7 @@ app.command("play")(cli_play.play)
 app.command("live")(cli_runs.live)
 app.command("check")(cli_check.check)
 app.command("eval")(cli_evaluate.evaluate)
+app.command("bisect")(cli_bisect.bisect)
 app.command("note")(cli_note.note)
 app.command("runs")(cli_runs.runs)
 app.command("stop")(cli_runs.stop)

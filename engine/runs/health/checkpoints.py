@@ -9,6 +9,8 @@ from ..durable import find_damage
 from ..paths import CHECKPOINTS
 
 PREFIX = "checkpoint-"
+SPARSE = "adapters-"
+"""Adapters of a checkpoint that was removed."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,23 @@ def checkpoint_folder(run_dir: Path) -> Path:
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints in `folder` as (step, path), oldest first, without checking their files."""
+    return _by_step(folder, PREFIX)
+
+
+def sparse_adapters(folder: Path) -> list[tuple[int, Path]]:
+    """Return the adapters of removed checkpoints as (step, path), oldest first."""
+    return _by_step(folder, SPARSE)
+
+
+def policies(folder: Path) -> dict[int, Path]:
+    """Return the weights of every kept step, by step: whole checkpoints and adapters."""
+    return dict(sorted([*sparse_adapters(folder), *checkpoints(folder)]))
+
+
+def _by_step(folder: Path, prefix: str) -> list[tuple[int, Path]]:
     found = []
-    for path in folder.glob(f"{PREFIX}*") if folder.is_dir() else ():
-        step = path.name.removeprefix(PREFIX)
+    for path in folder.glob(f"{prefix}*") if folder.is_dir() else ():
+        step = path.name.removeprefix(prefix)
         if step.isdigit() and path.is_dir():
             found.append((int(step), path))
     return sorted(found)

@@ -173,6 +173,15 @@ class Rollouts:
             return histogram.Histogram()
         return histogram.of(db, selection, view.numbers(), self._record.extent()[0], column, bins)
 
+    def per_step(self, query: Query = EVERYTHING) -> dict[int, int]:
+        """Return how many match of each training step. Rollouts without a step are left out."""
+        selection = self._selection(query)
+        if selection is None:
+            return {}
+        source, params, _ = selection.source()
+        sql = f"SELECT step, count(*) {source} AND step IS NOT NULL GROUP BY step ORDER BY step"
+        return dict(self._record.all(sql, params))
+
     def filter_notes(self, filter: str) -> tuple[str, ...]:
         """Return names in a filter that this record does not hold, each with the nearest that it does."""
         labels = self._record.labels()

@@ -1,0 +1,111 @@
+"""`grpo-tui bisect`: the training step at which a behaviour became common."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import ExitCode, Importers, Maps, RunsDir, fail, json_line, say
+
+HELP = """Find the training step at which a behaviour became common.
+
+The behaviour is any filter of `inspect`, such as 'action:READ_TEXT', 'penalised' or 'text:boxed'. The recorded rollouts
+decide if they can. Otherwise the kept checkpoints of the run are evaluated by binary search.
+"""
+
+
+def bisect(
+    reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
+    behaviour: Annotated[str, typer.Option("--filter", help="The behaviour, as a filter.")],
+    common: Annotated[
+        float, typer.Option("--common", min=0.0, max=1.0, help="Share of rollouts that counts as common.")
+    ] = 0.5,
+    tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Held-out tasks of an evaluation.")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Rollouts of each task in an evaluation.")] = 1,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Evaluate checkpoints in any case.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    maps: Maps = None,
+    importers: Importers = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Print the step, its interval and the shares before and after."""
+    from ...engine.evaluation.bisect import ODDS, change_point
+    from ...engine.imports.readers import open_reader
+    from ...engine.runs.errors import FilterError, RecordError
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ...engine.runs.search.query import Query
+    from ..text import literal
+    from .dumps import run_or_dump
+
+    home = resolve_runs_dir(runs_dir)
+    info = run_or_dump(reference, home, maps or (), importers or ())
+    trained = "not split:eval"
+    try:
+        with closing(open_reader(Path(info.path))) as reader:
+            notes = reader.rollouts.filter_notes(behaviour)
+            shown = reader.rollouts.per_step(Query(f"({behaviour}) and {trained}"))
+            counts = [(s, n, shown.get(s, 0)) for s, n in reader.rollouts.per_step(Query(trained)).items()]
+    except (FilterError, RecordError) as error:
+        fail(literal(str(error)), ExitCode.USAGE)
+    found = change_point(counts)
+    if not evaluate and found is not None and found.odds >= ODDS:
+        if as_json:
+            say(json_line({"by": "record", **vars(found)}))
+            return
+        verb = "became more common" if found.after > found.before else "became less common"
+        rollouts = sum(n for _, n, _ in counts)
+        say(f"step {found.step} (95 %: {found.low} to {found.high}): the behaviour {verb} ({rollouts:,} rollouts)")
+        say(f"  {found.before:.1%} of the rollouts before, {found.after:.1%} from this step on")
+        say(f"  first seen at step {found.seen}")
+        say(literal(f"  open them: grpo-tui inspect {reference} --filter '({behaviour}) and step>={found.step}'"))
+        return
+    for note in notes:
+        say(literal(note))
+    if info.mode != "rft":
+        fail("the recorded rollouts show no clear change, and only a training run has checkpoints to evaluate")
+    if not as_json:
+        say("the recorded rollouts show no clear change; evaluating the kept checkpoints")
+    _by_evaluation(home, info, behaviour, common, tasks, samples, as_json)
+
+
+def _by_evaluation(
+    home: Path, info: Any, behaviour: str, common: float, tasks: int | None, samples: int, as_json: bool
+) -> None:
+    """Evaluate checkpoints of a run until the first with the behaviour is known."""
+    from ...engine.evaluation.bisect import first_common
+    from ...engine.evaluation.subjects import BASE, find_subject
+    from ...engine.launch.settings import read_config
+    from ...engine.runs.health.checkpoints import checkpoint_folder, policies
+    from ...engine.runs.read.reader import RunReader
+    from ...engine.runs.search.query import Query
+    from ..text import literal
+    from .evaluate import evaluated
+
+    steps = [0, *(s for s in policies(checkpoint_folder(Path(info.path))) if s > 0)]
+    if len(steps) == 1:
+        fail(f"run {info.id} keeps no checkpoint; see training.keep_adapters")
+    config, shares = read_config(info.path), dict[int, float]()
+
+    def share_at(step: int) -> float:
+        subject = find_subject(f"{info.id}@{step or BASE}", home)
+        folder = evaluated(home, subject, config, tasks, samples, quiet=as_json)
+        with closing(RunReader(folder)) as reader:
+            total, shown = (sum(reader.rollouts.per_step(Query(f)).values()) for f in ("", behaviour))
+        shares[step] = shown / max(total, 1)
+        if not as_json:
+            say(f"  step {step}: {shares[step]:.1%}")
+        return shares[step]
+
+    step = first_common(steps, share_at, common)
+    before = None if step is None else max((s for s in steps if s < step), default=None)
+    if as_json:
+        say(json_line({"by": "evaluation", "step": step, "after": before, "shares": shares, "checkpoints": steps}))
+    elif step is None:
+        say(f"no checkpoint shows it in {common:.0%} of the rollouts")
+    elif before is None:
+        say(literal(f"the policy shows it from the start, {info.id}@{BASE}"))
+    else:
+        say(f"common from step {step} on; the kept checkpoint before it is that of step {before}")
