@@ -41,7 +41,7 @@ class AdvantageCheck:
         if self.method is None:
             carry = [any(i.own is not None and i.own.kind == "trained" for i in group) for group in groups]
         else:
-            returns = [[_returns(item) for item in group] for group in groups]
+            returns = [[returns_of(item) for item in group] for group in groups]
             computed = self.method.compare(returns, self.training.scale_advantages)
             for group, formulas in zip(groups, computed, strict=True):
                 for item, formula in zip(group, formulas, strict=True):
@@ -150,7 +150,8 @@ class AdvantageCheck:
             self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
 
 
-def _returns(item: Item) -> Returns:
+def returns_of(item: Item) -> Returns:
+    """Return what advantages compare of a recorded rollout."""
     breakdown = item.record.breakdown
     return Returns(
         turns=item.turn_rewards,

@@ -25,6 +25,7 @@ from . import inspect as cli_inspect
 from . import note as cli_note
 from . import online as cli_online
 from . import play as cli_play
+from . import rescore as cli_rescore
 from . import rollouts as cli_rollouts
 from . import runs as cli_runs
 from . import train as cli_train
@@ -56,6 +57,7 @@ app.command("live")(cli_runs.live)
 app.command("check")(cli_check.check)
 app.command("eval")(cli_evaluate.evaluate)
 app.command("bisect")(cli_bisect.bisect)
+app.command("rescore")(cli_rescore.rescore)
 app.command("note")(cli_note.note)
 app.command("runs")(cli_runs.runs)
 app.command("stop")(cli_runs.stop)

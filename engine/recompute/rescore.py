@@ -1,0 +1,248 @@
+"""Rewards and advantages of a recorded training under another configuration of its rewards.
+
+Exact for the recorded rollouts. Later rollouts would differ, because the policy would have learned something else.
+Running statistics are those of the record. Numbers that no weight multiplied were not recorded, so they cannot be
+given one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...configs.errors import GrpoTuiError
+from ...configs.schema import RunConfig
+from ...envs.trajectory import Trajectory
+from ...rewards.advantages import METHODS, packaged_method
+from ...rewards.advantages.base import learnable
+from ...rewards.breakdown import AdvantageFormula, ComponentValue, RewardBreakdown, StepReward
+from ...rewards.moments import moments
+from ...rewards.penalties import BUILT_IN, Episode
+from .advantages import returns_of
+from .items import Item, groups_of
+
+ROUNDING = 1e-6
+"""Advantages below this are zero."""
+Judge = Callable[[Sequence[Item]], Sequence[Trajectory]]
+"""Scores the rollouts of one step with other reward functions: the same trajectories with the new scores."""
+
+
+class RescoreError(GrpoTuiError, ValueError):
+    """The record does not hold a number that the new configuration needs. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A rollout whose advantage changes sign. cause: the component whose change moved it most against its group."""
+
+    step: int
+    group: str
+    rollout: str
+    before: float
+    after: float
+    cause: str
+
+
+@dataclass
+class Rescored:
+    """rollouts: how many had their rewards computed. reward: mean before and after. gained, lost: groups that carry a
+    signal only after, or only before."""
+
+    rollouts: int = 0
+    groups: int = 0
+    reward: tuple[float, float] = (0.0, 0.0)
+    flips: list[Flip] = field(default_factory=list)
+    gained: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def causes(self) -> Counter[str]:
+        return Counter(flip.cause for flip in self.flips)
+
+
+def rescore(
+    steps: Iterator[tuple[int, list[Item]]], old: RunConfig, new: RunConfig, judge: Judge | None = None
+) -> Rescored:
+    """Compute the advantages of every step with both configurations. Raises RescoreError."""
+    result = Rescored()
+    sums = [0.0, 0.0]
+    for step, items in steps:
+        changed = _changed(items, old, new, step, judge)
+        before, after = _advantages(items, old), _advantages(changed, new)
+        for mine, theirs in zip(groups_of(items), groups_of(changed), strict=True):
+            result.groups += 1
+            name = mine[0].record.trajectory.group
+            was, now = (any(abs(found[i.row.n]) > ROUNDING for i in mine) for found in (before, after))
+            if was != now:
+                (result.gained if now else result.lost).append(name)
+            shift = _shifts(mine, theirs)
+            for item in mine:
+                a, b = before[item.row.n], after[item.row.n]
+                if min(a, b) < -ROUNDING and max(a, b) > ROUNDING:
+                    own = shift[item.row.n]
+                    cause = max(own, key=lambda n: own[n] * (1 if b > a else -1), default="")
+                    result.flips.append(Flip(step, name, item.row.id, a, b, cause))
+        for place, batch in enumerate((items, changed)):
+            sums[place] += math.fsum(i.record.breakdown.total or 0.0 for i in batch if i.record.breakdown is not None)
+        result.rollouts += len(items)
+    result.reward = (sums[0] / max(result.rollouts, 1), sums[1] / max(result.rollouts, 1))
+    return result
+
+
+def _advantages(items: Sequence[Item], config: RunConfig) -> dict[int, float]:
+    """Return the mean advantage over the tokens of each rollout, 0 in groups without signal, by its number."""
+    training = config.training
+    if training.advantages not in METHODS:
+        raise RescoreError(f"training.advantages is {training.advantages}, whose code is not run here")
+    method = packaged_method(training.advantages, training.compare_shaping)
+    groups = groups_of(items)
+    returns = [[returns_of(item) for item in group] for group in groups]
+    filters = training.replay.mode != "off"
+    carry = learnable(
+        method,
+        returns,
+        training.replay.min_group_std * filters,
+        goal_only=filters and training.replay.signal == "task",
+        solved=training.compare_shaping == "equals" and training.replay.mode == "ssr",
+    )
+    found: dict[int, float] = {}
+    formulas = method.compare(returns, training.scale_advantages)
+    for group, signal, computed in zip(groups, carry, formulas, strict=True):
+        for item, formula in zip(group, computed, strict=True):
+            found[item.row.n] = _mean(item, formula) if signal else 0.0
+    return found
+
+
+def _mean(item: Item, formula: AdvantageFormula | None) -> float:
+    counts = item.tokens_by_turn
+    if formula is None or not sum(counts):
+        return 0.0
+    return math.fsum((formula.advantage(t) or 0.0) * n for t, n in enumerate(counts)) / sum(counts)
+
+
+def _shifts(before: Sequence[Item], after: Sequence[Item]) -> dict[int, dict[str, float]]:
+    """Return how far each component moved the reward of a rollout, minus the mean of its group, by its number."""
+    moved: dict[int, dict[str, float]] = {}
+    for mine, theirs in zip(before, after, strict=True):
+        sums: dict[str, float] = {}
+        for item, sign in ((mine, -1.0), (theirs, 1.0)):
+            for step in item.record.breakdown.steps if item.record.breakdown is not None else ():
+                for name, value in step.components.items():
+                    sums[name] = sums.get(name, 0.0) + sign * (value.contribution or 0.0)
+        moved[mine.row.n] = sums
+    names = {name for sums in moved.values() for name in sums}
+    means = {name: math.fsum(sums.get(name, 0.0) for sums in moved.values()) / len(moved) for name in names}
+    return {n: {name: sums.get(name, 0.0) - mean for name, mean in means.items()} for n, sums in moved.items()}
+
+
+def _changed(items: list[Item], old: RunConfig, new: RunConfig, step: int, judge: Judge | None) -> list[Item]:
+    """Return the rollouts of a step with the rewards of the new configuration."""
+    if judge is not None:
+        judged = judge(items)
+        items = [_with(item, trajectory=t) for item, t in zip(items, judged, strict=True)]
+    raw = [_raw(item, old, new, judged=judge is not None) for item in items]
+    sums: dict[tuple[str, str], list[float]] = {}
+    for item, values in zip(items, raw, strict=True):
+        for name in dict.fromkeys(name for found in values for name in found):
+            total = math.fsum(v for found in values if (v := found.get(name)) is not None)
+            sums.setdefault((item.record.trajectory.group, name), []).append(total)
+    return [_rewarded(item, values, sums, old, new, step) for item, values in zip(items, raw, strict=True)]
+
+
+def _raw(item: Item, old: RunConfig, new: RunConfig, *, judged: bool) -> list[dict[str, float | None]]:
+    """Return the raw value of each component at each step."""
+    trajectory, breakdown = item.record.trajectory, _breakdown(item)
+    found = [{name: value.raw for name, value in step.components.items()} for step in breakdown.steps]
+    rules = new.rewards.penalties
+    if rules != old.rewards.penalties or new.rewards.w_penalty != old.rewards.w_penalty:
+        episode = Episode(trajectory)
+        active = [rule(amount) for rule in BUILT_IN if (amount := getattr(rules, rule.id))]
+        for values, step, reward in zip(found, episode.steps, breakdown.steps, strict=True):
+            paid = [p.amount for rule in active if (p := rule.check(episode, step)) is not None]
+            known = {rule.id for rule in BUILT_IN}
+            paid += [p.amount for p in reward.penalties if p.rule not in known]
+            values["penalty"] = float(math.fsum(paid))
+    if judged:
+        functions = {name for step in breakdown.steps for name in step.components} - set(old.rewards.weights)
+        for values, step in zip(found, trajectory.steps, strict=True):
+            for name in functions:
+                values.pop(name, None)
+            values.update({s.name: s.value for s in step.scores})
+            if "task" in values and trajectory.correct is not None and values["task"] is not None:
+                values["task"] = float(trajectory.correct)
+    for name, weight in new.rewards.weights.items():
+        if weight and not old.rewards.weights.get(name) and not any(name in values for values in found):
+            known = ", ".join(dict.fromkeys(n for values in found for n in values)) or "none"
+            raise RescoreError(f"{name} has weight {weight:g}, but the run did not record it; it recorded {known}")
+    return found
+
+
+def _rewarded(
+    item: Item,
+    raw: Sequence[Mapping[str, float | None]],
+    sums: Mapping[tuple[str, str], Sequence[float]],
+    old: RunConfig,
+    new: RunConfig,
+    step: int,
+) -> Item:
+    breakdown, group = _breakdown(item), item.record.trajectory.group
+    counts = Counter(name for values in raw for name, value in values.items() if value is not None)
+    steps: list[StepReward] = []
+    for values, reward, turn in zip(raw, breakdown.steps, item.record.trajectory.steps, strict=True):
+        scores = {score.name: score.weight for score in turn.scores}
+        components: dict[str, ComponentValue] = {}
+        for name, value in values.items():
+            recorded = reward.components.get(name)
+            weight = scores.get(name)
+            if weight is None:
+                kept = new.rewards.weights.get(name) == old.rewards.weights.get(name)
+                same_rate = new.rewards.anneal_steps == old.rewards.anneal_steps
+                weight = (
+                    recorded.weight if recorded is not None and kept and same_rate else _weight(new, name, step - 1)
+                )
+            same = recorded is not None and recorded.raw == value
+            if same and new.rewards.normalization_of(name) == old.rewards.normalization_of(name):
+                normalized = recorded.normalized if recorded is not None else None
+            else:
+                normalized = _normalized(value, name, breakdown, sums[group, name], counts[name], new)
+            paid = None if normalized is None or weight is None else weight * normalized
+            components[name] = ComponentValue(value, normalized, weight, paid)
+        total = math.fsum(v.contribution or 0.0 for v in components.values())
+        steps.append(replace(reward, components=components, total=total))
+    whole = math.fsum(s.total or 0.0 for s in steps)
+    return _with(item, breakdown=replace(breakdown, steps=tuple(steps), total=whole))
+
+
+def _weight(config: RunConfig, name: str, after: int) -> float | None:
+    return config.rewards.weight(name, after) if name in config.rewards.weights else None
+
+
+def _normalized(
+    value: float | None, name: str, breakdown: RewardBreakdown, sums: Sequence[float], count: int, config: RunConfig
+) -> float | None:
+    """Normalise a value by its group, or by the statistics that the record holds."""
+    mode, settings = config.rewards.normalization_of(name), config.rewards.normalization
+    if value is None or mode == "none":
+        return value
+    if mode == "group":
+        found = moments(sums)
+        std = math.sqrt(found.m2 / max(found.count - 1, 1))
+        return (value - found.mean / max(count, 1)) / (max(std, settings.std_floor) + settings.epsilon)
+    used = breakdown.normalized_by.get(name)
+    if used is None or used.mode == "group":
+        raise RescoreError(f"{name} is normalised by {mode}, but the run did not record its running statistics")
+    mean = used.mean if mode == "zscore" else 0.0
+    scaled = (value - mean) / (max(used.std, settings.std_floor) + settings.epsilon)
+    return min(max(scaled, -settings.clip), settings.clip)
+
+
+def _breakdown(item: Item) -> RewardBreakdown:
+    if item.record.breakdown is None:
+        raise RescoreError(f"{item.place}: its reward components were not recorded")
+    return item.record.breakdown
+
+
+def _with(item: Item, **changes: object) -> Item:
+    return Item(item.row, replace(item.record, **changes), item.uses, item.tokens)  # type: ignore[arg-type]

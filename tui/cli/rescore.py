@@ -1,0 +1,98 @@
+"""`grpo-tui rescore`: the advantages that a recorded training would have had with other rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import ExitCode, RunsDir, SetOption, fail, json_line, say
+
+if TYPE_CHECKING:
+    from ...configs import RunConfig
+    from ...engine.recompute.rescore import Judge, Rescored
+
+HELP = """Compute the rewards and advantages of a recorded training with other weights, penalties or reward functions.
+
+Prints the advantages that change sign, by component and group. The result is exact for the recorded rollouts. It does
+not predict later rollouts, which another policy would have sampled.
+"""
+
+SHOWN = 10
+"""Changed advantages that are printed."""
+
+
+def rescore(
+    reference: Annotated[str, typer.Argument(metavar="RUN", help="A training run.")],
+    reward: Annotated[list[str] | None, typer.Option("--reward", help="Reward functions, as in train.")] = None,
+    set_: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Print the changes."""
+    from ...configs.errors import GrpoTuiError
+    from ...engine.launch.settings import read_config
+    from ...engine.recompute.items import steps_of
+    from ...engine.recompute.rescore import rescore as computed
+    from ...engine.runs.paths import CONFIG_FILE
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ...engine.runs.read.reader import RunReader
+    from ..text import literal
+    from .config import load
+    from .runs import find
+    from .train import own
+
+    info = find(resolve_runs_dir(runs_dir), reference)
+    if info.mode != "rft":
+        fail(
+            f"{info.id} has mode {info.mode}; only trainings by reinforcement (rft) can be scored again", ExitCode.USAGE
+        )
+    new = load(str(Path(info.path) / CONFIG_FILE), set_, options=own(None, None, reward))
+    try:
+        old = read_config(info.path)
+        with closing(RunReader(Path(info.path))) as reader:
+            result = computed(steps_of(reader), old, new, _judge(old, new))
+    except GrpoTuiError as problem:
+        fail(literal(str(problem)), ExitCode.USAGE)
+    if as_json:
+        say(json_line({**vars(result), "causes": result.causes}))
+    else:
+        _show(result, reference)
+
+
+def _judge(old: RunConfig, new: RunConfig) -> Judge | None:
+    """Return a judge where the reward functions, their weights or the score of success changed."""
+    if old.environment.reward_funcs == new.environment.reward_funcs and (
+        old.environment.success_score == new.environment.success_score
+    ):
+        return None
+    from ...engine.rollouts.rejudging import Rejudge
+
+    again = Rejudge(new)
+
+    def judge(items: Sequence[Any]) -> list[Any]:
+        return again([i.record.trajectory for i in items], [i.tokens for i in items], items[0].row.step or 0)
+
+    return judge
+
+
+def _show(result: Rescored, reference: str) -> None:
+    from ..format import MINUS
+    from ..text import literal
+
+    before, after = result.reward
+    say(f"{result.rollouts:,} rollouts in {result.groups:,} groups: mean reward {before:.3f} → {after:.3f}")
+    say(f"{len(result.gained):,} groups gain a signal, {len(result.lost):,} lose it")
+    share = len(result.flips) / max(result.rollouts, 1)
+    say(f"{len(result.flips):,} advantages change sign ({share:.1%} of the rollouts)")
+    for cause, count in result.causes.most_common():
+        say(literal(f"  {count:,} because of {cause}"))
+    strongest = sorted(result.flips, key=lambda f: -abs(f.after - f.before))[:SHOWN]
+    for f in strongest:
+        change = f"{f.before:+.2f} → {f.after:+.2f}".replace("-", MINUS)
+        say(literal(f"  step {f.step}, group {f.group}: {change}, {f.cause}"))
+        say(literal(f"    grpo-tui inspect {reference} --trajectory {f.rollout}"))
+    say("This is exact for the recorded rollouts. Later rollouts would have come from another policy.")
