@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
-from ...envs.trajectory import Trajectory
+from ...envs.trajectory import Score, Trajectory
 from ...rewards.advantages import METHODS, packaged_method
 from ...rewards.advantages.base import learnable
 from ...rewards.breakdown import AdvantageFormula, ComponentValue, RewardBreakdown, StepReward
-from ...rewards.moments import moments
+from ...rewards.metrics import moments
 from ...rewards.penalties import BUILT_IN, Episode
 from .advantages import returns_of
 from .items import Item, groups_of
 
 ROUNDING = 1e-6
 """Advantages below this are zero."""
-Judge = Callable[[Sequence[Item]], Sequence[Trajectory]]
-"""Scores the rollouts of one step with other reward functions: the same trajectories with the new scores."""
+Judged = Mapping[str, Mapping[str, Any]]
+"""By the number of a rollout: its `scores` of other reward functions, and whether it is `correct`."""
 
 
 class RescoreError(GrpoTuiError, ValueError):
@@ -63,13 +64,13 @@ class Rescored:
 
 
 def rescore(
-    steps: Iterator[tuple[int, list[Item]]], old: RunConfig, new: RunConfig, judge: Judge | None = None
+    steps: Iterator[tuple[int, list[Item]]], old: RunConfig, new: RunConfig, judged: Judged | None = None
 ) -> Rescored:
     """Compute the advantages of every step with both configurations. Raises RescoreError."""
     result = Rescored()
     sums = [0.0, 0.0]
     for step, items in steps:
-        changed = _changed(items, old, new, step, judge)
+        changed = _changed(items, old, new, step, judged)
         before, after = _advantages(items, old), _advantages(changed, new)
         for mine, theirs in zip(groups_of(items), groups_of(changed), strict=True):
             result.groups += 1
@@ -137,18 +138,28 @@ def _shifts(before: Sequence[Item], after: Sequence[Item]) -> dict[int, dict[str
     return {n: {name: sums.get(name, 0.0) - mean for name, mean in means.items()} for n, sums in moved.items()}
 
 
-def _changed(items: list[Item], old: RunConfig, new: RunConfig, step: int, judge: Judge | None) -> list[Item]:
+def _changed(items: list[Item], old: RunConfig, new: RunConfig, step: int, judged: Judged | None) -> list[Item]:
     """Return the rollouts of a step with the rewards of the new configuration."""
-    if judge is not None:
-        judged = judge(items)
-        items = [_with(item, trajectory=t) for item, t in zip(items, judged, strict=True)]
-    raw = [_raw(item, old, new, judged=judge is not None) for item in items]
+    if judged is not None:
+        items = [_with(item, trajectory=_scored(item, judged)) for item in items]
+    raw = [_raw(item, old, new, judged=judged is not None) for item in items]
     sums: dict[tuple[str, str], list[float]] = {}
     for item, values in zip(items, raw, strict=True):
         for name in dict.fromkeys(name for found in values for name in found):
             total = math.fsum(v for found in values if (v := found.get(name)) is not None)
             sums.setdefault((item.record.trajectory.group, name), []).append(total)
     return [_rewarded(item, values, sums, old, new, step) for item, values in zip(items, raw, strict=True)]
+
+
+def _scored(item: Item, judged: Judged) -> Trajectory:
+    """Return the trajectory with the new scores in place of the recorded ones."""
+    trajectory = item.record.trajectory
+    steps = [replace(step, scores=()) for step in trajectory.steps]
+    found = judged.get(str(item.row.n))
+    if found is None or not steps:
+        return replace(trajectory, steps=tuple(steps))
+    steps[-1] = replace(steps[-1], scores=tuple(Score(*values) for values in found["scores"]))
+    return replace(trajectory, steps=tuple(steps), correct=found["correct"])
 
 
 def _raw(item: Item, old: RunConfig, new: RunConfig, *, judged: bool) -> list[dict[str, float | None]]:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ from ...envs.chat import content_from
 from ...envs.content import Content, blocks_of, pictures_of, text_of
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.trajectory import TokenArrays, Trajectory
-from ..agents.scripted import ScriptedAgent
+from ..agents.scripted import ScriptedAgent, ScriptedSession
 from ..policy.sight.processor import ModelImage, Sight, SightError
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ def _conversation(
         sight=sight,
         native_calls=tools is not None,
     )
-    session = agent.start([prompt], tools=tools)
+    session = cast(ScriptedSession, agent.start([prompt], tools=tools))
     for answer in [*answers, None][: len(turns)]:
         turn = session.act([0])[0]
         if turn.stop_reason == "refused":

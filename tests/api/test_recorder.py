@@ -82,7 +82,7 @@ def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.L
 
 
 def test_rollouts_that_cannot_be_read_are_counted_at_the_end(tmp_path: Path, capsys, caplog) -> None:
-    torn = Rollout([], [], tokens=lambda: 1 // 0)
+    torn = Rollout((), (), tokens=lambda: 1 // 0)  # type: ignore[arg-type]
     with Recorder("some", runs_dir=tmp_path) as record:
         record.rollouts(1, [torn])
         record.rollouts(2, [rollout(0, 1.0)])

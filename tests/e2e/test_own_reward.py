@@ -67,7 +67,8 @@ def test_data_and_reward_are_shown_before_they_are_trained_with(trained: tuple[P
     for words in (
         "the prompt as the policy reads it",
         "what is",
-        "accuracy    raw",
+        "component          raw",
+        "Σ step",
         "accuracy: looked for ",
         "advantage",
         "a step of 2 × 2 rollouts takes at most",

@@ -45,7 +45,7 @@ class World:
         self.agent = RemoteAgent(self.model, self.local.chat, self.local.config, self.pool, self.publisher)
 
     def play(self, seed: int = 3, agent: Any = None) -> list[Any]:
-        session = (agent or self.agent).start(PROMPTS, ROLLOUTS, seed=seed)
+        session: Any = (agent or self.agent).start(PROMPTS, ROLLOUTS, seed=seed)
         rows = list(range(len(PROMPTS) * ROLLOUTS))
         turns = session.act(rows)
         session.observe(rows, ["mask 1: area 312, box [3, 4, 90, 100]"] * len(rows))

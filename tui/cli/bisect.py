@@ -8,13 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import ExitCode, Importers, Maps, RunsDir, fail, json_line, say
-
-HELP = """Find the training step at which a behaviour became common.
-
-The behaviour is any filter of `inspect`, such as 'action:READ_TEXT', 'penalised' or 'text:boxed'. The recorded rollouts
-decide if they can. Otherwise the kept checkpoints of the run are evaluated by binary search.
-"""
+from .common import ExitCode, Home, Importers, Maps, fail, json_line, say
 
 
 def bisect(
@@ -29,18 +23,21 @@ def bisect(
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     maps: Maps = None,
     importers: Importers = None,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Print the step, its interval and the shares before and after."""
+    """Find the training step at which a behaviour became common.
+
+    The behaviour is any filter of `inspect`, such as 'action:READ_TEXT', 'penalised' or 'text:boxed'. The recorded
+    rollouts decide if they can. Otherwise the kept checkpoints of the run are evaluated by binary search.
+    """
     from ...engine.evaluation.bisect import ODDS, change_point
     from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import FilterError, RecordError
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from ...engine.runs.search.query import Query
     from ..text import literal
     from .dumps import run_or_dump
 
-    home = resolve_runs_dir(runs_dir)
     info = run_or_dump(reference, home, maps or (), importers or ())
     trained = "not split:eval"
     try:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, SetOption, fail, json_line, say
+from .common import ExitCode, Home, SetOption, ask, fail, json_line, say
 
 if TYPE_CHECKING:
-    from ...configs import RunConfig
-    from ...engine.recompute.rescore import Judge, Rescored
-
-HELP = """Compute the rewards and advantages of a recorded training with other weights, penalties or reward functions.
-
-Prints the advantages that change sign, by component and group. The result is exact for the recorded rollouts. It does
-not predict later rollouts, which another policy would have sampled.
-"""
+    from ...configs.schema import RunConfig
+    from ...engine.recompute.rescore import Judged, Rescored
 
 SHOWN = 10
 """Changed advantages that are printed."""
@@ -30,22 +24,26 @@ def rescore(
     reward: Annotated[list[str] | None, typer.Option("--reward", help="Reward functions, as in train.")] = None,
     set_: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
-    runs_dir: RunsDir = None,
+    *,
+    home: Home,
 ) -> None:
-    """Print the changes."""
+    """Compute the rewards and advantages of a recorded training with other weights, penalties or reward functions.
+
+    Prints the advantages that change sign, by component and group. The result is exact for the recorded rollouts. It
+    does not predict later rollouts, which another policy would have sampled.
+    """
     from ...configs.errors import GrpoTuiError
     from ...engine.launch.settings import read_config
     from ...engine.recompute.items import steps_of
     from ...engine.recompute.rescore import rescore as computed
     from ...engine.runs.paths import CONFIG_FILE
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from ...engine.runs.read.reader import RunReader
     from ..text import literal
     from .config import load
     from .runs import find
     from .train import own
 
-    info = find(resolve_runs_dir(runs_dir), reference)
+    info = find(home, reference)
     if info.mode != "rft":
         fail(
             f"{info.id} has mode {info.mode}; only trainings by reinforcement (rft) can be scored again", ExitCode.USAGE
@@ -54,7 +52,7 @@ def rescore(
     try:
         old = read_config(info.path)
         with closing(RunReader(Path(info.path))) as reader:
-            result = computed(steps_of(reader), old, new, _judge(old, new))
+            result = computed(steps_of(reader), old, new, judged(old, new, info.path))
     except GrpoTuiError as problem:
         fail(literal(str(problem)), ExitCode.USAGE)
     if as_json:
@@ -63,20 +61,15 @@ def rescore(
         _show(result, reference)
 
 
-def _judge(old: RunConfig, new: RunConfig) -> Judge | None:
-    """Return a judge where the reward functions, their weights or the score of success changed."""
-    if old.environment.reward_funcs == new.environment.reward_funcs and (
-        old.environment.success_score == new.environment.success_score
-    ):
+def judged(old: RunConfig, new: RunConfig, folder: str) -> Judged | None:
+    """Return the scores of the new reward functions where they, their weights or the score of success changed."""
+    before, after = old.environment, new.environment
+    if (before.reward_funcs, before.success_score) == (after.reward_funcs, after.success_score):
         return None
-    from ...engine.rollouts.rejudging import Rejudge
-
-    again = Rejudge(new)
-
-    def judge(items: Sequence[Any]) -> list[Any]:
-        return again([i.record.trajectory for i in items], [i.tokens for i in items], items[0].row.step or 0)
-
-    return judge
+    answer = ask("grpo_tui.engine.training.rejudging", new, folder)
+    if answer.problem:
+        fail(answer.problem, ExitCode.USAGE)
+    return json.loads(answer.text.splitlines()[-1])
 
 
 def _show(result: Rescored, reference: str) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.configs import load_config
+from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.recompute.items import Item, steps_of
-from grpo_tui.engine.recompute.rescore import RescoreError, Rescored, rescore
+from grpo_tui.engine.recompute.rescore import Rescored, RescoreError, rescore
 from grpo_tui.engine.runs.read.reader import RunReader
-from grpo_tui.tui.cli.rescore import _judge
+from grpo_tui.tui.cli.rescore import judged
 from tests.e2e.world import grpo_tui, save_model, write_world
 
 FUNCTIONS = """
@@ -59,7 +59,7 @@ def rescored(world: Path, source: str, target: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(world)
     old, new = (read_config(world / "runs" / name) for name in (source, target))
     with RunReader(world / "runs" / source) as reader:
-        return rescore(steps_of(reader), old, new, _judge(old, new))
+        return rescore(steps_of(reader), old, new, judged(old, new, str(world / "runs" / source)))
 
 
 def signed(item: Item) -> float:
@@ -87,7 +87,9 @@ def test_the_flips_are_those_between_two_trainings(
     assert found.keys() == expected.keys()
     for key, pair in expected.items():
         assert found[key] == pytest.approx(pair, abs=2e-5)
-    rewards = [sum(i.record.breakdown.total for i in items if i.record.breakdown) / 32 for items in (mine, theirs)]
+    rewards = [
+        sum((i.record.breakdown and i.record.breakdown.total) or 0.0 for i in items) / 32 for items in (mine, theirs)
+    ]
     assert result.reward == pytest.approx(rewards, abs=1e-6)
     if target in ("weights", "turns", "functions"):
         assert result.flips
@@ -99,7 +101,7 @@ def test_the_flips_are_those_between_two_trainings(
 
 
 def test_shaping_that_was_off_cannot_be_weighted(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RescoreError, match="curiosity has weight 0.01, but the run did not record it"):
+    with pytest.raises(RescoreError, match=r"curiosity has weight 0\.01, but the run did not record it"):
         rescored(world, "functions", "plain", monkeypatch)
     result = rescored(world, "functions", "functions", monkeypatch)
     assert result.rollouts == 32 and not result.flips

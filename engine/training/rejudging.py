@@ -1,0 +1,74 @@
+"""`python -m grpo_tui.engine.training.rejudging CONFIG RUN_DIR`: recorded rollouts scored by other reward functions.
+
+A process of its own, because it runs the user's code and loads the tokenizer. Prints one JSON object: for the number of
+each training rollout, its scores and whether it is correct.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...configs.schema import RunConfig
+from ...envs.trajectory import TokenArrays, Trajectory
+from ..policy.sources import load_tokenizer
+from ..rollouts.judging import make_judge, special_texts
+from ..rollouts.rollout import Rollout
+from ..rollouts.runner import Row
+from ..runs.read.reader import RunReader
+from ..runs.search.query import Query
+
+BATCH = 512
+"""Rollouts that the functions get at once."""
+
+
+def rejudged(config: RunConfig, reader: RunReader) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number of each training rollout with its new scores. Raises RewardFunctionError."""
+    special = special_texts(load_tokenizer(config.model))
+    numbers = [row.n for row in reader.rollouts.page(Query("split:train"), limit=max(1, reader.rollouts.total()))]
+    judge = None
+    for start in range(0, len(numbers), BATCH):
+        part = numbers[start : start + BATCH]
+        rollouts = [_rollout(reader.bodies.trajectory(n).trajectory, reader.bodies.tokens(n)) for n in part]
+        rows = [Row("", {}, {} if r.trajectory is None else r.trajectory.task) for r in rollouts]
+        judge = judge or make_judge(config.environment, rows, special)
+        for n, rollout in zip(part, rollouts if judge is None else judge(rollouts, rows), strict=True):
+            trajectory = rollout.trajectory
+            if trajectory is not None and trajectory.steps:
+                scores = [astuple(score) for score in trajectory.steps[-1].scores]
+                yield n, {"scores": scores, "correct": trajectory.correct}
+
+
+def _rollout(trajectory: Trajectory, tokens: TokenArrays[memoryview] | None) -> Rollout:
+    """Return a recorded rollout without its scores."""
+    steps = tuple(replace(step, scores=()) for step in trajectory.steps)
+    correct = None if trajectory.judged_by else trajectory.correct
+    trajectory = replace(trajectory, steps=steps, correct=correct, judged_by="")
+    ids = np.asarray([] if tokens is None else tokens.token_ids, np.int64)
+    mask = np.zeros(0, bool) if tokens is None else np.asarray(tokens.agent_mask, bool)
+    return Rollout(ids, mask, np.zeros(len(ids), np.int16), np.zeros(len(ids), np.float32), 0, 0, trajectory=trajectory)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 0, or 1 with one sentence on standard error."""
+    from ...configs.loading import load_config
+    from ..launch.outcome import one_sentence
+
+    try:
+        with closing(RunReader(Path(arguments[1]))) as reader:
+            print(json.dumps(dict(rejudged(load_config(arguments[0]), reader))))
+    except Exception as problem:  # the user's code may raise anything
+        print(one_sentence(problem), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
