@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
@@ -36,10 +37,31 @@ class Groups:
     or belong to a group that was full already, in a file whose groups have one size.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, state: str | None = None) -> None:
+        """state: the `state` of the process that wrote the index until now."""
         self.db = db
         self.forget()
         self._stored = db.execute("SELECT 1 FROM rows LIMIT 1").fetchone() is not None
+        if not state:
+            return
+        held = json.loads(state)
+        self._attempts, self._last, self._latest = held["attempts"], held["last"], held["latest"]
+        self._resumed.update(held["resumed"])
+        self._sizes.update({split: set(sizes) for split, sizes in held["sizes"].items()})
+        step, names = held["present"]
+        self._present = step, {name: self._group(name) for name in names}
+
+    def state(self) -> str:
+        """Return what another process needs to continue, as JSON."""
+        held = {
+            "attempts": {name: group.attempt for name, group in self._known.items() if group.attempt},
+            "last": self._last,
+            "latest": self._latest,
+            "resumed": self._resumed,
+            "sizes": {split: sorted(sizes)[:2] for split, sizes in self._sizes.items()},  # more are only several
+            "present": (self._present[0], list(self._present[1])),
+        }
+        return json.dumps(held)
 
     def forget(self) -> None:
         self._known: OrderedDict[str, _Group] = OrderedDict()
@@ -52,6 +74,8 @@ class Groups:
         self._last: dict[str, str] = {}
         """By split, the name of the group that was written last."""
         self._latest = -1
+        self._attempts: dict[str, int] = {}
+        """`attempt` of groups that an earlier process wrote, if not 0."""
         self._stored = False
         """Whether groups may have rollouts that are not in `_known`."""
 
@@ -117,6 +141,7 @@ class Groups:
                 group.indices.append(index)
                 group.split, group.step, group.source = scope
         if group.ids:
+            group.attempt = self._attempts.get(name, 0)
             begin = f"{clean(name)} (attempt "
             sql = "SELECT count(*) FROM groups WHERE name BETWEEN ? AND ?"
             group.earlier = self.db.execute(sql, (begin, f"{begin}:")).fetchone()[0]

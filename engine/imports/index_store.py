@@ -72,7 +72,7 @@ class IndexStore:
         self.db.executescript(_TABLES)
         self.db.execute("PRAGMA cache_size = -32768")
         self.db.execute("PRAGMA wal_autocheckpoint = 4000")
-        self.groups = Groups(self.db)
+        self.groups = Groups(self.db, self.meta("groups"))
         self._first: str | None = None
         self.problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
         self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
@@ -143,9 +143,10 @@ class IndexStore:
         self.db.execute("INSERT INTO search (search) VALUES ('delete-all')")
         for key, value in {**_STARTS, "epoch": str(time.time_ns())}.items():
             self.record.set_meta(key, value)
+        self.groups.forget()
+        self.record.set_meta("groups", "")
         self.record.commit()
         self.record.rollback()  # forget the names that were known
-        self.groups.forget()
         self._first = None
         self.problems = 0
         self.expecting = self._filled = False

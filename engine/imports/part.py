@@ -340,6 +340,7 @@ class Part:
                 db.execute(
                     "UPDATE sources SET done = 1, size = ?, changed = ? WHERE id = ?", (size, changed, self.source)
                 )
+            record.set_meta("groups", self.store.groups.state())
             record.commit()
         except BaseException:
             record.rollback()
