@@ -134,7 +134,7 @@ def commit(temporary: Path, keep: int, keep_adapters: int = 0) -> Path:
     os.rename(temporary, final)
     sync_folder(folder)
     for step, old in checkpoints(folder)[:-keep]:
-        if keep_adapters and (old / "adapter_config.json").is_file():
+        if keep_adapters and step and (old / "adapter_config.json").is_file():  # step 0 is the base
             _leave_adapters(old, folder / f"{SPARSE}{step}")
         shutil.rmtree(old, ignore_errors=True)
     thin(sparse_adapters(folder), keep_adapters)
