@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...configs.sections.rewards import SHAPED
 from ...configs.sections.training import TrainingConfig
 from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
-from ...rewards.advantages.base import Returns, learnable, parts_of
+from ...rewards.advantages.base import Group, Returns, learnable, parts_of
 from ...rewards.breakdown import GOAL, AdvantageFormula, AdvantageTerm
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
@@ -46,13 +46,7 @@ class AdvantageCheck:
             for group, formulas in zip(groups, computed, strict=True):
                 for item, formula in zip(group, formulas, strict=True):
                     self._formula(item, formula)
-            carry = learnable(
-                self.method,
-                returns,
-                self.training.replay.min_group_std * self.filters,
-                goal_only=self.filters and self.training.replay.signal == "task",
-                solved=self.training.compare_shaping == "equals" and self.training.replay.mode == "ssr",
-            )
+            carry = signals(self.method, returns, self.training)
         return self._signal_of(groups, carry, replayed)
 
     def _formula(self, item: Item, computed: AdvantageFormula | None) -> None:
@@ -148,6 +142,18 @@ class AdvantageCheck:
             has = mask and turn >= 0 and (not only_last or last[turn] == i)
             right = by_turn[turn] if has else 0.0
             self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
+
+
+def signals(method: AdvantageMethod, returns: Sequence[Group], training: TrainingConfig) -> list[bool]:
+    """Return which groups carry signal under these settings."""
+    filters = training.replay.mode != "off"
+    return learnable(
+        method,
+        returns,
+        training.replay.min_group_std * filters,
+        goal_only=filters and training.replay.signal == "task",
+        solved=training.compare_shaping == "equals" and training.replay.mode == "ssr",
+    )
 
 
 def returns_of(item: Item) -> Returns:

@@ -17,12 +17,12 @@ from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
 from ...envs.trajectory import Score, Trajectory
 from ...rewards.advantages import METHODS, packaged_method
-from ...rewards.advantages.base import learnable
-from ...rewards.breakdown import AdvantageFormula, ComponentValue, RewardBreakdown, StepReward
+from ...rewards.breakdown import AdvantageFormula, ComponentValue, NormalizedBy, RewardBreakdown, StepReward
 from ...rewards.metrics import moments
 from ...rewards.penalties import BUILT_IN, Episode
-from .advantages import returns_of
+from .advantages import returns_of, signals
 from .items import Item, groups_of
+from .rewards import normalize
 
 ROUNDING = 1e-6
 """Advantages below this are zero."""
@@ -100,14 +100,7 @@ def _advantages(items: Sequence[Item], config: RunConfig) -> dict[int, float]:
     method = packaged_method(training.advantages, training.compare_shaping)
     groups = groups_of(items)
     returns = [[returns_of(item) for item in group] for group in groups]
-    filters = training.replay.mode != "off"
-    carry = learnable(
-        method,
-        returns,
-        training.replay.min_group_std * filters,
-        goal_only=filters and training.replay.signal == "task",
-        solved=training.compare_shaping == "equals" and training.replay.mode == "ssr",
-    )
+    carry = signals(method, returns, training)
     found: dict[int, float] = {}
     formulas = method.compare(returns, training.scale_advantages)
     for group, signal, computed in zip(groups, carry, formulas, strict=True):
@@ -237,16 +230,15 @@ def _normalized(
     mode, settings = config.rewards.normalization_of(name), config.rewards.normalization
     if value is None or mode == "none":
         return value
+    used = breakdown.normalized_by.get(name)
     if mode == "group":
         found = moments(sums)
-        std = math.sqrt(found.m2 / max(found.count - 1, 1))
-        return (value - found.mean / max(count, 1)) / (max(std, settings.std_floor) + settings.epsilon)
-    used = breakdown.normalized_by.get(name)
-    if used is None or used.mode == "group":
+        used = NormalizedBy(mode, found.mean, math.sqrt(found.m2 / max(found.count - 1, 1)))
+    elif used is None or used.mode == "group":
         raise RescoreError(f"{name} is normalised by {mode}, but the run did not record its running statistics")
-    mean = used.mean if mode == "zscore" else 0.0
-    scaled = (value - mean) / (max(used.std, settings.std_floor) + settings.epsilon)
-    return min(max(scaled, -settings.clip), settings.clip)
+    else:
+        used = NormalizedBy(mode, used.mean if mode == "zscore" else 0.0, used.std)
+    return normalize(value, used, count, settings)
 
 
 def _breakdown(item: Item) -> RewardBreakdown:

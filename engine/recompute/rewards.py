@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ...configs.sections.rewards import RewardsConfig
+from ...configs.sections.rewards import NormalizationConfig, RewardsConfig
 from ...rewards.metrics import REPETITION, Moments, merge, moments, repeated
 from ...rewards.penalties import BUILT_IN, Episode
 from ..runs.types import NormalizedBy, RewardBreakdown
@@ -152,11 +152,7 @@ class Rewards:
                     used = by.get(name)
                     right: float | None = value.raw
                     if used is not None:
-                        scale = max(used.std, settings.std_floor) + settings.epsilon
-                        mean = used.mean / max(counts[name], 1) if used.mode == "group" else used.mean
-                        right = (value.raw - mean) / scale
-                        if used.mode != "group":
-                            right = min(max(right, -settings.clip), settings.clip)
+                        right = normalize(value.raw, used, counts[name], settings)
                     elif name in by:
                         continue
                     self.report.number(place, f"normalised {name}", value.normalized, right, tolerance=1e-8)
@@ -187,6 +183,14 @@ class Rewards:
         self.report.number(item.place, f"mean that {name} is normalised by", used.mean, mean, tolerance=1e-7, size=size)
         self.report.number(item.place, f"std that {name} is normalised by", used.std, std, tolerance=1e-7, size=size)
         return used
+
+
+def normalize(raw: float, by: NormalizedBy, count: int, settings: NormalizationConfig) -> float:
+    """Return a normalised value. count: the values of the rollout, whose sum mode `group` compares."""
+    scale = max(by.std, settings.std_floor) + settings.epsilon
+    if by.mode == "group":
+        return (raw - by.mean / max(count, 1)) / scale
+    return min(max((raw - by.mean) / scale, -settings.clip), settings.clip)
 
 
 def _amounts(data: object) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import ExitCode, Home, Importers, Maps, fail, json_line, say
+from .common import ExitCode, Home, Importers, Maps, fail, json_line, say, warn
 
 
 def bisect(
@@ -39,7 +39,7 @@ def bisect(
     from .dumps import run_or_dump
 
     info = run_or_dump(reference, home, maps or (), importers or ())
-    trained = "not split:eval"
+    trained = "not (split:eval or split:validation or split:replaced)"
     try:
         with closing(open_reader(Path(info.path))) as reader:
             notes = reader.rollouts.filter_notes(behaviour)
@@ -60,7 +60,7 @@ def bisect(
         say(literal(f"  open them: grpo-tui inspect {reference} --filter '({behaviour}) and step>={found.step}'"))
         return
     for note in notes:
-        say(literal(note))
+        warn(literal(note))
     if info.mode != "rft":
         fail("the recorded rollouts show no clear change, and only a training run has checkpoints to evaluate")
     if not as_json:
