@@ -93,11 +93,11 @@ def _open_dump(home: Path, reference: str) -> None:
     try:
         open_dumped(home, reference)
     except GrpoTuiError as error:
-        from .cli.common import CliError, warn
+        from .cli.common import CliError
 
         if not isinstance(error, CliError):
             raise
-        warn(error.message)
+        error.show()
         raise SystemExit(error.code) from None
 
 

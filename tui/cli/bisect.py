@@ -46,7 +46,7 @@ def bisect(
             shown = reader.rollouts.per_step(Query(f"({behaviour}) and {trained}"))
             counts = [(s, n, shown.get(s, 0)) for s, n in reader.rollouts.per_step(Query(trained)).items()]
     except (FilterError, RecordError) as error:
-        fail(literal(str(error)), ExitCode.USAGE)
+        fail(str(error), ExitCode.USAGE)
     found = change_point(counts)
     if not evaluate and found is not None and found.odds >= ODDS:
         if as_json:

@@ -50,6 +50,6 @@ def show(
     tokens = ["--tokens"] if model is not None or config is not None else []
     answer = ask("grpo_tui.engine.training.show_data", loaded, str(rows), *tokens)
     if answer.problem:
-        fail(literal(answer.problem))
+        fail(answer.problem)
     for line in answer.text.splitlines():
         say(literal(line))

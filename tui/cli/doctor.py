@@ -114,7 +114,7 @@ def _memory(model: str, set_: list[str] | None) -> None:
         chosen = chosen_lines(config, None, set_, options)
     answer = ask("grpo_tui.engine.policy.memory", config)
     if answer.problem:
-        fail(literal(answer.problem))
+        fail(answer.problem)
     say(literal(f"to train {config.model.base} (nothing is downloaded but its config):"))
     for line in [*answer.text.splitlines(), *chosen]:
         say(literal(line))

@@ -48,7 +48,7 @@ def opened_dump(
     try:
         opened = open_dump(reference, options, whole=whole, searchable=searchable)
     except DumpError as error:
-        fail(literal(str(error)))
+        fail(str(error))
     except PermissionError as error:
         fail(f"{reference} cannot be read: {error.strerror}")
     return info_of(opened.folder), opened
@@ -65,7 +65,7 @@ def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:
     try:
         return Options.of(maps, (*importers, *own_importers()))
     except DumpError as error:
-        fail(literal(str(error)))
+        fail(str(error))
 
 
 def dump_notes(summary: Mapping[str, Any]) -> list[str]:

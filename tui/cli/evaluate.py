@@ -61,7 +61,6 @@ def evaluate(
     from ...engine.evaluation.results import compare, read_evaluation
     from ...engine.evaluation.subjects import find_subject
     from ...engine.launch.find import RunNotFound
-    from ..text import literal
 
     try:
         found = [find_subject(text, home) for text in subjects]
@@ -70,20 +69,20 @@ def evaluate(
         results = [read_evaluation(folder) for folder in folders]
         compared = [compare(results[0], other) for other in results[1:]]
     except RunNotFound as problem:
-        fail(literal(str(problem)), ExitCode.NOT_FOUND)
+        fail(str(problem), ExitCode.NOT_FOUND)
     except GrpoTuiError as problem:
-        fail(literal(str(problem)), ExitCode.USAGE)
+        fail(str(problem), ExitCode.USAGE)
     if json_:
         say(json_line({"evaluations": [_plain(r) for r in results], "differences": [_plain_pair(c) for c in compared]}))
     else:
         _show(results, compared)
     last = results[-1].success
     if fail_under is not None and (last is None or last.estimate < fail_under):
-        fail(f"the success of {literal(results[-1].name)} is below {fail_under:g}")
+        fail(f"the success of {results[-1].name} is below {fail_under:g}")
     if regression is not None and compared:
         change = compared[-1].success or compared[-1].reward
         if change.interval.high < -regression / 100:
-            fail(f"{literal(results[-1].name)} is worse than {literal(results[0].name)}")
+            fail(f"{results[-1].name} is worse than {results[0].name}")
 
 
 def evaluated(
@@ -124,7 +123,11 @@ def _base_config(
         model = first.run.model.base
     else:
         model = next((s.weights for s in found if s.weights and not s.is_adapters), None)
-    return load(config, set_, "eval", options=own(model, dataset, reward), paths=True)
+    loaded = load(config, set_, "eval", options=own(model, dataset, reward), paths=True)
+    data = loaded.data
+    if dataset and data.eval_source is None and data.eval_split is None:  # every row is a task, not a tenth of them
+        loaded.data = data.model_copy(update={"eval_source": data.source, "eval_split": data.split})
+    return loaded
 
 
 def _spec(

@@ -96,12 +96,11 @@ def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: H
 
 def _with_answer(plan: Plan) -> Plan:
     """The same with the column of right answers. Ends the command when the data cannot be read."""
-    from ..text import literal
     from .common import ask
 
     answer = ask("grpo_tui.engine.training.show_data", _probe(plan), "0", "--columns")
     if answer.problem:
-        fail(literal(answer.problem), ExitCode.USAGE)
+        fail(answer.problem, ExitCode.USAGE)
     columns = json.loads(answer.text)
     return replace(plan, answer=next((c for c in ANSWERS if c in columns), None))
 

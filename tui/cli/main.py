@@ -114,7 +114,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
     except CliError as error:
-        warn(error.message)
+        error.show()
         return error.code
     except _UsageError as wrong:
         error: Any = wrong

@@ -36,13 +36,12 @@ def open_dumped(
     with Opening(reference, options) as opening:
         from ..app.app import run_app
         from ..app.destinations import Trajectories
-        from ..text import literal
         from .common import fail
         from .dumps import info_of, opened_dump
 
         dump = opening.opened()
         if isinstance(dump, str):
-            fail(literal(dump))
+            fail(dump)
         if dump is None:
             dump = opened_dump(reference, maps, importers, whole=False)[1]
         first = start(info_of(dump.folder)) if start is not None else None

@@ -36,6 +36,13 @@ class CliError(GrpoTuiError):
         self.message, self.code = message, code
         super().__init__(message)
 
+    def show(self) -> None:
+        """Print the message on standard error, one line for each of its lines. Every character is visible."""
+        from ..text import literal
+
+        for line in self.message.splitlines():
+            warn(literal(line))
+
 
 def write_any_character() -> None:
     """Let output in an encoding without a character, such as ✓ in ASCII, show `?` there."""
@@ -56,7 +63,7 @@ def warn(text: str) -> None:
 
 
 def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
-    """End the command with this line on standard error."""
+    """End the command with this message on standard error."""
     raise CliError(message, code)
 
 
@@ -86,9 +93,8 @@ def own_importers() -> Sequence[str]:
         return ()
     from ...configs.errors import ConfigError
     from ...configs.personal import load_personal
-    from ..text import literal
 
     try:
         return load_personal().importers
     except ConfigError as error:
-        fail(literal(str(error)), ExitCode.USAGE)
+        fail(str(error), ExitCode.USAGE)

@@ -38,7 +38,6 @@ def rescore(
     from ...engine.recompute.rescore import rescore as computed
     from ...engine.runs.paths import CONFIG_FILE
     from ...engine.runs.read.reader import RunReader
-    from ..text import literal
     from .config import load
     from .runs import find
     from .train import own
@@ -54,7 +53,7 @@ def rescore(
         with closing(RunReader(Path(info.path))) as reader:
             result = computed(steps_of(reader), old, new, judged(old, new, info.path))
     except GrpoTuiError as problem:
-        fail(literal(str(problem)), ExitCode.USAGE)
+        fail(str(problem), ExitCode.USAGE)
     if as_json:
         say(json_line({**vars(result), "causes": result.causes}))
     else:

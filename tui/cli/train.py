@@ -116,7 +116,7 @@ def train(
     if quick:
         _shorten(settings)
     if old is None and settings.mode == "rft" and (problem := _problem_of_code(settings)):
-        fail(literal(problem), ExitCode.USAGE)
+        fail(problem, ExitCode.USAGE)
     if dry_run:
         from .dry_run import dry_run as try_out
 

@@ -59,6 +59,15 @@ def test_checkpoints_are_compared_task_by_task(world: Path) -> None:
     assert row["split"] == "eval" and row["step"] == 2
 
 
+def test_every_row_of_a_dataset_is_evaluated(world: Path) -> None:
+    rows = [{"prompt": f"{i} + 1 =", "answer": str(i + 1)} for i in range(7)]
+    (world / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = ("--dataset", "other.jsonl", "--set", "training.max_turn_tokens=4")
+    for limit, tasks in ((), len(rows)), (("--tasks", "3"), 3):
+        answer = evaluated(world, str(world / "model"), *few, *limit)
+        assert answer["evaluations"][0]["tasks"] == tasks
+
+
 def test_an_evaluation_that_exists_is_read_and_not_repeated(world: Path) -> None:
     before = evaluated(world, "mine")
     path = Path(before["evaluations"][0]["run"])
