@@ -2,6 +2,7 @@
 
     python -m benchmarks.grpo_step [--task default|long|all] [--steps 8] [--rounds 2] [--policy builtin:tiny]
                                    [--profile]
+    python -m benchmarks.grpo_step --policy smollm2 [--task short|answer|essay|all] [--dtype float32|bfloat16]
 
 Stock is TRL's `GRPOTrainer` with a `rollout_func` that drives the same environment with `generate` for each turn,
 all live rollouts together, as its documentation shows. Ours is the trainer of `--mode rft` with everything that it
@@ -11,6 +12,11 @@ it is known and of all rounds at the end.
 
 Tasks: `default` is the default training (visual environment, 16 x 8 rollouts); `long` has 10 turns and about 1,000
 tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters from a config, for a GPU.
+
+SmolLM2-135M has tasks of its own, with one turn and 4 x 8 rollouts: an answer has at most 64 tokens (`short`), 256
+(`answer`) or 1,024 (`essay`). The line `floor` has the processor time of the matrix products alone, for the tokens of
+ours: a pass with 32 rows for each token of the answers, one over all tokens for the log-probs, and two for training and
+its gradients. The vocabulary head counts for tokens of the agent.
 
 `stock, tuned` is what somebody writes who knows TRL and transformers well, and what the ratios are against: no gradient
 checkpointing, adapters merged while it generates, `generate` going on from the key-value cache of the last turn, and
@@ -40,6 +46,8 @@ from typing import Any
 
 from grpo_tui.engine.launch.children import CPU_SETTINGS
 
+from .smollm2 import smollm2
+
 STOCK, OURS, TUNED = "stock", "ours", "stock, tuned"
 TASKS: dict[str, dict[str, Any]] = {
     "default": {
@@ -61,25 +69,39 @@ TASKS: dict[str, dict[str, Any]] = {
         "micro": 8,
     },
 }
-TARGETS = {"default": 0.20, "long": 0.35}
+ONE_TURN = {"prompts": 4, "group": 8, "turns": 1, "micro": 8}
+SMOLLM2: dict[str, dict[str, Any]] = {
+    "short": ONE_TURN | {"environment": "benchmarks.long_env.ShortEnv", "turn_tokens": 64, "trajectory_tokens": 192},
+    "answer": ONE_TURN | {"environment": "benchmarks.long_env.EssayEnv", "turn_tokens": 256, "trajectory_tokens": 384},
+    "essay": ONE_TURN | {"environment": "benchmarks.long_env.EssayEnv", "turn_tokens": 1024, "trajectory_tokens": 1152},
+}
+ALL = TASKS | SMOLLM2
+FORMATS = ("weights", "compute", "sampling")
+TARGETS = {"default": 0.20, "long": 0.35, "short": 0.30, "answer": 0.35, "essay": 0.35}
 """Ours against `stock, tuned`, in time and in processor time."""
 
 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=[*TASKS, "all"], default="all")
+    parser.add_argument("--task", choices=[*ALL, "all"], default="all")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--policy", default="builtin:tiny")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 but for the tiny policy")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--variant", choices=[STOCK, OURS, TUNED], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.variant:
         print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
         return
-    for task in TASKS if given.task == "all" else [given.task]:
+    if given.policy == "smollm2":
+        given.policy = str(smollm2())
+        rows = SMOLLM2
+    else:
+        rows = TASKS
+    for task in rows if given.task == "all" else [given.task]:
         if given.profile:
             say(f"\n{task}: processor seconds of one step of ours, by kernel")
             _run(OURS, task, given)
@@ -90,8 +112,9 @@ def main() -> None:
 def table(task: str, given: argparse.Namespace) -> None:
     """The variants in turns, each in a process of its own."""
     variants = [STOCK, TUNED, OURS]
-    row = TASKS[task]
-    say(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {given.policy}")
+    row = ALL[task]
+    policy = f"{Path(given.policy).name}, {given.dtype or 'default formats'}"
+    say(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {policy}")
     width = max(map(len, variants)) + 2
     say(f"{'':{width}}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}{'prompt':>8}   phases, s")
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
@@ -110,6 +133,40 @@ def table(task: str, given: argparse.Namespace) -> None:
         goal = f" (to reach: {TARGETS[task]:.2f})" if other == TUNED else ""
         in_cpu = cpu[OURS] / cpu[other]
         say(f"ours / {other}: {medians[OURS] / medians[other]:.2f}, in processor time {in_cpu:.2f}{goal}")
+    if task in SMOLLM2:
+        tokens, agent = (median(r[k] for r in results[OURS]) for k in ("tokens", "agent_tokens"))
+        least = floor(given, row["prompts"] * row["group"], row["turn_tokens"], int(tokens), int(agent))
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in least.items())
+        say(f"floor: {parts} s; ours / floor: {cpu[OURS] / sum(least.values()):.2f} in processor time")
+
+
+def floor(given: argparse.Namespace, rows: int, turn_tokens: int, tokens: int, agent: int) -> dict[str, float]:
+    """Processor seconds of the matrix products of a step: tokens in all, `agent` of them written by the policy."""
+    import torch
+    from transformers import AutoConfig
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    model: Any = AutoConfig.from_pretrained(given.policy)
+    dtype = getattr(torch, given.dtype or "bfloat16")
+    wide, inner, head = model.hidden_size, model.intermediate_size, model.hidden_size // model.num_attention_heads
+    keys = model.num_key_value_heads * head
+    layer = [(wide, wide), (wide, keys), (wide, keys), (wide, wide), (wide, inner), (wide, inner), (inner, wide)]
+
+    def seconds(count: int, shapes: list[tuple[int, int]]) -> float:
+        total = 0.0
+        for k, n in shapes:
+            x, weight = torch.randn(count, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
+            torch.nn.functional.linear(x, weight)
+            repeats = max(1, int(2e9 // (count * k * n)))
+            began = time.process_time()
+            for _ in range(repeats):
+                torch.nn.functional.linear(x, weight)
+            total += (time.process_time() - began) / repeats
+        return total
+
+    decoding = seconds(rows, layer) * model.num_hidden_layers + seconds(rows, [(wide, model.vocab_size)])
+    whole = seconds(tokens, layer) * model.num_hidden_layers + seconds(agent, [(wide, model.vocab_size)])
+    return {"generate": decoding * min(turn_tokens, agent / rows), "logprobs": whole, "backward": 2 * whole}
 
 
 def line(name: str, width: int, runs: list[dict[str, Any]]) -> str:
@@ -130,7 +187,7 @@ def say(text: str) -> None:
 def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.grpo_step", "--variant", name, "--task", task]
     command += ["--steps", str(given.steps), "--policy", given.policy, "--device", given.device]
-    command += ["--profile"] * given.profile
+    command += ["--profile"] * given.profile + (["--dtype", given.dtype] if given.dtype else [])
     environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -214,11 +271,11 @@ def run_config(given: argparse.Namespace) -> Any:
     """The default configuration with the task's batch and budgets."""
     from grpo_tui.configs.schema import RunConfig
 
-    task = TASKS[given.task]
+    task = ALL[given.task]
     model: dict[str, Any] = {"device": given.device}
     if given.policy != "builtin:tiny":
         folder = random_policy(given.policy) if given.policy.startswith("random:") else given.policy
-        model |= {"base": folder, "sft_adapters": None, "dtype": "bfloat16" if given.device != "cpu" else "float32"}
+        model |= {"base": folder, "sft_adapters": None, **dict.fromkeys(FORMATS, given.dtype or "bfloat16")}
     return RunConfig.model_validate(
         {
             "model": model,
@@ -280,22 +337,31 @@ def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
 def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any, Any, Any]:
     """TRL's `GRPOTrainer` around the same environment, with its own gradient checkpointing unless left out."""
     from datasets import Dataset
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    from grpo_tui.engine.policy.models import load_policy
+    from grpo_tui.engine.policy.models import load_policy, lora_config
     from grpo_tui.engine.rollouts.dataset import load_rows
     from grpo_tui.engine.training.rft import grpo_config
 
     from .stock_rollout import StockRollout, TunedRollout
 
-    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
+    model: Any
+    tokenizer: Any
+    if config.model.sft_adapters is None:  # as its users load it: our layers compute half precision otherwise
+        base: Any = AutoModelForCausalLM.from_pretrained(config.model.base, dtype=config.model.weights)
+        model = get_peft_model(base, lora_config(config.model.lora, base))
+        tokenizer = AutoTokenizer.from_pretrained(config.model.base)
+    else:
+        model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     rows = load_rows(config.environment, "train", config.seed, tokenizer)
     args = grpo_config(config, folder, 1, len(rows))
     args.activation_checkpointing = args.gradient_checkpointing = variant != TUNED
     if variant == TUNED:
         whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        args.per_device_train_batch_size = TASKS[task]["micro"]
-        args.gradient_accumulation_steps = whole // TASKS[task]["micro"]
+        args.per_device_train_batch_size = ALL[task]["micro"]
+        args.gradient_accumulation_steps = whole // ALL[task]["micro"]
         args.steps_per_generation = args.gradient_accumulation_steps  # one batch of rollouts a step, whatever the micro
     args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

@@ -1,4 +1,4 @@
-"""An environment of ten turns whose answers are long, for measuring long trajectories."""
+"""Environments for measuring steps: ten turns with long answers, and single questions."""
 
 from __future__ import annotations
 
@@ -37,3 +37,30 @@ class LongEnv(MultiTurnEnv):
 
     def _words(self, state: dict[str, Any]) -> str:
         return " ".join(state["random"].choice(WORDS) for _ in range(60))
+
+
+class ShortEnv(MultiTurnEnv):
+    """One question. The reward counts the digits of the answer, so groups differ."""
+
+    name = "short"
+    question = "Which number is larger, {} or {}? Explain in one sentence."
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """`n` numbered tasks."""
+        return [{"index": i} for i in range(n)]
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
+        """The question with two numbers of the task."""
+        pair = random.Random(task["index"]).sample(range(10, 99), 2)
+        return {}, [{"role": "user", "content": self.question.format(*pair)}]
+
+    def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
+        """The end."""
+        return StepResult("", sum(c.isdigit() for c in call.text) / 100, done=True)
+
+
+class EssayEnv(ShortEnv):
+    """A question with a long answer."""
+
+    name = "essay"
+    question = "Write a story of a thousand words about a journey from town {} to town {}."
