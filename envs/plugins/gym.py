@@ -14,6 +14,7 @@ from typing import Any
 from ..agent import Message
 from ..base import Demonstrator, FixedTurns, Split, StepResult
 from ..calls import ToolCall, format_call
+from ..extraction import ENVIRONMENT, make_extractor
 from ..multi_turn import MultiTurnEnv
 from ..tools import Argument, ToolSpec
 from . import optional
@@ -36,7 +37,8 @@ class ReasoningGymEnv(MultiTurnEnv):
 
     dataset: its name there, such as `chain_sum`. options: its settings, such as `{"num_digits": 2}`. scratch_pad: the
     answer is a call of ANSWER, and calls of NOTE may come before it. Without it there is one turn, and the answer is
-    the text between `<answer>` tags, or the whole turn. instruction: a sentence after the question.
+    the text between `<answer>` tags, or the whole turn. instruction: a sentence after the question. answer: what counts
+    as the answer in place of that, a form of `envs/extraction.py` such as `last_number` or `boxed`.
 
     Several data sets score an answer by letting sympy evaluate it. Therefore answers that contain `__` are wrong
     without evaluation, and so are answers that cannot be scored.
@@ -52,6 +54,7 @@ class ReasoningGymEnv(MultiTurnEnv):
         options: Mapping[str, Any] | None = None,
         scratch_pad: bool = False,
         instruction: str = "",
+        answer: str = ENVIRONMENT,
         max_turns: int | None = None,
         **config: Any,
     ) -> None:
@@ -60,6 +63,7 @@ class ReasoningGymEnv(MultiTurnEnv):
         self.options = dict(options or {})
         self.scratch_pad = scratch_pad
         self.instruction = instruction
+        self.extract = make_extractor(answer)
         self.tools = (NOTE, ANSWER) if scratch_pad else ()
         self._made: dict[int, Any] = {}
         self._entries: dict[tuple[int, int], dict[str, Any]] = {}
@@ -99,6 +103,8 @@ class ReasoningGymEnv(MultiTurnEnv):
     def parse(self, text: str) -> ToolCall:
         if self.scratch_pad:
             return super().parse(text)
+        if self.extract is not None:
+            return ToolCall("ANSWER", {"text": self.extract(text) or ""}, text)
         tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
         return ToolCall("ANSWER", {"text": (tagged[-1] if tagged else text).strip()}, text)
 

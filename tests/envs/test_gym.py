@@ -25,6 +25,18 @@ def test_the_answer_may_stand_between_tags():
     assert env.run_trial([task], agent, 1)["trajectories"][0].correct
 
 
+def test_the_answer_may_be_the_last_number():
+    env = ReasoningGymEnv(answer="last_number")
+    task = env.make_tasks("eval", 1, seed=0)[0]
+    for text, correct in (
+        (f"3 + 4 makes {task['answer']}.", True),
+        (f"{task['answer']} is not 99999", False),
+        ("", False),
+    ):
+        agent = ByteAgent(lambda *_, text=text: text)
+        assert env.run_trial([task], agent, 1)["trajectories"][0].correct is correct
+
+
 def test_scratch_pad_notes_come_before_the_answer():
     env = ReasoningGymEnv(dataset="gcd", scratch_pad=True, instruction="Think.")
     tasks = env.make_tasks("train", 3, seed=2)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ....configs.sections.online import OnlineConfig
+from ....envs.extraction import choice, last_number, normal
 from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
 from ..voting import canonical
 from .enqueuer import Enqueuer
-from .extraction import choice, last_number, normal
 from .inference_engine import InferenceEngine, Learned, answer_of, labelled
 from .live_answers import LiveAnswers
 from .requests import Answer, HumanFeedback

@@ -21,6 +21,7 @@ from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
 from ....envs.chat import ChatEnv
 from ....envs.dataset import DatasetEnv
+from ....envs.extraction import make_extractor
 from ....envs.loading import EnvLoadError
 from ....envs.trajectory import Trajectory
 from ....rewards.functions import RewardFunctionError
@@ -36,7 +37,6 @@ from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
 from .experience_buffer import ExperienceBuffer
-from .extraction import make_extractor
 from .requests import Answer, Request, Sampling
 from .sample_passes import embeddings_and_logits, request_embeddings, update_task
 

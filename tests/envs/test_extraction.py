@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.online.serve.extraction import AnswerFormError, make_extractor
+from grpo_tui.envs.extraction import AnswerFormError, make_extractor
 
 
 @pytest.mark.parametrize(

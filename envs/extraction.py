@@ -12,8 +12,8 @@ from decimal import Decimal, InvalidOperation
 from importlib.util import find_spec
 from typing import Any
 
-from ....configs.errors import GrpoTuiError
-from ....envs.user_code import find_object
+from ..configs.errors import GrpoTuiError
+from .user_code import find_object
 
 Extractor = Callable[[str], str | None]
 """From a text to its normalised answer; None where it has none."""
@@ -25,11 +25,11 @@ _FUNCTION = re.compile(r"[^:]+\.py:\w+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class AnswerFormError(GrpoTuiError, ValueError):
-    """`online.answer` cannot be used. The message gives the reason."""
+    """A form of answers cannot be used. The message gives the reason."""
 
 
 def make_extractor(form: str) -> Extractor | None:
-    """Return the extractor for `online.answer`; None for the environment's own. Raises AnswerFormError."""
+    """Return the extractor for a form (`online.answer`); None for the environment's own. Raises AnswerFormError."""
     known: dict[str, Extractor] = {"boxed": boxed, "last_number": last_number, "choice": choice}
     if form == ENVIRONMENT:
         return None
@@ -42,7 +42,7 @@ def make_extractor(form: str) -> Extractor | None:
     try:
         pattern = re.compile(form, re.I | re.S)
     except re.error as error:
-        raise AnswerFormError(f"online.answer is {form!r}, which is no regular expression: {error}") from error
+        raise AnswerFormError(f"the form of answers {form!r} is no regular expression: {error}") from error
     return lambda text: _matched(pattern, text)
 
 
@@ -138,7 +138,7 @@ def _matched(pattern: re.Pattern[str], text: str) -> str | None:
 def _users(path: str) -> Extractor:
     _, function = find_object(path)
     if not callable(function):
-        raise AnswerFormError(f"online.answer: {path} is no function")
+        raise AnswerFormError(f"the form of answers {path} is no function")
 
     def extract(text: str) -> str | None:
         value = function(text)
