@@ -70,7 +70,7 @@ between rollouts that succeeded alike."""
 SMALL = [
     *("model.sft_adapters=null", "model.lora=null", "model.device=cpu", "environment.config={}"),
     *("environment.train_tasks=208", "training.max_turn_tokens=3", "training.max_trajectory_tokens=160"),
-    *("training.learning_rate=0.002", "training.lr_scheduler=constant"),
+    *("training.learning_rate=0.002", "training.trl.lr_scheduler_type=constant"),
 ]
 """All weights of a small policy, which has no adapters yet."""
 TASKS: dict[str, list[str]] = {

@@ -164,8 +164,7 @@ def run_config(form: str, seed: int, given: argparse.Namespace, folder: Path) ->
     training = {
         "max_steps": given.steps,
         "learning_rate": RATES["tiny" if tiny else "smollm2"] * (1 if lora else 0.1),
-        "warmup_steps": 0,
-        "lr_scheduler": "constant",
+        "trl": {"lr_scheduler_type": "constant"},
         "save_every": 0,
         "eval_every": given.steps // 2,
     }

@@ -11,6 +11,7 @@ from .errors import Problem
 from .schema import BUILTIN_ADAPTERS, DATASET_ENV, RunConfig
 from .sections.data import holds_tasks
 from .sections.environment import MCP
+from .trl_fields import PEFT, SCHEDULE, fault
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that a dataset can be read from."""
@@ -18,7 +19,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:
     """Find keys that contradict each other. The loader fills in `place`."""
-    for check in (_tokens, _rows, _adapters, _precision, _folders, _data, _servers, _queue):
+    for check in (_tokens, _rows, _passed, _adapters, _precision, _folders, _data, _servers, _queue):
         yield from check(config)
 
 
@@ -45,6 +46,55 @@ def _rows(config: RunConfig) -> Iterator[Problem]:
             f"{size} does not divide the {rows} rows of a step "
             f"({t.prompts_per_step} prompts × {t.num_generations} generations)",
             f"nearest that does: {nearest}; or null for as many as fit",
+        )
+
+
+def _passed(config: RunConfig) -> Iterator[Problem]:
+    """Check the fields that go to TRL and PEFT."""
+    training, lora = config.training, config.model.lora
+    for key in training.trl:
+        if found := fault(key):
+            yield Problem(f"training.trl.{key}", *found)
+    for key in config.sft.trl:
+        if key not in SCHEDULE:
+            yield Problem(f"sft.trl.{key}", "this cannot be passed here", f"fields of sft.trl: {', '.join(SCHEDULE)}")
+    peft = {} if lora is None else lora.peft
+    for key in peft:
+        if key not in PEFT:
+            yield Problem(f"model.lora.peft.{key}", "this cannot be passed to PEFT", f"fields: {', '.join(PEFT)}")
+    if peft.get("init_lora_weights", True) not in (True, "gaussian", "orthogonal"):
+        yield Problem(
+            "model.lora.peft.init_lora_weights",
+            "this changes the base model, and the KL penalty compares with it",
+            "true, gaussian or orthogonal",
+        )
+    if peft.get("use_dora") and config.rollouts.engine == "vllm":
+        yield Problem("model.lora.peft.use_dora", "vLLM does not serve DoRA", "use_rslora, or engine: transformers")
+    if training.max_steps is not None and "num_train_epochs" in training.trl:
+        yield Problem(
+            "training.trl.num_train_epochs",
+            f"training.max_steps is {training.max_steps}, which decides the length",
+            "training.max_steps: null",
+        )
+    if training.trl.get("sync_ref_model") and (lora is not None or training.beta == 0):
+        yield Problem(
+            "training.trl.sync_ref_model",
+            "the reference is a copy only where all weights are trained with a KL penalty",
+            "model.lora: null and training.beta above 0",
+        )
+    rows = training.prompts_per_step * training.num_generations
+    batch, times = training.trl.get("generation_batch_size") or rows, training.trl.get("num_iterations", 1)
+    if not isinstance(batch, int) or batch <= 0 or batch % rows:
+        yield Problem(
+            "training.trl.generation_batch_size",
+            f"{batch} rollouts are not a whole number of steps of {rows}",
+            f"a multiple of {rows}",
+        )
+    elif (batch != rows or times != 1) and config.rollouts.max_staleness:
+        yield Problem(
+            "rollouts.max_staleness",
+            "each batch serves several updates, so its rollouts are off-policy already",
+            "0, or neither training.trl.num_iterations nor generation_batch_size",
         )
 
 
@@ -138,6 +188,10 @@ def _queue(config: RunConfig) -> Iterator[Problem]:
 def _servers(config: RunConfig) -> Iterator[Problem]:
     """Check settings that rollouts on servers require or exclude."""
     r, t = config.rollouts, config.training
+    if r.correction_floor >= r.correction_cap:
+        yield Problem(
+            "rollouts.correction_floor", "this is not below correction_cap", f"less than {r.correction_cap:g}"
+        )
     if r.engine == "transformers":
         if r.servers:
             yield Problem(
@@ -161,7 +215,8 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
         yield Problem("rollouts.servers", "a server is named twice", "each once")
     if config.model.lora is None:
         yield Problem("model.lora", "null trains all weights, but servers get adapters only", "r, alpha, …")
-    for key, value, whole in (("top_p", t.top_p, 1.0), ("top_k", t.top_k, 0)):
+    for key, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+        value = getattr(t, key)
         if value != whole and config.mode == "rft":
             yield Problem(
                 f"training.{key}",

@@ -11,32 +11,20 @@ from pydantic import BaseModel
 
 from .errors import Problem
 from .expectations import describe, field_at, section_of, walk
+from .trl_fields import OURS, PASSED
 from .yaml_source import Path, Source
 
-ELSEWHERE = {
-    "num_train_epochs": "training.max_steps",
-    "per_device_train_batch_size": "training.prompts_per_step and training.micro_batch_size",
-    "gradient_accumulation_steps": "training.prompts_per_step and training.micro_batch_size",
+ELSEWHERE = OURS | {
     "lr": "training.learning_rate",
-    "lr_scheduler_type": "training.lr_scheduler",
-    "max_completion_length": "training.max_turn_tokens",
+    "lr_scheduler": "lr_scheduler_type, in training.trl or sft.trl",
     "max_new_tokens": "training.max_turn_tokens",
-    "max_prompt_length": "training.max_trajectory_tokens",
     "max_length": "training.max_trajectory_tokens",
-    "scale_rewards": "training.scale_advantages",
-    "eval_steps": "training.eval_every",
-    "save_steps": "training.save_every",
-    "save_total_limit": "training.keep_checkpoints",
-    "use_vllm": "rollouts.engine: vllm",
-    "vllm_server_base_url": "rollouts.servers",
     "model_name_or_path": "model.base",
     "torch_dtype": "model.weights, model.compute and model.sampling",
     "dtype": "model.weights, model.compute and model.sampling",
     "lora_r": "model.lora.r",
     "rank": "model.lora.r",
     "lora_alpha": "model.lora.alpha",
-    "bf16": "model.compute: bfloat16",
-    "report_to": "logging.wandb",
     "components": "rewards.w_curiosity, rewards.w_coherence and rewards.w_penalty, where 0 switches a component off",
 }
 """What TRL and transformers call settings that have another name here."""
@@ -117,6 +105,8 @@ def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
     beside = list(section.model_fields) if section else []
     if wrong.lower() in ELSEWHERE:
         return f"here it is called {ELSEWHERE[wrong.lower()]}"
+    if wrong in PASSED and section is not None and "trl" in section.model_fields:
+        return f"write it as {'.'.join(map(str, parent))}.trl.{wrong}, which TRL gets"
     near = difflib.get_close_matches(wrong, beside, n=1, cutoff=0.7)
     if near:
         return "nearest valid key: " + ".".join(str(p) for p in (*parent, near[0]))

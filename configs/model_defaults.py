@@ -7,6 +7,7 @@ One table for `train`, `config show`, `init`, presets and `doctor`. docs/archite
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -181,6 +182,9 @@ def steps_of(training: TrainingConfig, rows: int) -> int:
     """Return the optimiser steps of a run on this number of rows."""
     if training.max_steps is not None:
         return training.max_steps
+    if "num_train_epochs" in training.trl:
+        updates = training.trl["num_train_epochs"] * training.trl.get("num_iterations", 1)
+        return max(math.ceil(updates * rows / training.prompts_per_step), 1)
     return min(max(-(-rows // training.prompts_per_step), SHORTEST_RUN), LONGEST_RUN)
 
 

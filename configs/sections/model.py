@@ -20,6 +20,8 @@ class LoraSection(Section):
     """Scale: the adapter's output is multiplied by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: str | list[str] = "all-linear"
+    peft: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of PEFT's `LoraConfig`, such as `use_rslora: true` or `use_dora: true`."""
     vision: bool = False
     """Adapters on the vision tower and its projection, too, for a model that takes images; else these are frozen, and
     what they make of an image is made once."""

@@ -36,10 +36,12 @@ class RolloutsConfig(Section):
     max_staleness: int = Field(default=0, ge=0)
     """How many optimiser steps the policy that made a batch may be behind: rollouts of so many further steps are made
     while the trainer works. 0: each step waits for its own."""
-    correction: Literal["none", "token_truncate", "sequence_mask"] = "token_truncate"
-    """What makes up for rollouts of another policy than the present one (an older version, or the server's rounding):
-    each token counts by its probability ratio, at most `correction_cap`; or each rollout by the product of its ratios,
-    and not at all above the cap; or nothing but the clipped ratio of the loss itself."""
+    correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
+    """The weights that correct rollouts of an older policy, or of a sampler that rounds differently. `token`: each
+    token by its probability ratio. `sequence`: each rollout by the product of its ratios (MIS). `truncate` limits a
+    weight to `correction_floor` and `correction_cap`. `mask` makes it 0 outside them (with `token`: IcePop). `none`:
+    only the clipped ratio of the loss."""
+    correction_floor: float = Field(default=0.0, ge=0)
     correction_cap: float = Field(default=3.0, gt=0)
     probe_tolerance: float | None = Field(default=None, gt=0)
     """Nats a token, in the mean, by which a server's log-probs of a fixed text may differ from the trainer's; null:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -23,10 +23,8 @@ class Optimisation(Section):
     """The settings of an optimiser and of checkpoints that both kinds of training have."""
 
     learning_rate: float = Field(default=1e-5, gt=0)
-    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"
-    warmup_steps: int = Field(default=0, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    trl: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of TRL's configuration, such as `lr_scheduler_type: cosine`: docs/from-grpoconfig.md."""
     save_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; 0: by time alone. There is always one at the start, after the first step and at the
     end."""
@@ -88,13 +86,10 @@ class TrainingConfig(Optimisation):
     between equals is always divided by its own; `gdpo` and `reward` do not ask."""
     loss_type: TRLLoss | OwnLoss | OwnCode = "dapo"
     """What is minimised: one of TRL's, `reinforce`, or a function of your own (`engine/training/losses`)."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    epsilon: float = Field(default=0.2, gt=0)
-    """Lower clip range of the probability ratio."""
-    epsilon_high: float | None = Field(default=None, gt=0)
-    """Upper clip range; null: as `epsilon`."""
     beta: float = Field(default=0.01, ge=0)
     """Weight of the KL penalty to the reference policy (at the start, when `beta_mode` is auto)."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """The estimator of the KL penalty in the loss, with d = log π_ref − log π: −d, d² / 2, or e^d − d − 1."""
     beta_mode: Literal["fixed", "auto"] = "fixed"
     target_kl: float = Field(default=0.05, gt=0)
     """`auto`: nats per token that beta steers to."""
@@ -103,6 +98,10 @@ class TrainingConfig(Optimisation):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Only tokens at least this likely, relative to the likeliest, are drawn; 0: all."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Divides positive logits of tokens that were already written, and multiplies negative ones; 1: none."""
     max_turn_tokens: int = Field(default=512, ge=1)
     max_trajectory_tokens: int = Field(default=2048, ge=1)
 
@@ -118,6 +117,13 @@ class TrainingConfig(Optimisation):
     output_dir: str = "saved_models/rft_adapters"
     """A link to the adapters of the latest finished run. Those of each run are beside it, in a folder with the run's id
     (`rft_adapters-1120-0949-k3f9`). A folder that is already there stays as it is."""
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far the probability ratio may fall below 1 and rise above it before it is clipped."""
+        low = self.trl.get("epsilon", 0.2)
+        high = self.trl.get("epsilon_high")
+        return low, low if high is None else high
 
     @property
     def shaping_apart(self) -> bool:

@@ -1,13 +1,14 @@
 """The settings of an agent, and the way from logits to tokens and their exact log-probs.
 
 The log-prob of a token is that of `softmax(logits / temperature)` over the whole vocabulary, in float32. TRL's
-`GRPOTrainer` computes the same in its loss, so on-policy ratios are exactly one. Truncation (top-k, top-p) changes
-which tokens are drawn, not the recorded log-prob: the trained policy is the untruncated one. Greedy decoding records
-the log-prob at temperature 1.
+`GRPOTrainer` computes the same in its loss, so on-policy ratios are exactly one. Truncation (top-k, top-p, min-p) and
+the penalty of repetition change which tokens are drawn, not the recorded log-prob: the trained policy is the one
+without them. Greedy decoding records the log-prob at temperature 1.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +16,14 @@ import torch
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """Settings of drawing a token. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary."""
+    """Settings of drawing a token. `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole
+    vocabulary. `repetition_penalty` lowers the logits of earlier tokens (CTRL, arXiv 1909.05858)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -60,19 +64,24 @@ def sample(
     settings: SamplingSettings,
     uniform: torch.Tensor | None,
     never: torch.Tensor | None = None,
+    seen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row by inverting the cumulative distribution.
 
     logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1) on `float64_device`; None when greedy. never:
-    int64 `[k]`, tokens that are not drawn, without an effect on the log-probs. Returns tokens int64 `[n]` and log-probs
-    float32 `[n]`.
+    int64 `[k]`, tokens that are not drawn, without an effect on the log-probs. seen: bool `[n, V]`, tokens of prompt
+    and turns, for the penalty of repetition. Returns tokens int64 `[n]` and log-probs float32 `[n]`.
     """
     logits = logits.float()
     greedy = settings.temperature == 0
-    if not greedy and settings.temperature != 1:
-        logits = logits / settings.temperature
-    logprobs = logits.log_softmax(-1)
-    drawn = logprobs if never is None else logprobs.index_fill(-1, never, -torch.inf)
+    temperature = 1.0 if greedy else settings.temperature
+    logprobs = (logits if temperature == 1 else logits / temperature).log_softmax(-1)
+    drawn = logprobs
+    if seen is not None:
+        penalty = settings.repetition_penalty
+        lowered = torch.where(logits < 0, logits * penalty, logits / penalty)
+        drawn = (torch.where(seen, lowered, logits) / temperature).log_softmax(-1)
+    drawn = drawn if never is None else drawn.index_fill(-1, never, -torch.inf)
     if greedy:
         tokens = drawn.argmax(-1)
     else:
@@ -88,7 +97,7 @@ def sample(
 
 
 def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Set log-probs outside top-k, and then outside top-p of the rest, to -inf."""
+    """Set log-probs outside top-k, then outside top-p of the rest, and below min-p of the largest, to -inf."""
     vocabulary = logprobs.shape[-1]
     if 0 < settings.top_k < vocabulary:
         least = logprobs.topk(settings.top_k, -1).values[:, -1:]
@@ -99,4 +108,7 @@ def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tens
         # A token stays while the mass before it is below top_p; so the most likely one always stays.
         outside = probs.cumsum(-1) - probs >= settings.top_p
         logprobs = logprobs.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    if settings.min_p > 0:
+        least = logprobs.amax(-1, keepdim=True) + math.log(settings.min_p)
+        logprobs = logprobs.masked_fill(logprobs < least, -torch.inf)
     return logprobs

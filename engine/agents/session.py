@@ -138,9 +138,12 @@ class TransformersSession(ChatSession):
             for row in order.tolist():
                 self._watched.goes_on(row)
 
+        seen = self._seen_tokens(order, logits.shape[-1])
         for step in range(steps):
             noise = None if uniform is None else uniform[step, column.to(uniform.device)]
-            token, logprob = sample(logits, self.settings, noise, self._never)
+            token, logprob = sample(logits, self.settings, noise, self._never, None if seen is None else seen[column])
+            if seen is not None:
+                seen[column, token] = True
             tokens[step, column] = token
             logprobs[step, column] = logprob
             counts[column] += alive
@@ -169,6 +172,15 @@ class TransformersSession(ChatSession):
         by_row = np.zeros(len(self.history.length), dtype=bool)
         by_row[order] = ended.cpu().numpy()
         return by_row[rows]
+
+    def _seen_tokens(self, order: np.ndarray, vocabulary: int) -> torch.Tensor | None:
+        """Return the tokens of each row so far, bool `[n, V]`, if their repetition is penalised."""
+        if self.settings.repetition_penalty == 1:
+            return None
+        seen = np.zeros((len(order), vocabulary), dtype=bool)
+        for place, row in enumerate(order.tolist()):
+            seen[place, self.history.ids[row, : self.history.length[row]]] = True
+        return torch.from_numpy(seen).to(self.decoder.device)
 
     def _report(
         self,

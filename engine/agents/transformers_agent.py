@@ -42,6 +42,8 @@ class TransformersAgent(ChatAgent):
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
         max_turn_tokens: int = 256,
         max_trajectory_tokens: int = 4096,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -53,7 +55,9 @@ class TransformersAgent(ChatAgent):
         self.decoder = Decoder(model)
         stop_ids = self.decoder.stop_ids
         chat = ChatBridge(tokenizer, stop_ids=stop_ids, template_kwargs=template_kwargs, sight=sight)
-        settings = AgentSettings(temperature, top_p, top_k, max_turn_tokens, max_trajectory_tokens)
+        settings = AgentSettings(
+            temperature, top_p, top_k, min_p, repetition_penalty, max_turn_tokens, max_trajectory_tokens
+        )
         super().__init__(chat, settings, native_calls=native_calls)
 
     def knows(self, environment: str) -> bool:

@@ -73,7 +73,7 @@ def load_policy(
     elif trainable and config.lora is not None:
         try:
             model = get_peft_model(base, lora_config(config.lora, base))  # type: ignore[assignment]
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
     if config.quantization is None:  # one in 4 bits was loaded where it stays
         model.to(chosen_device(config))  # type: ignore[arg-type]
@@ -186,6 +186,7 @@ def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
         task_type="CAUSAL_LM",
+        **lora.peft,
     )
 
 

@@ -46,7 +46,8 @@ def recompute_steps(
     buffer = Replay(replay, report)
     loss = Loss(config.training, report)
     means = StepMetrics(report, one_batch)
-    rows = config.training.prompts_per_step * config.training.num_generations
+    training = config.training
+    rows = training.trl.get("generation_batch_size") or training.prompts_per_step * training.num_generations
     later: dict[int, list[tuple[Item, Use]]] = {}
     for step, items in steps:
         for item in items:

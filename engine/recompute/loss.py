@@ -60,14 +60,13 @@ class Loss:
     def _policy(self, step: int, item: Item, loss: LossTerms) -> None:
         """Check −Σ A·ρ over the tokens of each turn, with ρ at its bound where it is clipped."""
         place = f"step {step}, rollout {item.row.id} in the loss"
-        self.report.same(place, "tokens", loss.tokens, item.agent_tokens)
+        masked = self.training.trl.get("mask_truncated_completions") and item.record.trajectory.cut
+        self.report.same(place, "tokens", loss.tokens, 0 if masked else item.agent_tokens)
         if loss.policy is None or self.training.advantages == "reward":
             return
-        high = self.training.epsilon if self.training.epsilon_high is None else self.training.epsilon_high
+        below, beyond = self.training.clip_range
         columns = zip(item.record.step_advantages, loss.ratio, loss.low, loss.high, strict=True)
-        parts = [
-            -a * (ratio + low * (1 - self.training.epsilon) + above * (1 + high)) for a, ratio, low, above in columns
-        ]
+        parts = [-a * (ratio + low * (1 - below) + above * (1 + beyond)) for a, ratio, low, above in columns]
         size = math.fsum(map(abs, parts))
         self.report.number(place, "policy-gradient term", loss.policy, math.fsum(parts), tolerance=LOSS, size=size)
 

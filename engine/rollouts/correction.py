@@ -3,58 +3,69 @@
 With μ the policy that sampled (an older version, or the same one in a server's arithmetic) and π the policy as the
 trainer has it at the beginning of the step, over the agent's tokens t of a rollout:
 
-    token_truncate   w_t = min(π(t) / μ(t), cap)
-    sequence_mask    w_t = Π π / μ for all t alike, and 0 where that is above the cap
+    ratio      r_t = π(t) / μ(t) (`token`), or Π π / μ for all t alike (`sequence`)
+    truncate   w_t = min(max(r_t, floor), cap)
+    mask       w_t = r_t, and 0 outside [floor, cap]
 
 The weights multiply the advantages, so they reach every loss that is linear in them; the clipped ratio of the loss is
 then that of the policy under training to π. (Truncated importance sampling: Yao et al., "Your Efficient RL Framework
-Secretly Brings You Off-Policy RL Training", 2025; TRL calls the modes alike.)
+Secretly Brings You Off-Policy RL Training", 2025; `token_mask` is that of IcePop, arXiv 2510.18855. TRL has the same
+names for the modes.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .rollout import Rollout
 
-Correction = Literal["none", "token_truncate", "sequence_mask"]
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
-def weights(
-    logprobs: np.ndarray, sampled: np.ndarray, agent_mask: np.ndarray, how: Correction, cap: float
-) -> np.ndarray:
-    """w of one rollout, float32 [T], 1 off the agent's tokens.
+@dataclass(frozen=True)
+class Weighting:
+    """How the weights are made. A weight is limited to, or masked outside, [floor, cap]."""
 
-    logprobs: of the policy π; sampled: of the policy μ; both float32 [T], nats. agent_mask: bool [T].
-    """
-    counted = agent_mask.copy()
-    counted[:1] = False  # nothing comes before a first token
-    difference = np.where(counted, logprobs.astype(np.float64) - sampled, 0.0)
-    if how == "none":
-        return np.ones(len(difference), np.float32)
-    if how == "token_truncate":
-        return np.where(counted, np.exp(np.minimum(difference, np.log(cap))), 1.0).astype(np.float32)
-    total = float(difference.sum())
-    whole = np.exp(total) if total <= np.log(cap) else 0.0
-    return np.where(counted, whole, 1.0).astype(np.float32)
+    how: Correction = "token_truncate"
+    floor: float = 0.0
+    cap: float = 3.0
+
+    def weights(self, log_ratio: Tensor, counted: Tensor) -> Tensor:
+        """Return w, [B, T], 1 where `counted` (bool [B, T]) is not set. log_ratio: log π − log μ, [B, T]."""
+        if self.how == "none":
+            return torch.ones_like(log_ratio)
+        log_ratio = torch.where(counted, log_ratio, 0.0)
+        if self.how.startswith("sequence"):
+            log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
+        ratio = log_ratio.exp()
+        if self.how.endswith("truncate"):
+            limited = ratio.clamp(self.floor, self.cap)
+        else:
+            limited = torch.where((ratio < self.floor) | (ratio > self.cap), 0.0, ratio)
+        return torch.where(counted, limited, 1.0)
 
 
-def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], how: Correction, cap: float) -> list[Rollout]:
+def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], weighting: Weighting) -> list[Rollout]:
     """Return rollouts with their weights and with the log-probs of the loss's ratio.
 
     sampled: with the log-probs of the policy that made them; present: the same with those of the policy as it is.
     """
-    if how == "none":
+    if weighting.how == "none":
         return list(sampled)
     done = []
     for made, now in zip(sampled, present, strict=True):
         assert made.logprobs is not None and now.logprobs is not None
-        importance = weights(now.logprobs, made.logprobs, made.agent_mask, how, cap)
-        done.append(replace(made, logprobs=now.logprobs, importance=importance))
+        counted = made.agent_mask.copy()
+        counted[:1] = False  # nothing comes before a first token
+        log_ratio = torch.from_numpy(now.logprobs.astype(np.float64) - made.logprobs)[None]
+        weights = weighting.weights(log_ratio, torch.from_numpy(counted)[None])
+        done.append(replace(made, logprobs=now.logprobs, importance=weights[0].float().numpy()))
     return done
 
 

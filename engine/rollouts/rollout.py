@@ -44,6 +44,7 @@ class Rollout:
     averaged over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: where
     they come from.
 
+    masked: its tokens are left out of the loss.
     importance: float32 [T], factors of the advantages in the loss (`correction`; None: 1).
 
     policy_version: optimiser steps that the policy had made when it sampled this. replayed: drawn from the replay
@@ -71,6 +72,7 @@ class Rollout:
     importance: np.ndarray | None = None
     policy_version: int = 0
     replayed: bool = False
+    masked: bool = False
     draw_probability: float | None = None
     id: str = ""
     selected: Selected = ""

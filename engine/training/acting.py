@@ -19,6 +19,7 @@ from ..agents.sight_check import check_sight
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.sight.processor import Sight
 from ..record.step_recorder import StepRecorder
+from ..rollouts.correction import Weighting
 from .env_trainer import GRPOEnvTrainer
 from .server_rollouts import ServerOptions
 
@@ -34,7 +35,7 @@ def make_agent(
 
     Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, of which servers get the text only.
     """
-    names = ("temperature", "top_p", "top_k", "max_turn_tokens", "max_trajectory_tokens")
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_turn_tokens", "max_trajectory_tokens")
     settings = {name: getattr(config.training, name) for name in names}
     if config.rollouts.engine != "transformers":
         return open_remote_agent(config, model, tokenizer, AgentSettings(**settings), run_dir)
@@ -49,8 +50,7 @@ def server_options(config: RunConfig) -> ServerOptions:
     rollouts = config.rollouts
     return ServerOptions(
         rollouts.max_staleness,
-        rollouts.correction,
-        rollouts.correction_cap,
+        Weighting(rollouts.correction, rollouts.correction_floor, rollouts.correction_cap),
         rollouts.max_mismatch,
         tolerance_of(config),
     )

@@ -39,7 +39,7 @@ def make_batch(
                 out[i, : len(row)] = torch.from_numpy(np.ascontiguousarray(row)).to(dtype)
         return out.to(device)
 
-    agent = padded([r.agent_mask for r in rollouts], 0, torch.long)
+    agent = padded([r.agent_mask & (not r.masked) for r in rollouts], 0, torch.long)
     agent[:, 0] = 0  # nothing comes before a first token: it has no log-prob
     batch = {
         "prompt_completion_ids": padded([r.token_ids for r in rollouts], pad_token_id, torch.long),
@@ -116,4 +116,4 @@ def without_kl_of_replayed(batch: Batch, logprobs: Tensor) -> None:
     """
     if "replayed" in batch and "ref_per_token_logps" in batch:
         reference = batch["ref_per_token_logps"]
-        batch["ref_per_token_logps"] = torch.where(batch["replayed"][:, None], logprobs.detach(), reference)
+        batch["ref_per_token_logps"] = torch.where(batch["replayed"][:, None], logprobs, reference)

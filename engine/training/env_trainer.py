@@ -7,15 +7,18 @@ TRL's loss asks for log-probs it gets those of one packed forward pass. TRL's lo
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PrinterCallback
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...envs.agent import Agent
@@ -31,8 +34,8 @@ from ..rollouts.runner import EnvKey, RolloutRunner, Row, TrialEnv, parse_row
 from ..rollouts.scoring import Scorer
 from . import trl_seam, unchanged
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
-from .frozen import FrozenPass, copy_of_policy, with_scoring_head
-from .losses.base import Loss, LossInputs, sum_over_tokens
+from .frozen import FrozenPass, copy_of_policy, saved_reference, with_scoring_head
+from .losses.base import Loss, LossInputs, kl_of_tokens, sum_over_tokens
 from .losses.terms import Clipping, LossTermsOfStep
 from .mismatch import Mismatch
 from .phases import PhaseClock
@@ -41,18 +44,22 @@ from .processes import Processes
 from .resumable import ResumableTrainer, StatePart
 from .trl_logs import completion_logs, completion_metrics
 
+ADAPTIVE_ENTROPY = ("entropy_coef", "_last_world_entropy")
+"""State of TRL's adaptive entropy bonus."""
+
 
 def environment_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
     """Fill the place of TRL's reward function. Rewards come with the rollouts."""
     raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
 
-@dataclass(frozen=True)
+@dataclass
 class LossPass:
-    """The input of the loss of one micro-batch. packing: None for padded rows."""
+    """The loss of one micro-batch. packing: None for padded rows. logprobs: [B, T], of the policy, once scored."""
 
     batch: Batch
     packing: Packing | None
+    logprobs: Tensor | None = None
 
 
 class GRPOEnvTrainer(ResumableTrainer):
@@ -80,6 +87,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         prepare_env: Callable[[TrialEnv], None] | None = None,
         packed: bool = True,
         loss: Loss | None = None,
+        kl_estimator: str = "k3",
         **kwargs: Any,
     ) -> None:
         trl_seam.check_methods()
@@ -91,7 +99,9 @@ class GRPOEnvTrainer(ResumableTrainer):
             seeing = SeeingModel.of(base_of(model))
             args.ddp_find_unused_parameters = seeing is not None and seeing.tower.trained
         self.rows = [parse_row(row, f"row {n}") for n, row in enumerate(cast(Iterable[Any], train_dataset), 1)]
-        beta, args.beta = args.beta, 0.0 if reference is not None else args.beta  # TRL would load a copy of its own
+        beta, synced = args.beta, args.sync_ref_model
+        if reference is not None:  # TRL would load a copy of its own
+            args.beta, args.sync_ref_model = 0.0, False
         super().__init__(
             model=model,  # type: ignore[arg-type]
             reward_funcs=[environment_reward],
@@ -107,12 +117,18 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.tokenizer = tokenizer
         self.orchestrator = orchestrator
         self.loss = loss
+        self.kl_estimator = kl_estimator
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        micro_batches_of = self.num_iterations * args.steps_per_generation  # type: ignore[operator]
+        self.updates_per_batch = max(micro_batches_of // args.gradient_accumulation_steps, 1)
         self.phases = PhaseClock(self.accelerator.device)
         self.policy = self._prepared(self.model, packed)
         if reference is not None:
             with_scoring_head(reference, self.temperature)
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+            if synced:
+                self.add_callback(SyncRefModelCallback(reference, self.accelerator))
+                self.state_parts.append(saved_reference(reference))
         copied = None if self.ref_model is None else self._prepared(self.ref_model, packed)
         self.packed = self.policy.packed and (copied is None or copied.packed)
         self.frozen = FrozenPass(self.policy, copied, max(args.per_device_train_batch_size, 1))
@@ -145,22 +161,27 @@ class GRPOEnvTrainer(ResumableTrainer):
         self._loss_pass: LossPass | None = None
         servers = self.pipeline.servers
         # What servers sampled has a threshold of its own: `rollouts.max_mismatch`.
-        uncorrected = servers is not None and servers.options.correction == "none"
+        uncorrected = servers is not None and servers.options.weighting.how == "none"
         self._comparable = not uncorrected and not unchanged.drops_out(self.policy.base)
         self._unchanged_until: int | None = None
         self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
+        others = (args.delta, args.off_policy_mask_threshold, args.top_entropy_quantile < 1 or None)
+        plain = not self._entropy_bonus_enabled and not self.aux_loss_enabled and all(o is None for o in others)
         self.loss_terms = LossTermsOfStep(
             Clipping(
-                "" if loss is not None else self.loss_type,
+                self.loss_type if loss is None and plain else "",
                 self.epsilon_low,
                 self.epsilon_high,
                 self.importance_sampling_level == "sequence",
                 args.use_bias_correction_kl or loss is not None,
+                kl_estimator,
             )
         )
         """What each rollout put into the loss of the current step."""
         if replay is not None:
             self.state_parts.append(StatePart(replay.save, replay.load))
+        if self.use_adaptive_entropy:
+            self.state_parts.append(StatePart(self._save_entropy, self._load_entropy, everywhere=True))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Rollouts of these rows, scored: one row a rollout, in the order of `inputs`.
@@ -220,13 +241,16 @@ class GRPOEnvTrainer(ResumableTrainer):
             batch = self._generate_and_score_completions(generation_batch)
             shuffled = self.num_generations if parts > self.args.gradient_accumulation_steps else 0
             self._buffered_inputs = micro_batches(batch, self.rollouts.batch, parts, shuffled)
+        elif self._step % self.args.gradient_accumulation_steps == 0:  # their step has recorded them
+            self.rollouts = replace(self.rollouts, generated=[], replayed=[], metrics={})
         return self._buffered_inputs[self._step % parts]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         """Train on one micro-batch, after making rollouts if they are due."""
-        inputs = self._prepare_inputs(inputs)
         if self._unchanged_until is None:
             self._unchanged_until = self.state.global_step
+            self._step = self.state.global_step * self.args.gradient_accumulation_steps  # also in a resumed run
+        inputs = self._prepare_inputs(inputs)
         with self.phases("backward", without="logprobs"), self._packed_pass(self.packed):
             loss = super().training_step(model, inputs, num_items_in_batch)
         first = self.state.global_step == self._unchanged_until and self._comparable
@@ -256,10 +280,17 @@ class GRPOEnvTrainer(ResumableTrainer):
         self._loss_pass = LossPass(batch, packing_of(batch, self.policy) if packed else None)
         try:
             with self.phases("logprobs"), self._packed_pass(packed):
-                if self.loss is None:
+                if self.loss is not None:
+                    loss = self._own_loss(self.loss, model, batch)
+                elif self.beta == 0.0 or self.kl_estimator == "k3":
                     loss = super().compute_loss(model, batch, return_outputs, num_items_in_batch)
                 else:
-                    loss = self._own_loss(self.loss, model, batch)
+                    beta, self.beta = self.beta, 0.0
+                    try:
+                        loss = super().compute_loss(model, batch, return_outputs, num_items_in_batch)
+                    finally:
+                        self.beta = beta
+                    loss = loss + beta * self._kl_term(self._loss_pass)
         finally:
             self._loss_pass = None
         if self.rollouts.kl is not None and self.beta != 0.0:
@@ -268,6 +299,34 @@ class GRPOEnvTrainer(ResumableTrainer):
                 self.rollouts = replace(self.rollouts, generated=generated, kl=kl_of_rollouts(generated))
             self._metrics["train" if self.model.training else "eval"]["kl"] = [self.rollouts.kl]
         return loss
+
+    def _kl_term(self, scored: LossPass) -> Tensor:
+        """Return the KL by `kl_estimator`, averaged as TRL averages the terms of its loss."""
+        batch, logprobs = scored.batch, scored.logprobs
+        assert logprobs is not None
+        mask = (batch["completion_mask"] * batch["tool_mask"]).float()
+        kl = kl_of_tokens(logprobs, batch["ref_per_token_logps"], self.kl_estimator)
+        if self.args.use_bias_correction_kl:
+            log_ratio = (logprobs - batch.get("old_per_token_logps", logprobs.detach())) * mask
+            if self.importance_sampling_level == "sequence":
+                log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1.0)
+            kl = kl * log_ratio.exp()
+        sums, counts = (kl * mask).sum(1), mask.sum(1).clamp(min=1.0)
+        accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
+        if self.loss_type in ("grpo", "sapo"):
+            return (sums / counts).mean() / accumulation
+        if self.loss_type == "bnpo":
+            return sums.sum() / mask.sum().clamp(min=1.0) / accumulation
+        if self.loss_type == "dr_grpo":
+            return sums.mean() / self.max_completion_length / accumulation
+        return sums.mean() / accumulation if self.loss_type == "luspo" else sums.sum() / self._tokens_of_step(batch)
+
+    def _tokens_of_step(self, batch: Batch) -> Tensor:
+        """Return the agent's tokens of an optimiser step, by process."""
+        tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if self.model.training:
+            tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        return tokens
 
     def _own_loss(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
         """Average the loss (and beta times the KL) over the agent's tokens of the whole optimiser step."""
@@ -280,13 +339,10 @@ class GRPOEnvTrainer(ResumableTrainer):
         old = batch.get("old_per_token_logps", logprobs.detach())
         inputs = LossInputs(logprobs, old, batch["advantages"], entropy, mask)
         reference = batch["ref_per_token_logps"] if self.beta != 0.0 else None
-        tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        if self.model.training:
-            tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         mean = (entropy.detach() * mask).sum() / mask.sum().clamp(min=1.0)
         mean = self.accelerator.gather(mean).mean().item()  # type: ignore[union-attr]
         self._metrics["train" if self.model.training else "eval"]["entropy"].append(mean)
-        return sum_over_tokens(loss, inputs, reference, self.beta) / tokens
+        return sum_over_tokens(loss, inputs, reference, self.beta, self.kl_estimator) / self._tokens_of_step(batch)
 
     def _packed_pass(self, packed: bool) -> contextlib.AbstractContextManager[None]:
         return self.policy.packed_pass() if packed and not self.policy.in_packed_pass else contextlib.nullcontext()
@@ -337,6 +393,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                 logprobs = nn.functional.pad(logprobs, (1, 0))
                 entropy = None if entropy is None else nn.functional.pad(entropy, (1, 0))
         if loss_pass is not None:
+            loss_pass.logprobs = logprobs
             # Later passes over the same rollouts are of a policy that has been updated.
             first = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
             if self.model.training and first:
@@ -351,8 +408,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.mismatch.add(batch, logprobs)
         one_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
         if self.pipeline.rounds and self.pipeline.servers is None and self.num_iterations == 1 and one_update:
-            options = self.pipeline.options.servers
-            self.mismatch.on_policy(batch, logprobs, options.correction, options.correction_cap)
+            self.mismatch.on_policy(batch, logprobs, self.pipeline.options.servers.weighting)
 
     def _log_rollouts(self, mode: str) -> None:
         """Fill TRL's own metrics and tables."""
@@ -370,6 +426,14 @@ class GRPOEnvTrainer(ResumableTrainer):
         packed = packed and not self.aux_loss_enabled
         autocast = self.accelerator.autocast
         return PreparedModel(unwrapped, temperature=self.temperature, packed=packed, autocast=autocast)
+
+    def _save_entropy(self, folder: Path) -> None:
+        state = {name: getattr(self, name) for name in ADAPTIVE_ENTROPY}
+        (folder / "entropy.json").write_text(json.dumps(state))
+
+    def _load_entropy(self, folder: Path) -> None:
+        for name, value in json.loads((folder / "entropy.json").read_text()).items():
+            setattr(self, name, value)
 
     def _send_telemetry(self) -> None:
         """Send nothing: training contacts no server of TRL."""

@@ -11,10 +11,12 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from accelerate.utils import is_peft_model
 from peft import PeftModel
+from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import PreTrainedModel
 from trl.trainer import utils
@@ -22,6 +24,7 @@ from trl.trainer.utils import use_adapter
 
 from ..policy.prepared import PreparedModel, TokenScores
 from ..rollouts.rollout import Rollout
+from .resumable import StatePart
 
 
 def copy_of_policy(model: nn.Module, beta: float) -> nn.Module | None:
@@ -35,6 +38,16 @@ def with_scoring_head(reference: nn.Module, temperature: float) -> None:
     reference.requires_grad_(False).eval()
     if hasattr(utils, "add_fused_lm_head"):
         utils.add_fused_lm_head(cast("PreTrainedModel", reference), temperature=temperature)
+
+
+def saved_reference(reference: nn.Module) -> StatePart:
+    """Return the part of a checkpoint that keeps a reference which follows the policy."""
+    file = "reference.safetensors"
+
+    def load(folder: Path) -> None:
+        load_model(reference, folder / file, device=str(next(reference.parameters()).device))
+
+    return StatePart(lambda folder: save_model(reference, str(folder / file)), load, everywhere=True)
 
 
 class FrozenPass:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...configs import metric_names as metric
-from ..rollouts.correction import Correction
+from ..rollouts.correction import Weighting
 from ..rollouts.rollout import Rollout
 from .batch import Batch
 
@@ -54,19 +54,13 @@ class Mismatch:
             metric.SAMPLER_RATIO: self.largest,
         }
 
-    def on_policy(self, batch: Batch, logprobs: Tensor, how: Correction, cap: float) -> None:
+    def on_policy(self, batch: Batch, logprobs: Tensor, weighting: Weighting) -> None:
         """Let the loss compare with the trained pass itself, and weight advantages by π / μ (`rollouts.correction`).
 
         logprobs: [B, T], of the trained pass. TRL's loss reads both from the batch once it has the policy's log-probs.
         """
         mask, now = fresh(batch), logprobs.detach()
-        difference = torch.where(mask, now - batch["old_per_token_logps"], 0.0)
-        weights = torch.ones_like(difference)
-        if how == "token_truncate":
-            weights = difference.exp().clamp(max=cap)
-        elif how == "sequence_mask":
-            whole = difference.sum(1, keepdim=True).exp()
-            weights = torch.where(mask, torch.where(whole > cap, 0.0, whole), 1.0)
+        weights = weighting.weights(now - batch["old_per_token_logps"], mask)
         batch["advantages"] = batch["advantages"] * weights
         batch["sampler_weights"] = weights
         batch["old_per_token_logps"] = torch.where(mask, now, batch["old_per_token_logps"])

@@ -73,7 +73,8 @@ class RolloutOptions:
     """How rollouts are made and scored.
 
     advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal;
-    signal: whether these are the whole returns, or those of task and environment.
+    signal: whether these are the whole returns, or those of task and environment. mask_truncated: rollouts that a limit
+    cut are left out of the loss.
     dynamic_rounds: DAPO's dynamic sampling, so many rounds at most (0: off). placement: where rollouts happen with
     several processes; both give the same result. servers: for agents whose policy lives on servers.
     """
@@ -82,6 +83,7 @@ class RolloutOptions:
     min_group_std: float = 0.0
     signal: Signal = "reward"
     dynamic_rounds: int = 0
+    mask_truncated: bool = False
     placement: Placement = "auto"
     servers: ServerOptions = field(default_factory=ServerOptions)
 
@@ -182,6 +184,8 @@ class RolloutPipeline:
         everyone = self.processes.gather(mine)
         if not self.processes.main:
             return [], {}
+        if self.options.mask_truncated:
+            everyone = [replace(r, masked=r.trajectory is not None and r.trajectory.cut) for r in everyone]
         with self.phases("reward"):
             groups, metrics = self.scorer.score(in_batch_order(everyone), request.step)
         return groups, {**metrics, **measured}

@@ -46,6 +46,7 @@ class Resumable(Trainer):
     accelerator: Any
     num_generations: Any
 
+    updates_per_batch = 1
     keep_checkpoints = 2
     keep_adapters = 0
     before_commit: Callable[[], None] | None = None

@@ -13,7 +13,6 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs import metric_names as metric
-from ...configs.errors import GrpoTuiError
 from ...configs.model_defaults import steps_of
 from ...configs.schema import RunConfig
 from ...configs.sections import TrainingConfig
@@ -48,13 +47,9 @@ from .losses import own_loss
 from .phases import StepClock
 from .pipeline import RolloutOptions
 from .resumable import StatePart
-from .run import begin_at, save_result
+from .run import TrainingError, begin_at, save_result, trl_arguments
 
 logger = logging.getLogger(__name__)
-
-
-class TrainingError(GrpoTuiError, ValueError):
-    """Training cannot be done as configured; the message is one sentence for a person."""
 
 
 def run_rft(
@@ -130,12 +125,14 @@ def build_trainer(
             min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
             signal=replay.signal if replay.mode != "off" else "reward",
             dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
+            mask_truncated=args.mask_truncated_completions,
             placement=training.placement,
             servers=server_options(config),
         ),
         replay=buffer,
         prepare_env=prepares(config.environment, recorder.writer),
         loss=own_loss(training.loss_type),
+        kl_estimator=training.kl_estimator,
     )
     if unread := unread_calls(rows, trainer.runner.environment, agent):
         recorder.event("alert", unread, detector="native_calls", grade="warning")
@@ -208,7 +205,10 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         )
     micro = micro_batch(rows // world, training)
     beta = max(training.beta, BetaSettings.min_beta) if training.beta_mode == "auto" else training.beta
-    return GRPOConfig(
+    return trl_arguments(
+        GRPOConfig,
+        "training.trl",
+        training.trl,
         output_dir=str(checkpoint_folder(run_dir)),
         max_steps=steps_of(training, rows_of_data),
         per_device_train_batch_size=micro,
@@ -216,14 +216,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         num_generations=training.num_generations,
         max_completion_length=training.max_trajectory_tokens,
         learning_rate=training.learning_rate,
-        lr_scheduler_type=training.lr_scheduler,
-        warmup_steps=training.warmup_steps,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
         loss_type=training.loss_type if training.loss_type in TRL_LOSSES else TRL_LOSSES[0],
-        importance_sampling_level=training.importance_sampling_level,
-        epsilon=training.epsilon,
-        epsilon_high=training.epsilon_high,
         beta=beta,
         scale_rewards=training.scale_advantages,
         temperature=training.temperature,
@@ -257,10 +250,15 @@ def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:
         checkpoints.save_rewards(trainer.orchestrator, folder)
 
 
+SHOWN = (
+    ("reward {:z.3f}", metric.TRL("reward")),
+    ("success {:.2f}", metric.SUCCESS_TRAIN),
+    ("kl {:z.4f}", metric.KL_MEAN),
+    ("{:.2f} s", metric.STEP_SECONDS),
+)
+
+
 def log_step(step: int, metrics: Mapping[str, Any]) -> None:
-    """Log one line a step."""
-    reward, success, kl, seconds = (
-        metrics.get(name, float("nan"))
-        for name in (metric.TRL("reward"), metric.SUCCESS_TRAIN, metric.KL_MEAN, metric.STEP_SECONDS)
-    )
-    logger.info(f"step {step}  reward {reward:z.3f}  success {success:.2f}  kl {kl:z.4f}  {seconds:.2f} s")
+    """Log one line a step. An update on a batch that was used before has no reward."""
+    parts = (text.format(metrics[name]) for text, name in SHOWN if name in metrics)
+    logger.info("  ".join((f"step {step}", *parts)))

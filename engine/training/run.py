@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from safetensors import SafetensorError
+from transformers import TrainingArguments
 
+from ...configs.errors import GrpoTuiError
 from ..record.step_recorder import StepRecorder
 from ..runs.control.requests import ControlChannel
 from ..runs.paths import adapters_dir, links_to_latest
@@ -20,8 +24,29 @@ from .resumable import Resumable
 
 logger = logging.getLogger(__name__)
 
+ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 ROOM_SECONDS = 10
 """How long a run that has nowhere to write its result waits before it tries again."""
+
+
+class TrainingError(GrpoTuiError, ValueError):
+    """Training cannot be done as configured; the message is one sentence for a person."""
+
+
+def trl_arguments(kind: type[ArgumentsT], key: str, passed: Mapping[str, Any], **own: Any) -> ArgumentsT:
+    """Return TRL's arguments: ours, and those that the section `key` passes. Raises TrainingError."""
+    hints = get_type_hints(kind)
+    for name, value in passed.items():
+        try:
+            TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
+        except PydanticSchemaGenerationError:
+            pass
+        except ValidationError as error:
+            raise TrainingError(f"{key}.{name}: {value!r} is not allowed: {error.errors()[0]['msg']}") from error
+    try:
+        return kind(**own, **passed)
+    except (TypeError, ValueError, ImportError) as error:
+        raise TrainingError(f"{key}: {str(error).strip().splitlines()[0]}") from error
 
 
 def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCallbacks, recorder: StepRecorder) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ..rollouts.ahead import RolloutsAhead
-from ..rollouts.correction import Correction, corrected, log_ratios, mismatch
+from ..rollouts.correction import Weighting, corrected, log_ratios, mismatch
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics
@@ -29,8 +29,7 @@ class ServerOptions:
     """See the section `rollouts` of the configuration."""
 
     max_staleness: int = 0
-    correction: Correction = "token_truncate"
-    correction_cap: float = 3.0
+    weighting: Weighting = field(default_factory=Weighting)
     max_mismatch: float = 0.1
     tolerance: float = 0.05
     """See `probe_tolerance`."""
@@ -127,8 +126,7 @@ class ServerRollouts:
                 metric.SAMPLER_KL: float(np.mean(np.concatenate([np.expm1(r) - r for r in ratios]))),
                 metric.SAMPLER_RATIO: max(abs(float(r.sum())) for r in ratios),
             }
-        how, cap = self.options.correction, self.options.correction_cap
-        return corrected(sampled, present, how, cap), metrics
+        return corrected(sampled, present, self.options.weighting), metrics
 
     def take_times(self) -> Metrics:
         taken, self._times = self._times, dict.fromkeys(self._times, 0.0)

@@ -37,7 +37,7 @@ from .checkpoints import Start, checkpoint_folder
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
 from .phases import StepClock
 from .resumable import Resumable
-from .run import begin_at, save_result
+from .run import begin_at, save_result, trl_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -190,17 +190,16 @@ def collect(
 def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
     sft = config.sft
     micro = sft.micro_batch_size or sft.batch_size
-    return TRLConfig(
+    return trl_arguments(
+        TRLConfig,
+        "sft.trl",
+        sft.trl,
         output_dir=str(checkpoint_folder(run_dir)),
         num_train_epochs=sft.epochs,
         max_steps=sft.max_steps or -1,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=max(1, sft.batch_size // micro),
         learning_rate=sft.learning_rate,
-        lr_scheduler_type=sft.lr_scheduler,
-        warmup_steps=sft.warmup_steps,
-        weight_decay=sft.weight_decay,
-        max_grad_norm=sft.max_grad_norm,
         **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
         bf16=False,  # the model computes as it was loaded to (`policy.precision`)
         fp16=config.model.compute == "float16",

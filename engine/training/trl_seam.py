@@ -32,8 +32,9 @@ METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Each with the arguments of its calls: by position, and by name."""
 ATTRIBUTES = (
-    *("_buffered_inputs", "_entropy_bonus_enabled", "_logs", "_metrics", "_step", "_tokenizer", "aux_loss_enabled"),
-    *("epsilon_high", "epsilon_low", "importance_sampling_level", "loss_type", "num_iterations", "temperature"),
+    *("_buffered_inputs", "_entropy_bonus_enabled", "_last_world_entropy", "_logs", "_metrics", "_step", "_tokenizer"),
+    *("aux_loss_enabled", "entropy_coef", "epsilon_high", "epsilon_low", "importance_sampling_level", "loss_type"),
+    *("num_iterations", "temperature", "use_adaptive_entropy"),
 )
 
 

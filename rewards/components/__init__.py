@@ -13,7 +13,7 @@ from ...envs.user_code import UserCodeError, find_class
 from .base import Correctness, RewardComponent, RewardError, RewardInputs, Values
 from .coherence import CoherenceReward
 from .curiosity import CuriosityReward
-from .given import EnvironmentReward, PenaltyReward, TaskReward
+from .given import EnvironmentReward, OverlongReward, PenaltyReward, TaskReward
 
 __all__ = ["Correctness", "RewardComponent", "RewardError", "RewardInputs", "Values", "make_components"]
 
@@ -26,7 +26,7 @@ BUILT_IN: dict[str, Callable[[RewardsConfig, int], RewardComponent]] = {
 }
 """Those with a section of their own in the configuration, made from it and a seed."""
 
-EXTRA: dict[str, type[RewardComponent]] = {}
+EXTRA: dict[str, type[RewardComponent]] = {"overlong": OverlongReward}
 """Further ones that come with the package, known by name in `rewards.extra_components`."""
 
 
@@ -43,10 +43,9 @@ def _extra(name: str, config: ExtraComponentConfig) -> RewardComponent:
     where = f"rewards.extra_components.{name}"
     if config.class_path is None:
         if name not in EXTRA:
-            known = f" (there are {', '.join(EXTRA)})" if EXTRA else ""
             raise RewardError(
-                f"{where}: no component of this name comes with the package{known}; give the class of your own: "
-                "class_path: path/to/file.py:Class"
+                f"{where}: no component of this name comes with the package ({', '.join(EXTRA)} does); give the class "
+                "of your own: class_path: path/to/file.py:Class"
             )
         found = EXTRA[name]
     else:

@@ -1,4 +1,4 @@
-"""The components that are given: correctness, rewards of the environment, penalties, and scores of reward functions."""
+"""The components that are given: correctness, rewards of the environment, penalties, length, scores of functions."""
 
 from __future__ import annotations
 
@@ -85,6 +85,25 @@ class PenaltyReward(RewardComponent):
             return None
         amounts = [sum(p.amount for p in at) for row in batch.penalties for at in row]
         return torch.tensor(amounts, dtype=torch.float64), torch.ones_like(batch.last)
+
+
+class OverlongReward(RewardComponent):
+    """The soft punishment of long rollouts (DAPO, arXiv 2503.14476), on the last step.
+
+    With n tokens of the agent: 0 up to limit − cache, then down to −1 at `limit`, and −1 beyond it.
+    """
+
+    def __init__(self, limit: int, cache: int) -> None:
+        if not 0 < cache <= limit:
+            raise ValueError(f"cache is {cache}, but must be above 0 and at most limit, {limit}")
+        self.limit, self.cache = limit, cache
+
+    def compute(self, batch: RewardInputs) -> Values | None:
+        lengths = [sum(end - start for start, end in (s.token_span for s in t.steps)) for t in batch.trajectories]
+        beyond = torch.tensor([n for n, t in zip(lengths, batch.trajectories, strict=True) if t.steps]).double()
+        values = torch.zeros(len(batch.steps), dtype=torch.float64)
+        values[batch.last] = ((self.limit - self.cache - beyond) / self.cache).clamp(-1.0, 0.0)
+        return values, batch.last
 
 
 def scored_components(steps: Sequence[Step]) -> dict[str, tuple[Values, float]]:

@@ -8,12 +8,12 @@ import pytest
 
 from grpo_tui.configs.errors import ConfigError
 from grpo_tui.configs.loading import load_config
-from grpo_tui.configs.sections.rewards import RewardsConfig
+from grpo_tui.configs.sections.rewards import ExtraComponentConfig, RewardsConfig
 from grpo_tui.rewards.components import RewardError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from grpo_tui.rewards.penalties import BUILT_IN
 
-from .episodes import good
+from .episodes import good, step, trajectory
 
 REFUSED = {
     "NaN": ("rewards:\n  w_task: .nan", 2, "rewards.w_task", ["NaN", "must be a number of at least 0"]),
@@ -121,3 +121,31 @@ def test_files_of_own_classes_that_are_not_there_are_named_before_a_run(tmp_path
     first, second = str(refused.value).splitlines()
     assert first.startswith(f"{file}:2: rewards.embedder: there is no file or folder gone.py")
     assert "rewards.penalty_rules.0.class_path: there is no file or folder nowhere.py" in second
+
+
+@pytest.mark.parametrize(("limit", "cache"), [(100, 40), (10, 10), (64, 1)])
+def test_the_punishment_of_long_rollouts_is_that_of_dapo(limit: int, cache: int):
+    """Equation 13 of arXiv 2503.14476, on the tokens of all turns."""
+    extra = {"overlong": ExtraComponentConfig(weight=0.5, options={"limit": limit, "cache": cache})}
+    config = RewardsConfig(w_curiosity=0.0, w_coherence=0.0, extra_components=extra)
+    lengths = [1, limit - cache, limit - cache + 1, limit, limit + 1, 5 * limit]
+    rows = [
+        trajectory(
+            step(0, "READ_TEXT", token_span=(7, 7 + n // 2)),
+            step(1, "ANSWER", token_span=(n, n + n - n // 2)),
+            id=str(n),
+        )
+        for n in lengths
+    ]
+    result = RewardOrchestrator(config=config).calculate_total_reward(rows, [True] * len(rows))
+    for n, breakdown in zip(lengths, result.breakdowns, strict=True):
+        expected = 0.0 if n <= limit - cache else max((limit - cache - n) / cache, -1.0) if n <= limit else -1.0
+        found = [at.components.get("overlong") for at in breakdown.steps]
+        assert found[0] is None and found[1] is not None
+        assert (found[1].raw, found[1].contribution) == pytest.approx((expected, 0.5 * expected))
+
+
+def test_a_cache_above_the_limit_is_refused():
+    extra = {"overlong": ExtraComponentConfig(options={"limit": 10, "cache": 11})}
+    with pytest.raises(RewardError, match="cache is 11"):
+        RewardOrchestrator(config=RewardsConfig(extra_components=extra))

@@ -15,7 +15,7 @@ from .base import AfterStep, Logs
 
 class CheckpointSchedule(AfterStep):
     """Save a checkpoint before the first step, after it, after the last one, and at intervals of steps or minutes
-    (0: no interval)."""
+    (0: no interval). A batch of rollouts that serves several updates is finished before."""
 
     def __init__(self, trainer: Resumable, recorder: StepRecorder, *, every: int, minutes: float) -> None:
         self._trainer = trainer
@@ -48,6 +48,7 @@ class CheckpointSchedule(AfterStep):
         step, minutes = state.global_step, (time.monotonic() - self._saved_at) / 60
         due = step == 1 or step >= state.max_steps
         due |= bool(self.every and step % self.every == 0) or bool(self.minutes and minutes >= self.minutes)
+        due &= step % self._trainer.updates_per_batch == 0 or step >= state.max_steps
         if self._trainer.accelerator.num_processes > 1:
             due = broadcast_object_list([due])[0]
         return due

@@ -39,16 +39,21 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float
     return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
 
-def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return e^d − d − 1 with d = log π_ref − log π, [B, T] (Schulman, "Approximating KL divergence", 2020)."""
+def kl_of_tokens(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
+    """Return −d (k1), d² / 2 (k2) or e^d − d − 1 (k3) with d = log π_ref − log π, [B, T] (Schulman, "Approximating KL
+    divergence", 2020)."""
     difference = ref_logprobs - logprobs
-    return torch.exp(difference) - difference - 1
+    if estimator == "k1":
+        return -difference
+    return difference.square() / 2 if estimator == "k2" else torch.exp(difference) - difference - 1
 
 
-def sum_over_tokens(loss: Loss, inputs: LossInputs, ref_logprobs: Tensor | None, beta: float) -> Tensor:
-    """The sum of `loss` and of beta times the KL over the agent's tokens, a scalar; ref_logprobs [B, T]: None for no
-    KL. The KL is k3 weighted by the ratio, as TRL's is when samples are not those of the present policy."""
+def sum_over_tokens(
+    loss: Loss, inputs: LossInputs, ref_logprobs: Tensor | None, beta: float, estimator: str = "k3"
+) -> Tensor:
+    """Return the sum of `loss` and of beta times the KL over the agent's tokens, a scalar; ref_logprobs [B, T]: None
+    for no KL. The KL is weighted by the ratio, as TRL's is when samples are not those of the present policy."""
     per_token = loss(inputs)
     if ref_logprobs is not None:
-        per_token = per_token + beta * inputs.ratio * kl_k3(inputs.logprobs, ref_logprobs)
+        per_token = per_token + beta * inputs.ratio * kl_of_tokens(inputs.logprobs, ref_logprobs, estimator)
     return per_token.masked_fill(inputs.mask == 0, 0.0).sum()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...rollouts.rollout import Rollout
 from ...runs.types import LossTerms
-from .base import clipped_surrogate, kl_k3
+from .base import clipped_surrogate, kl_of_tokens
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 """Those of TRL's losses whose policy-gradient term is −min(ρ·A, clip(ρ)·A) for each token."""
@@ -24,14 +24,15 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 @dataclass(frozen=True)
 class Clipping:
-    """How TRL's loss is configured: its type, the lower and upper clip range, whether ρ is one number a sequence, and
-    whether the KL term is multiplied by ρ."""
+    """How the loss is configured: its type, or empty where its policy term is another than −min(ρ·A, clip(ρ)·A), the
+    lower and upper clip range, whether ρ is one number a sequence, whether the KL term is multiplied by ρ."""
 
     loss_type: str
     low: float
     high: float
     by_sequence: bool
     corrected_kl: bool
+    kl_estimator: str = "k3"
 
 
 class LossTermsOfStep:
@@ -71,7 +72,8 @@ def loss_terms(
     policy = clipped_surrogate(ratio, advantages, how.low, how.high)
     kl = torch.zeros_like(ratio)
     if "ref_per_token_logps" in batch:
-        kl = kl_k3(logprobs, batch["ref_per_token_logps"]) * (ratio if how.corrected_kl else 1.0)
+        kl = kl_of_tokens(logprobs, batch["ref_per_token_logps"], how.kl_estimator)
+        kl = kl * ratio if how.corrected_kl else kl
     free = mask & ~low & ~high
     counted = torch.where(free, ratio, 0.0) * batch.get("sampler_weights", 1.0)
     columns = torch.stack([counted, policy, kl, entropy]).cpu().double().numpy()

@@ -54,6 +54,28 @@ def test_tokens_come_with_their_probability_and_log_prob(logits, temperature, to
     np.testing.assert_allclose(logprobs.numpy(), whole[tokens.numpy()], atol=1e-5)
 
 
+@given(
+    logits=st.lists(st.integers(-60, 60), min_size=2, max_size=12, unique=True),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    penalty=st.sampled_from([0.8, 1.0, 1.5]),
+    data=st.data(),
+)
+def test_min_p_and_the_penalty_of_repetition_are_those_of_their_definition(logits, temperature, min_p, penalty, data):
+    x = np.array(logits, dtype=np.float64) / 10
+    written = np.array(data.draw(st.lists(st.booleans(), min_size=len(x), max_size=len(x))))
+    lowered = np.where(written, np.where(x < 0, x * penalty, x / penalty), x)
+    expected = softmax(lowered / temperature)
+    expected = np.where(expected < min_p * expected.max() * (1 - 1e-6), 0.0, expected)
+    uniform = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+    rows = torch.tensor(x, dtype=torch.float32).expand(GRID, -1)
+    settings = SamplingSettings(temperature, min_p=min_p, repetition_penalty=penalty)
+    tokens, logprobs = sample(rows, settings, uniform, seen=torch.tensor(written).expand(GRID, -1))
+    found = np.bincount(tokens.numpy(), minlength=len(x)) / GRID
+    np.testing.assert_allclose(found, expected / expected.sum(), atol=1.5 / GRID + 1e-6)
+    np.testing.assert_allclose(logprobs.numpy(), np.log(softmax(x / temperature))[tokens.numpy()], atol=1e-5)
+
+
 def test_greedy_takes_the_largest_and_writes_down_temperature_one():
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, -1.0]])
     tokens, logprobs = sample(logits, SamplingSettings(temperature=0), None)

@@ -154,9 +154,10 @@ def test_the_same_seed_gives_the_same_rollouts_and_another_seed_others():
     assert first != second, "rollouts of one group draw their own random numbers"
 
 
-def test_greedy_decoding_is_what_generate_writes():
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_greedy_decoding_is_what_generate_writes(penalty: float):
     net = model("qwen3", end_bias=2.0)
-    agent = TransformersAgent(net, tokenizer(), max_turn_tokens=16)
+    agent = TransformersAgent(net, tokenizer(), max_turn_tokens=16, repetition_penalty=penalty)
     messages = user("What colour is the object?")
     with agent.settings(temperature=0):
         session = agent.start([messages], 1)
@@ -164,7 +165,11 @@ def test_greedy_decoding_is_what_generate_writes():
     assert agent.config.temperature == 1.0
     prompt = torch.tensor([agent.chat.prompt(messages)])
     expected = cast(Any, net).generate(
-        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=16,
+        repetition_penalty=penalty,
     )
     assert session.tokens(0).token_ids.tolist() == expected[0].tolist()
     assert_logprobs_match(net, session, [0])

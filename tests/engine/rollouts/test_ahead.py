@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import async_rollouts
 from grpo_tui.engine.rollouts.ahead import RolloutsAhead
-from grpo_tui.engine.rollouts.correction import corrected, weights
+from grpo_tui.engine.rollouts.correction import Weighting, corrected
 from grpo_tui.engine.rollouts.rollout import Rollout
 
 MASK = np.array([0, 0, 1, 1, 0, 1, 1, 1], bool)
@@ -69,28 +69,36 @@ def test_batches_of_steps_that_are_over_are_forgotten():
     assert ahead.take(1) is None
 
 
-@pytest.mark.parametrize("cap", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("how", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "none"])
+@pytest.mark.parametrize(("floor", "cap"), [(0.0, 0.5), (0.0, 1.0), (0.5, 3.0), (0.9, 1.1)])
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.3, 20.0])
-def test_weights_are_those_of_their_definition(spread: float, cap: float):
+def test_weights_are_those_of_their_definition(spread: float, floor: float, cap: float, how: Any):
     rng = np.random.default_rng([int(spread * 1000), int(cap * 10)])
     sampled = -rng.exponential(1.0, 8).astype(np.float32)
     present = (sampled + rng.normal(0, spread, 8)).astype(np.float32)
     ratios = [float(np.exp(np.float64(p) - np.float64(s))) for p, s in zip(present, sampled, strict=True)]
-    token = [min(r, cap) if m else 1.0 for r, m in zip(ratios, MASK, strict=True)]
-    np.testing.assert_allclose(weights(present, sampled, MASK, "token_truncate", cap), token, rtol=1e-6)
     product = float(np.prod([r for r, m in zip(ratios, MASK, strict=True) if m], dtype=np.float64))
-    whole = [(product if product <= cap else 0.0) if m else 1.0 for m in MASK]
-    np.testing.assert_allclose(weights(present, sampled, MASK, "sequence_mask", cap), whole, rtol=1e-5)
-    assert (weights(present, sampled, MASK, "none", cap) == 1).all()
+
+    def weight(ratio: float) -> float:
+        if how == "none":
+            return 1.0
+        inside = floor <= ratio <= cap
+        return min(max(ratio, floor), cap) if how.endswith("truncate") else ratio if inside else 0.0
+
+    chosen = [product] * 8 if how.startswith("sequence") else ratios
+    expected = [weight(r) if m else 1.0 for r, m in zip(chosen, MASK, strict=True)]
+    (done,) = corrected([rollout(sampled)], [rollout(present)], Weighting(how, floor, cap))
+    found = np.ones(8) if done.importance is None else done.importance
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_the_loss_compares_with_the_present_policy_and_weighs_the_advantages():
     sampled, present = np.full(8, -1.0, np.float32), np.full(8, -2.0, np.float32)
     made, now = [rollout(sampled)], [rollout(present)]
-    (done,) = corrected(made, now, "token_truncate", 3.0)
+    (done,) = corrected(made, now, Weighting())
     np.testing.assert_array_equal(done.logprobs, present)  # type: ignore[arg-type]
     np.testing.assert_allclose(done.importance[MASK], np.exp(-1.0), rtol=1e-6)  # type: ignore[index]
-    assert corrected(made, now, "none", 3.0) == made
+    assert corrected(made, now, Weighting("none")) == made
 
 
 def test_rollouts_that_go_at_their_own_pace_take_what_the_longest_of_them_takes():

@@ -194,5 +194,5 @@ def make_trainer(folder: Any, rows: list[dict[str, Any]], model: Any = None, age
     )
 
 
-OWN = {"orchestrator", "replay", "prepare_env", "packed", "loss", "callbacks"}
+OWN = {"orchestrator", "replay", "prepare_env", "packed", "loss", "kl_estimator", "callbacks"}
 OPTIONS = {field.name for field in fields(RolloutOptions)}

@@ -12,6 +12,8 @@ from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_tui.engine.policy.versions import NO_CHECKPOINTING
+from grpo_tui.engine.training import env_trainer
+from grpo_tui.engine.training.losses.base import kl_of_tokens
 
 from .parts import arguments, make_trainer, playback_rows, policy, rollout, tokenizer
 
@@ -59,14 +61,24 @@ def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def both(tmp_path: Any, *, lora: bool = False, turns: int = 1, packed: bool = True, **changes: Any) -> None:
+def both(
+    tmp_path: Any,
+    *,
+    lora: bool = False,
+    turns: int = 1,
+    packed: bool = True,
+    ours_only: dict[str, Any] | None = None,
+    **changes: Any,
+) -> None:
     """Train both and compare loss and all gradients of every step."""
     beta = changes.get("beta", 0.0)
     mine, theirs = policy(lora=lora), policy(lora=lora)
     if beta and not lora:  # TRL loads its reference from a folder
         theirs.save_pretrained(tmp_path / "policy")
         theirs = type(theirs).from_pretrained(tmp_path / "policy")
-    ours = make_trainer(tmp_path, playback_rows(12, turns=turns), model=mine, packed=packed, **changes)
+    ours = make_trainer(
+        tmp_path, playback_rows(12, turns=turns), model=mine, packed=packed, **(ours_only or {}), **changes
+    )
     reference = stock(tmp_path, 12, turns, theirs, **changes)
     seen, expected = Gradients(), Gradients()
     ours.add_callback(seen)
@@ -82,6 +94,8 @@ def both(tmp_path: Any, *, lora: bool = False, turns: int = 1, packed: bool = Tr
             scale = max(1.0, b[name].abs().max().item())
             assert (a[name] - b[name]).abs().max().item() <= 1e-5 * scale, (step, name)
     assert max(g.abs().max() for g in expected.steps[-1].values()) > 1e-4  # something was compared
+    for (name, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=False):
+        assert (a - b).abs().max().item() <= 1e-4 * max(1.0, b.abs().max().item()), name
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -107,6 +121,70 @@ def test_several_iterations_on_one_batch_equal_those_of_trl(tmp_path):
 
 def test_accumulated_micro_batches_equal_those_of_trl(tmp_path):
     both(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, loss_type="dapo", beta=0.2)
+
+
+PASSED: list[dict[str, Any]] = [
+    {"delta": 1.05, "num_iterations": 3, "epsilon": 0.05, "learning_rate": 0.5},
+    {"epsilon": 0.01, "epsilon_high": 0.05, "num_iterations": 2, "learning_rate": 0.5},
+    {"entropy_coef": 0.05},
+    {"use_adaptive_entropy": True, "entropy_target": 9.0, "entropy_coef_delta": 0.1},
+    {"top_entropy_quantile": 0.4},
+    {"top_entropy_quantile": 0.4, "entropy_coef": 0.05, "lora": True, "beta": 0.2},
+    {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "beta": 0.5},
+    {"off_policy_mask_threshold": 1e-4, "num_iterations": 3, "learning_rate": 0.5},
+    {"beta": 0.2, "use_bias_correction_kl": False, "num_iterations": 3, "learning_rate": 0.5},
+    {"loss_type": "sapo", "sapo_temperature_neg": 3.0, "num_iterations": 2, "learning_rate": 0.5},
+    {"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_neg": 4.0, "num_iterations": 2, "learning_rate": 0.5},
+    {"lr_scheduler_type": "cosine", "warmup_steps": 0.4},
+    {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}},
+    {"optim": "adafactor", "learning_rate": 1e-3},
+    {"optim": "adamw_torch", "adam_beta1": 0.5, "adam_beta2": 0.7, "adam_epsilon": 1e-3, "weight_decay": 0.3},
+    {"optim": "rmsprop", "optim_args": "alpha=0.5", "learning_rate": 1e-3, "max_grad_norm": 0.1},
+    {"max_steps": -1, "num_train_epochs": 0.5},
+    {"shuffle_dataset": False},
+    {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 4, "delta": 1.2},
+]
+
+
+@pytest.mark.parametrize("changes", PASSED, ids=lambda changes: "-".join(changes))
+def test_passed_fields_have_the_losses_gradients_and_weights_of_trl(tmp_path, changes):
+    both(tmp_path, turns=2, **changes)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_kl_of_other_estimators_is_averaged_as_trl_averages_k3(tmp_path, monkeypatch, loss, level):
+    """The path of k1 and k2, with the formula of k3 in their place."""
+    monkeypatch.setattr(env_trainer, "kl_of_tokens", lambda logprobs, reference, _: kl_of_tokens(logprobs, reference))
+    # bnpo averages over a micro-batch, and TRL shuffles rows between micro-batches.
+    accumulated = {} if loss == "bnpo" else {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    settings = {"num_iterations": 2, "learning_rate": 0.3, "importance_sampling_level": level, **accumulated}
+    both(tmp_path, turns=2, loss_type=loss, beta=0.2, ours_only={"kl_estimator": "k1"}, **settings)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2"])
+def test_an_estimator_of_the_kl_has_the_gradient_of_its_definition(tmp_path, estimator):
+    """With beta alone (no advantages), the loss is the mean of ρ · k over the agent's tokens."""
+    trainer = make_trainer(tmp_path, playback_rows(12, turns=2), model=policy(), beta=0.3, kl_estimator=estimator)
+    batch = trainer._generate_and_score_completions([{"row": i // 4} for i in range(8)])
+    batch["advantages"] = torch.zeros_like(batch["advantages"])
+    batch["ref_per_token_logps"] = batch["ref_per_token_logps"] + 0.4 * torch.randn(batch["advantages"].shape)
+    loss = trainer.compute_loss(trainer.model, batch)
+    loss.backward()
+    found = {n: p.grad.double() for n, p in trainer.model.named_parameters()}
+    exact = trainer.model.double()
+    exact.zero_grad()
+    ids, mask = batch["prompt_completion_ids"], batch["agent_token_mask"].bool()
+    logits = exact(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+    logp = torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None])[..., 0][mask[:, 1:]]
+    d = batch["ref_per_token_logps"].double()[mask] - logp
+    kl = -d if estimator == "k1" else d**2 / 2
+    ratio = torch.exp(logp - batch["old_per_token_logps"].double()[mask])
+    expected = 0.3 * (ratio * kl).sum() / mask.sum()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    for name, parameter in exact.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-3)
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):

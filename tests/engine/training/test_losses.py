@@ -12,7 +12,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
 from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.training.losses import LossError, own_loss
-from grpo_tui.engine.training.losses.base import LossInputs, kl_k3, sum_over_tokens
+from grpo_tui.engine.training.losses.base import LossInputs, kl_of_tokens, sum_over_tokens
 from grpo_tui.engine.training.losses.reinforce import reinforce
 from grpo_tui.engine.training.processes import UnsupportedProcessesError, check_supported
 from grpo_tui.rewards.advantages import METHODS
@@ -102,8 +102,18 @@ def test_only_the_agents_tokens_count():
     assert not gradient[mask == 0].any() and gradient[mask > 0].all()
 
 
-def test_the_kl_in_the_loss_is_schulmans_k3_of_policy_and_reference():
-    """e^d - d - 1 with d = log π_ref - log π: 0 where they agree, and not the same the other way round."""
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("k1", [math.log(2.0), 0.0, -math.log(2.0)]),
+        ("k2", [math.log(2.0) ** 2 / 2, 0.0, math.log(2.0) ** 2 / 2]),
+        ("k3", [0.5 - math.log(0.5) - 1, 0.0, 2.0 - math.log(2.0) - 1]),
+    ],
+)
+def test_the_kl_of_a_token_is_schulmans_estimator_of_policy_and_reference(estimator, expected):
     policy_, reference = torch.log(torch.tensor([[0.5, 0.25, 0.25]])), torch.log(torch.tensor([[0.25, 0.25, 0.5]]))
-    expected = torch.tensor([[0.5 - math.log(0.5) - 1, 0.0, 2.0 - math.log(2.0) - 1]])
-    torch.testing.assert_close(kl_k3(policy_, reference), expected)
+    torch.testing.assert_close(kl_of_tokens(policy_, reference, estimator), torch.tensor([expected]))
+    mean = policy_.double().exp() * kl_of_tokens(policy_.double(), reference.double(), estimator)
+    exact = (policy_.double().exp() * (policy_ - reference)).sum()
+    if estimator != "k2":  # the other two have the KL as their mean
+        torch.testing.assert_close(mean.sum(), exact, atol=1e-6, rtol=0)

@@ -17,6 +17,7 @@ from grpo_tui.configs.sections.model import ModelConfig
 from grpo_tui.engine.policy.precision import Arithmetic, set_arithmetic
 from grpo_tui.engine.policy.prepared import PreparedModel, acting
 from grpo_tui.engine.policy.vocabulary_head import TokenLogProbs
+from grpo_tui.engine.rollouts.correction import Weighting
 from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
@@ -193,7 +194,7 @@ def test_mismatch_is_measured_by_the_definition_without_replayed_rows():
     assert measured["sampler/clipped"] == pytest.approx(float(((every.exp() - 1).abs() > 0.2).float().mean()))
     assert measured["sampler/largest_ratio"] == pytest.approx(max(abs(float(a.sum())) for a in apart), rel=1e-5)
     before = batch["advantages"].clone()
-    found.on_policy(batch, now, "token_truncate", 1.2)
+    found.on_policy(batch, now, Weighting("token_truncate", cap=1.2))
     weights = every.exp().clamp(max=1.2)
     taken = torch.cat([batch["advantages"][i, 2:n] / before[i, 2:n] for i, n in enumerate((5, 9))])
     torch.testing.assert_close(taken.double(), weights, rtol=1e-5, atol=1e-6)

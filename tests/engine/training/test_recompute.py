@@ -46,7 +46,7 @@ def recorded(tmp_path_factory, request) -> Recorded:
         max_steps=STEPS,
         prompts_per_step=3,
         save_every=0,
-        epsilon=0.002,
+        trl={"epsilon": 0.002},
         learning_rate=0.02,
         micro_batch_size=4,
         compare_shaping=request.param,
@@ -105,7 +105,15 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ({"advantages": "gdpo", "compare_shaping": "equals", "replay": {"mode": "off"}}, {"anneal_steps": 5}),
         ({"compare_shaping": "group"}, {}),
         ({"scale_advantages": "batch"}, {}),
-        ({"replay": {"mode": "off"}, "importance_sampling_level": "sequence", "beta_mode": "fixed", "beta": 0.0}, {}),
+        (
+            {
+                "replay": {"mode": "off"},
+                "trl": {"importance_sampling_level": "sequence"},
+                "beta_mode": "fixed",
+                "beta": 0.0,
+            },
+            {},
+        ),
     ],
     ids=["turns", "rewards", "dapo", "task", "gdpo", "equals", "summed", "batch", "off"],
 )
