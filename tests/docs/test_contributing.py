@@ -108,9 +108,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add(f"{methods}/halves.py", method, settings, '["group", "turn"', '["group", "halves", "turn"')
     component = files["brevity.py"]
     components = "rewards/components"
-    entry = "from .brevity import Brevity\n\nEXTRA: dict[str, type[RewardComponent]] = {'brevity': Brevity}"
-    empty = "EXTRA: dict[str, type[RewardComponent]] = {}"
-    add(f"{components}/brevity.py", component, f"{components}/__init__.py", empty, entry)
+    extra = "EXTRA: dict[str, type[RewardComponent]] = {"
+    entry = f"from .brevity import Brevity\n\n{extra}'brevity': Brevity, "
+    add(f"{components}/brevity.py", component, f"{components}/__init__.py", extra, entry)
     further = "FURTHER: dict[str, tuple[str, str]] = {"
     line = further + '"Longest rollouts": ("longest", "LongestScreen"), '
     add("tui/app/screens/longest.py", files["longest.py"], "tui/app/routes.py", further, line)
