@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 
 from ...configs.errors import GrpoTuiError
+from ..evaluation.card import model_card
 from ..record.step_recorder import StepRecorder
 from ..runs.control.requests import ControlChannel
 from ..runs.paths import adapters_dir, links_to_latest
@@ -84,6 +85,7 @@ def save_result(
     def save() -> None:
         with replacing(folder) as temporary:
             write(temporary)
+            recorder.guard("the model card", lambda: _write_card(run_dir, folder, temporary, recorder))
 
     if not when_there_is_room(save, recorder, control, str(folder)):
         return False
@@ -97,6 +99,11 @@ def save_result(
             message += f"; {link} stays as it is ({problem.strerror or problem})"
     recorder.event("checkpoint", message, step=step, path=str(folder))
     return True
+
+
+def _write_card(run_dir: Path, result: Path, folder: Path, recorder: StepRecorder) -> None:
+    recorder.writer.flush(timeout=10.0)
+    (folder / "README.md").write_text(model_card(run_dir, result), encoding="utf-8")
 
 
 def _link(link: Path, target: str) -> None:

@@ -25,6 +25,7 @@ from . import inspect as cli_inspect
 from . import note as cli_note
 from . import online as cli_online
 from . import play as cli_play
+from . import publish as cli_publish
 from . import rescore as cli_rescore
 from . import rollouts as cli_rollouts
 from . import runs as cli_runs
@@ -63,6 +64,8 @@ app.command("runs")(cli_runs.runs)
 app.command("stop")(cli_runs.stop)
 app.command("online")(cli_online.online)
 app.command("export")(cli_export.export)
+app.command("merge")(cli_publish.merge)
+app.command("push")(cli_publish.push)
 app.command("repair")(cli_runs.repair)
 app.command("doctor")(cli_doctor.doctor)
 app.add_typer(cli_data.app, name="data")

@@ -1,0 +1,56 @@
+"""`python -m grpo_tui.engine.training.merge RUN_DIR ADAPTERS FOLDER`: merge adapters into their base model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoConfig
+
+from ...configs.errors import GrpoTuiError
+from ..evaluation.card import model_card
+from ..launch.settings import read_config
+from ..policy.models import load_policy, load_sight
+from ..policy.sources import base_source
+from ..policy.unwrap import base_of
+from .checkpoints import replacing
+
+
+def merge(run_dir: Path, adapters: str, folder: Path) -> None:
+    """Write base model and adapters as one model that plain `from_pretrained` loads.
+
+    The sum is made in float32 and rounded once, to the format of the base model's files.
+    """
+    config = read_config(run_dir).model.model_copy(
+        update={"weights": "float32", "compute": "float32", "quantization": None, "device": "cpu"}
+    )
+    model, tokenizer = load_policy(config, adapters=adapters, trainable=False)
+    assert isinstance(model, PeftModel)
+    sight = load_sight(config, model, tokenizer)
+    source, revision = base_source(config)
+    dtype = AutoConfig.from_pretrained(source, revision=revision).dtype or torch.float32
+    merged = base_of(model.merge_and_unload()).to(dtype)  # type: ignore[call-overload]
+    merged.config.dtype = dtype
+    with replacing(folder) as temporary:
+        merged.save_pretrained(str(temporary))
+        (tokenizer if sight is None else sight.processor).save_pretrained(str(temporary))
+        (temporary / "README.md").write_text(model_card(run_dir, Path(adapters), merged=True), encoding="utf-8")
+
+
+def main() -> int:
+    """Return 0, or 1 with one sentence on standard error."""
+    run_dir, adapters, folder = sys.argv[1:]
+    logging.disable(logging.WARNING)
+    try:
+        merge(Path(run_dir), adapters, Path(folder))
+    except (GrpoTuiError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""`grpo-tui merge` and `grpo-tui push`: the result of a run as one model, and on a model hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .common import ExitCode, Home, fail, say, warn
+
+if TYPE_CHECKING:
+    from ...engine.evaluation.subjects import Subject
+
+LEFT_OUT = {"README.md", "checksums.json"}
+"""Files of a result that are not pushed. The card is made anew."""
+SubjectArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, or RUN@STEP for one of its checkpoints.")]
+
+
+def merge(
+    reference: SubjectArgument,
+    to: Annotated[Path | None, typer.Option("--to", help="The new folder; else next to the adapters.")] = None,
+    *,
+    home: Home,
+) -> None:
+    """Merge the adapters of a run into their base model, for plain transformers and inference servers.
+
+    The model has the number format of the base model's files.
+    """
+    from ...engine.launch import LaunchError
+    from ...engine.launch.trainer import require
+
+    subject = _found(reference, home)
+    assert subject.weights is not None and subject.folder is not None
+    if not subject.is_adapters:
+        fail(f"{reference} trained all weights, so there is nothing to merge: {subject.weights} is a model")
+    folder = (to or Path(subject.weights).with_name(f"{Path(subject.weights).name}-merged")).expanduser()
+    if folder.exists():
+        fail(f"{folder} exists already: choose another folder with --to", ExitCode.USAGE)
+    try:
+        require("merging")
+    except LaunchError as error:
+        fail(str(error))
+    module = "grpo_tui.engine.training.merge"
+    command = [sys.executable, "-P", "-m", module, str(subject.folder), subject.weights, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        fail((done.stderr.strip().splitlines() or ["the merge gave no reason"])[-1])
+    say(f"{folder} is the merged model")
+
+
+def push(
+    reference: SubjectArgument,
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, made where there is none.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    merged: Annotated[Path | None, typer.Option("--merged", help="Push this folder of `merge` instead.")] = None,
+    *,
+    home: Home,
+) -> None:
+    """Push the adapters (or the model) of a run to a hub, with a model card made from its record.
+
+    The token is read from $HF_TOKEN, and the address from $HF_ENDPOINT. All files are one commit.
+    """
+    from ...configs.errors import GrpoTuiError
+    from ...engine.evaluation.card import model_card
+    from ..text import literal
+
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        fail(f"{literal(repository)} is no name of a repository: write ORG/NAME", ExitCode.USAGE)
+    subject = _found(reference, home)
+    assert subject.weights is not None and subject.folder is not None
+    folder = Path(subject.weights) if merged is None else merged.expanduser()
+    if not any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
+        fail(f"{folder} holds neither adapters nor a model", ExitCode.USAGE)
+    token = os.environ.get("HF_TOKEN")
+    if not token:
+        fail("HF_TOKEN is not set: make a token with write access, and put it into this variable", ExitCode.USAGE)
+    try:
+        from huggingface_hub import CommitOperationAdd, HfApi
+    except ImportError:
+        fail("push needs huggingface_hub: pip install 'grpo-tui[train]'")
+    _warn_of_base(folder)
+    try:
+        card = model_card(subject.folder, Path(subject.weights), merged=merged is not None)
+        paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in LEFT_OUT)
+        files = [CommitOperationAdd(p.relative_to(folder).as_posix(), str(p)) for p in paths]
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
+        api.create_repo(repository, private=private, exist_ok=True)
+        done = api.create_commit(
+            repository,
+            [CommitOperationAdd("README.md", card.encode()), *files],
+            commit_message=f"{reference} of grpo-tui",
+        )
+    except (GrpoTuiError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error).replace(token, "***").strip().splitlines() or [type(error).__name__]
+        fail(literal(f"{repository} was not pushed: {reason[0]}"))
+    say(literal(f"pushed {len(files) + 1} files to {done.commit_url}"))
+
+
+def _found(reference: str, home: Path) -> Subject:
+    """Return a run's result, or one of its checkpoints."""
+    from ...configs.errors import GrpoTuiError
+    from ...engine.evaluation.subjects import find_subject
+    from ...engine.launch.find import RunNotFound
+    from ..text import literal
+
+    try:
+        subject = find_subject(reference, home)
+    except RunNotFound as problem:
+        fail(literal(str(problem)), ExitCode.NOT_FOUND)
+    except GrpoTuiError as problem:
+        fail(literal(str(problem)), ExitCode.USAGE)
+    if subject.folder is None or subject.weights is None:
+        fail(literal(f"{reference} names no trained policy: name a training run, or RUN@STEP"), ExitCode.USAGE)
+    return subject
+
+
+def _warn_of_base(folder: Path) -> None:
+    """Warn where others cannot load the base model of adapters."""
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError):
+        return
+    if Path(str(base)).is_dir():
+        warn("the base model of these adapters is a folder of this machine: others need its hub id, or push --merged")
