@@ -177,6 +177,8 @@ def _data(config: RunConfig) -> Iterator[Problem]:
 
 def _queue(config: RunConfig) -> Iterator[Problem]:
     online = config.online
+    if config.mode == "online" and (others := set(config.logging.report_to) - {"wandb"}):
+        yield Problem("logging.report_to", f"learning while serving reports to wandb, not to {min(others)}", "[wandb]")
     if online.is_shared and online.shared_files is None:
         yield Problem(
             "online.shared_files",

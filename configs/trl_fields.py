@@ -39,7 +39,7 @@ OURS: dict[str, str] = {
     "seed": "seed",
     "run_name": "name",
     "resume_from_checkpoint": "grpo-tui train --resume RUN",
-    "report_to": "logging.wandb",
+    "report_to": "logging.report_to",
     "use_cpu": "model.device",
     **dict.fromkeys(("fp16", "bf16", "fp16_full_eval", "bf16_full_eval"), "model.compute and model.sampling"),
     **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), "model.gradient_checkpointing"),

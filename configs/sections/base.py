@@ -16,12 +16,20 @@ class Section(BaseModel):
 
 
 class LoggingConfig(Section):
-    """wandb is off by default, and `offline` needs no key."""
+    """Where metrics go in addition to the record."""
 
+    report_to: list[str] = Field(default_factory=list)
+    """Trackers of transformers, several at once: wandb, trackio, tensorboard, mlflow, swanlab and others. Each reads
+    its own environment variables."""
     wandb: Literal["off", "offline", "online"] = "off"
+    """wandb alone; `offline` needs no key."""
     wandb_project: str = "grpo-tui"
     record_tokens: bool = True
     """Keep token ids, masks, log-probs and advantages of every trajectory."""
+
+    @property
+    def wandb_mode(self) -> Literal["off", "offline", "online"]:
+        return "online" if self.wandb == "off" and "wandb" in self.report_to else self.wandb
 
 
 class EvaluationConfig(Section):

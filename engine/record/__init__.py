@@ -1,1 +1,1 @@
-"""Reports of training and learning: the step recorder and wandb."""
+"""Reports of training and learning: the step recorder, wandb and other trackers."""

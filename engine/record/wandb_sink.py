@@ -61,7 +61,7 @@ class WandbSink:
         self._table: Table | None = None
         self._rows_waiting = 0
         self._on_axis: dict[str, str] = {}
-        if config.wandb == "off":
+        if config.wandb_mode == "off":
             return
         try:
             import wandb
@@ -71,7 +71,7 @@ class WandbSink:
                 id=run_id,
                 name=name or run_id,
                 dir=str(folder),
-                mode=config.wandb,
+                mode=config.wandb_mode,
                 config=dict(run_config or {}),
                 # Terminal and process belong to the training: no capturing of output, no questions, no statistics.
                 settings=wandb.Settings(

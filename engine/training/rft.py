@@ -25,8 +25,8 @@ from ..policy.kl import BetaController, BetaSettings
 from ..policy.models import chosen_device, load_policy, load_sight, save_policy
 from ..policy.unwrap import base_of
 from ..policy.versions import NO_CHECKPOINTING
+from ..record.reporters import reported
 from ..record.step_recorder import StepRecorder
-from ..record.wandb_sink import WandbSink
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows
 from ..rollouts.judging import make_judge, special_texts
@@ -70,13 +70,8 @@ def run_rft(
     recorder.event("phase", "loading the model and the data", name="loading")
     trainer, callbacks = build_trainer(config, run_dir, recorder, control)
     begin_at(start, run_dir, trainer, callbacks, recorder)
-    sink = wandb_sink(config, run_dir, recorder) if trainer.accelerator.is_main_process else None
-    try:
-        with served(trainer, recorder):
-            trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
-    finally:
-        if sink is not None:
-            sink.close()
+    with reported(config, run_dir, recorder, trainer), served(trainer, recorder):
+        trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     if callbacks.requests.stopped:
         return False
     saved = True
@@ -170,22 +165,6 @@ def build_trainer(
     return trainer, callbacks
 
 
-def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> WandbSink | None:
-    """Also send the metrics to Weights & Biases, if the configuration asks for it."""
-    if config.logging.wandb == "off":
-        return None
-    sink = WandbSink(
-        config.logging,
-        run_dir,
-        run_id=run_dir.name,
-        name=config.name,
-        run_config=config.model_dump(mode="json"),
-        on_problem=lambda message: recorder.event("record", message),
-    )
-    recorder.sinks.append(sink)
-    return sink
-
-
 def beta_controller(training: TrainingConfig) -> BetaController | None:
     """Return the controller of an automatic beta, or None for a fixed one."""
     if training.beta_mode == "fixed":
@@ -226,7 +205,8 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         seed=config.seed,
         logging_steps=1,
         save_strategy="no",  # `CheckpointSchedule` decides
-        report_to="none",
+        report_to="none",  # `reported` sends every recorded metric
+        run_name=config.name or run_dir.name,
         disable_tqdm=True,
         use_cpu=chosen_device(config.model).type == "cpu",
         bf16=config.model.quantization is not None and config.model.compute == "bfloat16",

@@ -26,6 +26,7 @@ from ..policy.sight.inputs import Images, SeeingModel
 from ..policy.sight.processor import Sight
 from ..policy.unwrap import base_of
 from ..policy.versions import NO_CHECKPOINTING
+from ..record.reporters import reported
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
@@ -125,7 +126,8 @@ def run_sft(
         seed=config.seed,
     )
     begin_at(start, run_dir, trainer, callbacks, recorder)
-    trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
+    with reported(config, run_dir, recorder, trainer):
+        trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     saved = True
     if trainer.accelerator.is_main_process:
         model, step = trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step
@@ -209,6 +211,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         logging_strategy="steps",
         save_strategy="no",  # `CheckpointSchedule` decides
         report_to=[],
+        run_name=config.name or run_dir.name,
         disable_tqdm=True,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},

@@ -61,6 +61,7 @@ def small(config: RunConfig, folder: Path) -> RunConfig:
     training = config.training.model_copy(
         update={
             "max_steps": 1,
+            "trl": {key: value for key, value in config.training.trl.items() if key != "num_train_epochs"},
             "prompts_per_step": 1,
             "num_generations": ROLLOUTS,
             "micro_batch_size": None,
@@ -70,7 +71,7 @@ def small(config: RunConfig, folder: Path) -> RunConfig:
         }
     )
     environment = config.environment.model_copy(update={"train_tasks": 1, "eval_tasks": 0})
-    logging = config.logging.model_copy(update={"wandb": "off", "record_tokens": True})
+    logging = config.logging.model_copy(update={"wandb": "off", "report_to": [], "record_tokens": True})
     data = config.data.model_copy(update={"rows": config.data.rows or 64})
     return config.model_copy(
         update={"training": training, "environment": environment, "logging": logging, "data": data}

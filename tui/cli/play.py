@@ -66,7 +66,7 @@ def for_play(config: RunConfig) -> RunConfig:
         update={
             "environment": config.environment.model_copy(update={"eval_tasks": 0}),
             "rollouts": config.rollouts.model_copy(update={"engine": "transformers"}),
-            "logging": config.logging.model_copy(update={"wandb": "off"}),
+            "logging": config.logging.model_copy(update={"wandb": "off", "report_to": []}),
         }
     )
 

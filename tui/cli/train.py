@@ -169,6 +169,7 @@ def _shorten(settings: RunConfig) -> None:
     settings.training.max_steps = min(settings.training.max_steps or QUICK_STEPS, QUICK_STEPS)
     settings.environment.eval_tasks = min(settings.environment.eval_tasks, QUICK_TASKS)
     settings.training.eval_every = 0
+    settings.training.trl.pop("num_train_epochs", None)
 
 
 def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, Option]:
