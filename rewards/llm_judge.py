@@ -14,12 +14,11 @@ import asyncio
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..configs.errors import GrpoTuiError
+from .chat_completions import ChatCompletions, ChatError
 
 if TYPE_CHECKING:
     from .functions import Prompt
@@ -35,8 +34,6 @@ QUESTION = """Judge the last answer of this conversation by the criterion. Ignor
 </conversation>
 
 Reply with JSON alone: {{"why": "<one sentence>", "score": <a number from 0 to 1>}}"""
-AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504})
-"""HTTP codes after which a request is sent again."""
 _JSON = re.compile(r"\{[^{}]*\}")
 
 
@@ -66,50 +63,31 @@ class LLMJudge:
         tries: int = 4,
         options: dict[str, Any] | None = None,
     ) -> None:
-        self.url, self.model, self.criterion, self.reference = url.rstrip("/"), model, criterion, reference
-        self.parallel, self.timeout, self.tries = parallel, timeout, tries
+        self.model, self.criterion, self.reference = model, criterion, reference
         self.options = {"temperature": 0.0, **(options or {})}
-        self._key = api_key or os.environ.get("OPENAI_API_KEY", "")
+        key = api_key or os.environ.get("OPENAI_API_KEY", "")
+        self._api = ChatCompletions(url, key, parallel=parallel, timeout=timeout, tries=tries)
 
     async def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any
     ) -> list[tuple[float | None, str]]:
         """Return a score and a sentence for each completion."""
-        room = asyncio.Semaphore(self.parallel)
         right = columns.get(self.reference or "") or [None] * len(prompts)
 
         async def judged(prompt: Prompt, completion: Prompt, reference: object) -> tuple[float | None, str]:
-            async with room:
-                return _verdict(await self._ask(self._question(prompt, completion, reference)))
+            question = self._question(prompt, completion, reference)
+            messages = [{"role": "user", "content": question}]
+            try:
+                choice = await self._api.ask({"model": self.model, "messages": messages, **self.options})
+            except ChatError as problem:
+                raise JudgeError(f"the judge at {problem}") from None
+            return _verdict(str(choice["message"]["content"] or ""))
 
         return list(await asyncio.gather(*map(judged, prompts, completions, right)))
 
     def _question(self, prompt: Prompt, completion: Prompt, reference: object) -> str:
         criterion = self.criterion if reference is None else f"{self.criterion}\nReference answer: {reference}"
         return QUESTION.format(criterion=criterion, conversation=f"{_text(prompt)}\n{_text(completion, 'assistant')}")
-
-    async def _ask(self, question: str) -> str:
-        for attempt in range(1, self.tries + 1):
-            try:
-                return await asyncio.to_thread(self._post, question)
-            except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
-                code = getattr(problem, "code", None)
-                if attempt == self.tries or (code is not None and code not in AGAIN):
-                    raise JudgeError(f"the judge at {self.url} did not answer: {problem}") from problem
-                headers = getattr(problem, "headers", None)
-                asked = headers.get("Retry-After", "") if headers is not None else ""
-                await asyncio.sleep(min(float(asked), 60.0) if asked.isdecimal() else 0.5 * 2**attempt)
-        raise AssertionError("unreachable")
-
-    def _post(self, question: str) -> str:
-        body = {"model": self.model, "messages": [{"role": "user", "content": question}], **self.options}
-        headers = {
-            "Content-Type": "application/json",
-            **({"Authorization": f"Bearer {self._key}"} if self._key else {}),
-        }
-        request = urllib.request.Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=self.timeout) as reply:
-            return str(json.load(reply)["choices"][0]["message"]["content"] or "")
 
 
 def _text(said: Any, role: str = "user") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,10 +36,18 @@ class EvaluationConfig(Section):
     """The policy under evaluation and how it samples. `grpo-tui eval` writes this section."""
 
     subject: str = ""
-    """The policy as it was named: a run, `RUN@STEP`, adapters, or a model."""
+    """The policy as it was named: a run, `RUN@STEP`, adapters, a model, or `URL@NAME`."""
     step: int = Field(default=0, ge=0)
     """Optimiser steps behind the policy."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
     temperature: float = Field(default=0.0, ge=0.0)
     """Sampling temperature; 0 is greedy."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable with the key of an endpoint (`model.base: http://HOST:PORT/v1@NAME`)."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """More fields of a request to an endpoint, such as `reasoning_effort: low`; null leaves a field out."""
+    parallel: int = Field(default=16, ge=1)
+    """Requests to an endpoint at the same time."""
+    tries: int = Field(default=8, ge=1)
+    """How often a request is sent while an endpoint is busy or fails. The pauses double from 1 s to 60 s."""

@@ -9,6 +9,8 @@ from pydantic import Field, field_validator
 from .base import Section
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
+ENDPOINT = ("http://", "https://")
+"""Starts of a `base` that is a server's `URL@NAME`, which only evaluations take."""
 
 
 class LoraSection(Section):
@@ -69,6 +71,10 @@ class ModelConfig(Section):
     """For a model that takes images: larger pictures are scaled down to so many pixels, and cost fewer tokens."""
     max_images: int | None = Field(default=None, ge=1)
     """For a model that takes images: a conversation that would have more ends, as one with too many tokens does."""
+
+    @property
+    def is_endpoint(self) -> bool:
+        return self.base.startswith(ENDPOINT)
 
     @property
     def native_calls(self) -> bool:

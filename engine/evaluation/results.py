@@ -128,9 +128,10 @@ def _add(task: Task, row: TrajectoryRow, record: TrajectoryRecord) -> None:
             sums[name] = sums.get(name, 0.0) + (component.raw or 0.0)
     for name, value in sums.items():
         task.components.setdefault(name, []).append(value)
-    cost = {"turns": len(trajectory.steps), "tokens": row.tokens or 0, "environment seconds": trajectory.seconds}
+    cost = {"turns": len(trajectory.steps), "tokens": row.tokens, "environment seconds": trajectory.seconds}
     for name, value in cost.items():
-        task.cost.setdefault(name, []).append(float(value))
+        if value is not None:
+            task.cost.setdefault(name, []).append(float(value))
 
 
 def finished_tasks(run_dir: Path, samples: int) -> set[int]:

@@ -1,11 +1,13 @@
-"""Policies that can be evaluated: a run, one of its checkpoints, adapters, or a model."""
+"""Policies that can be evaluated: a run, one of its checkpoints, adapters, a model, or an endpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ...configs.schema import RunConfig
+from ...configs.sections.model import ENDPOINT
 from ..launch.find import RunNotFound, find_run
 from ..launch.settings import read_config
 from ..runs.health.checkpoints import checkpoint_folder, policies
@@ -21,7 +23,8 @@ class Subject:
     """A policy to evaluate. run: the configuration of the run that it comes from, None for a model or adapters;
     folder: that run's.
 
-    weights: a folder of adapters or of a whole model, or a model's name; None: the policy that the run started from.
+    weights: a folder of adapters or of a whole model, a model's name, or an endpoint's `URL@NAME`; None: the policy
+    that the run started from.
     evaluation: the folder of an evaluation that exists, in place of all this.
     """
 
@@ -48,8 +51,23 @@ class Subject:
         return config.model_copy(update={"model": model})
 
 
-def find_subject(text: str, runs_dir: Path) -> Subject:
-    """The policy that a person names. Raises EvaluationError, RunNotFound, ConfigError."""
+def _endpoint(text: str, model: str | None) -> Subject:
+    """Return the endpoint `URL` or `URL@NAME`. model: the name where `text` has none. Raises EvaluationError."""
+    url = urlsplit(text)
+    if "@" in url.netloc or url.query:
+        raise EvaluationError("an address would be recorded with its key: export OPENAI_API_KEY, or use --api-key-env")
+    address, _, name = text.partition("@")
+    if not (name or model):
+        raise EvaluationError(f"which model of {address}? Name it with --model, or as {address}@NAME")
+    text = f"{address.removesuffix('/')}@{name or model}"
+    return Subject(text, weights=text)
+
+
+def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject:
+    """Return the policy that a person names. model: that of an endpoint. Raises EvaluationError, RunNotFound,
+    ConfigError."""
+    if text.startswith(ENDPOINT):
+        return _endpoint(text, model)
     name, _, at = text.rpartition("@") if "@" in text else (text, "", "")
     try:
         run = find_run(runs_dir, name)

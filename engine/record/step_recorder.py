@@ -50,6 +50,8 @@ class StepRecorder:
     def __init__(self, writer: RecordWriter, *, tokens: bool = True) -> None:
         self.writer = writer
         self.tokens = tokens
+        self.counted = True
+        """Whether the numbers of tokens are known."""
         self.sinks: list[MetricSink] = []
         """Destinations of metrics in addition to the record."""
         self.seconds = 0.0
@@ -97,7 +99,7 @@ class StepRecorder:
             "trajectories",
             lambda: self.writer.trajectories(
                 step,
-                [_record(r, step, split, self.tokens, terms.get(r.key)) for r in rollouts if r.trajectory is not None],
+                [self._record(r, step, split, terms.get(r.key)) for r in rollouts if r.trajectory is not None],
             ),
         )
 
@@ -109,6 +111,23 @@ class StepRecorder:
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         self.guard("event", lambda: self.writer.event(kind, message, step=step, **data))
+
+    def _record(self, rollout: Rollout, step: int, split: str, loss: LossTerms | None) -> TrajectoryRecord:
+        assert rollout.trajectory is not None
+        advantages, ratios = rollout.advantages, rollout.log_ratios
+        return TrajectoryRecord(
+            trajectory=rollout.trajectory,
+            breakdown=rollout.breakdown,
+            advantage=None if advantages is None else rollout.advantage,
+            step_advantages=() if advantages is None else tuple(rollout.mean_by_turn(advantages).tolist()),
+            tokens=rollout.token_arrays() if self.tokens else None,
+            token_count=len(rollout) if self.counted and not self.tokens else None,
+            policy_version=rollout.policy_version,
+            split=split,
+            formula=rollout.formula,
+            use=_own_use(rollout, step, loss),
+            log_ratio_sum=None if ratios is None else float(ratios.sum(dtype=np.float64)),
+        )
 
     def vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """The text of every token, once, so that a viewer needs no tokenizer."""
@@ -170,23 +189,6 @@ def memory_metrics() -> dict[str, float]:
     if torch.cuda.is_available():
         values[metric.MEMORY_GPU] = torch.cuda.max_memory_allocated() / 2**20
     return values
-
-
-def _record(rollout: Rollout, step: int, split: str, tokens: bool, loss: LossTerms | None) -> TrajectoryRecord:
-    assert rollout.trajectory is not None
-    advantages, ratios = rollout.advantages, rollout.log_ratios
-    return TrajectoryRecord(
-        trajectory=rollout.trajectory,
-        breakdown=rollout.breakdown,
-        advantage=None if advantages is None else rollout.advantage,
-        step_advantages=() if advantages is None else tuple(rollout.mean_by_turn(advantages).tolist()),
-        tokens=rollout.token_arrays() if tokens else None,
-        policy_version=rollout.policy_version,
-        split=split,
-        formula=rollout.formula,
-        use=_own_use(rollout, step, loss),
-        log_ratio_sum=None if ratios is None else float(ratios.sum(dtype=np.float64)),
-    )
 
 
 def _own_use(rollout: Rollout, step: int, loss: LossTerms | None) -> Use | None:

@@ -154,7 +154,7 @@ class RolloutRunner:
     """
 
     agent: Agent
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
     num_rollouts: int
     env_cache: dict[EnvKey, TrialEnv] = field(default_factory=dict)
     prepare: Callable[[TrialEnv], None] | None = None

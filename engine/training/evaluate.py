@@ -7,6 +7,7 @@ which tasks share a portion with it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...configs.sections.data import holds_tasks
 from ...rewards.orchestrator import RewardOrchestrator
+from ..agents.endpoint import EndpointAgent
 from ..evaluation.results import TASK, finished_tasks, read_evaluation
 from ..policy.models import load_policy, load_sight
 from ..policy.prepared import acting
@@ -43,28 +45,37 @@ def run_eval(
     Raises errors whose message is one sentence (ModelLoadError, DataError, …).
     """
     spec = config.evaluation
-    recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
+    recorder = StepRecorder(writer, tokens=config.logging.record_tokens and not config.model.is_endpoint)
     recorder.event("phase", "loading the model and the data", name="loading", step=spec.step)
     torch.manual_seed(config.seed)
-    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
-    agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
+    model = tokenizer = None
+    if config.model.is_endpoint:
+        agent = EndpointAgent(config)
+    else:
+        model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
+        agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
     rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
-    if config.data.source is not None and not holds_tasks(config.data.source):
+    prompts = config.data.source is not None and not holds_tasks(config.data.source)
+    if prompts and not isinstance(agent, EndpointAgent):
         rows = fitting(rows, agent, runner.environment, config.training, config.data.long_prompts)
     if not rows:
         raise DataError("there are no held-out tasks: set environment.eval_tasks, or name a file in data.eval_source")
     check_images(rows, runner.environment, agent, config.training.max_trajectory_tokens)
-    runner.judge = make_judge(config.environment, rows, special_texts(tokenizer))
+    runner.judge = make_judge(config.environment, rows, special_texts(tokenizer) if tokenizer else ())
     runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(rows) * spec.samples)
     # Curiosity and coherence depend on the state of a training; task, reward functions and penalties do not.
     rewards = config.rewards.model_copy(update={"w_curiosity": 0.0, "w_coherence": 0.0})
     scorer = Scorer(spec.samples, RewardOrchestrator(config=rewards, seed=config.seed))
-    recorder.vocabulary(tokenizer)
+    if tokenizer is not None:
+        recorder.vocabulary(tokenizer)
     finished = finished_tasks(run_dir, spec.samples)
     done = len(finished) * spec.samples
     writer.status("running", step=spec.step, total_steps=spec.step)
-    with acting(model), agent.settings(temperature=spec.temperature):
+    with contextlib.ExitStack() as held:
+        if model is not None and not isinstance(agent, EndpointAgent):
+            held.enter_context(acting(model))
+            held.enter_context(agent.settings(temperature=spec.temperature))
         for portion in portions([task for task in range(len(rows)) if task not in finished], spec.samples):
             if control is not None and _stop_asked(control):
                 return False
@@ -77,6 +88,7 @@ def run_eval(
                 policy_version=spec.step,
             )
             scored, _ = scorer.rewards([_numbered(r) for r in made], spec.step)
+            recorder.counted = not isinstance(agent, EndpointAgent) or agent.counted
             recorder.trajectories(spec.step, scored, "eval")
             writer.flush(timeout=60.0)
             done += len(made)

@@ -25,6 +25,11 @@ SHOWN_FLIPS = 10
 
 def evaluate(
     subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT…", help="Policies; the first is the baseline.")],
+    model: Annotated[str | None, typer.Option("--model", help="The model of an endpoint named by its URL.")] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option("--api-key-env", help="Environment variable with the endpoint's key. Default: OPENAI_API_KEY."),
+    ] = None,
     config: Annotated[str | None, typer.Option("--config", help="Configuration with tasks and rewards.")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Tasks from a dataset, as in train.")] = None,
     reward: Annotated[list[str] | None, typer.Option("--reward", help="Reward functions, as in train.")] = None,
@@ -53,18 +58,23 @@ def evaluate(
     """Evaluate policies on held-out tasks, with intervals; compare several task by task.
 
     A SUBJECT is a run (its final adapters), RUN@STEP (a checkpoint), RUN@base (the policy it started from), a folder of
-    adapters or of a model, or a hub id. Tasks and rewards are those of the first run, unless --config or --dataset name
-    others. Each evaluation is a run of its own that can be inspected; one that was stopped continues, and one that
-    exists is not repeated.
+    adapters or of a model, a hub id, or an endpoint with OpenAI's API (URL@NAME, or URL with --model). Tasks and
+    rewards are those of the first run, unless --config or --dataset name others. Each evaluation is a run of its own
+    that can be inspected; one that was stopped continues, and one that exists is not repeated.
     """
     from ...configs.errors import GrpoTuiError
+    from ...configs.sections.model import ENDPOINT
     from ...engine.evaluation.results import compare, read_evaluation
     from ...engine.evaluation.subjects import find_subject
     from ...engine.launch.find import RunNotFound
 
     try:
-        found = [find_subject(text, home) for text in subjects]
+        found = [find_subject(text, home, model) for text in subjects]
+        if (model or api_key_env) and not any(s.name.startswith(ENDPOINT) for s in found):
+            fail("--model and --api-key-env are for an endpoint, such as http://127.0.0.1:8000/v1", ExitCode.USAGE)
         base = _base_config(found, config, dataset, reward, set_)
+        if base is not None and api_key_env is not None:
+            base.evaluation.api_key_env = api_key_env
         folders = [evaluated(home, s, base, tasks, samples, temperature, seed, quiet=json_) for s in found]
         results = [read_evaluation(folder) for folder in folders]
         compared = [compare(results[0], other) for other in results[1:]]
@@ -139,8 +149,10 @@ def _spec(
     environment = config.environment
     if tasks is not None:
         environment = environment.model_copy(update={"eval_tasks": tasks})
-    spec = EvaluationConfig(subject=subject.name, step=subject.step, samples=samples, temperature=temperature)
-    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "evaluation": spec, "name": ""}
+    spec = {"subject": subject.name, "step": subject.step, "samples": samples, "temperature": temperature}
+    settings = base.evaluation if config.model.is_endpoint else EvaluationConfig()
+    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "name": ""}
+    changed |= {"evaluation": settings.model_copy(update=spec)}
     changed |= {"rollouts": RolloutsConfig()}  # this process samples, also where the run used servers
     if seed is not None:
         changed["seed"] = seed
@@ -153,7 +165,9 @@ def _evaluated(home: Path, config: RunConfig, *, quiet: bool) -> Path:
     from ...engine.launch.start import start_run
 
     digest = hashlib.sha256(to_yaml(config).encode()).hexdigest()[:8]
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.evaluation.subject).name.replace("@", "-")).strip("-.")[-40:]
+    subject = config.evaluation.subject
+    subject = subject.partition("@")[2] if config.model.is_endpoint else subject
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name).strip("-.")[-40:]
     folder = home / f"eval-{name}-{digest}"
     if folder.exists():
         return _continued(home, folder, quiet=quiet)

@@ -158,8 +158,8 @@ def _saved(run: RunInfo) -> Path | None:
 
 def _next_command(run: RunInfo) -> str:
     """Return the command to type after a crash: resume from a checkpoint, or start again with the configuration."""
-    if run.mode == "online":
-        return f"go on: grpo-tui online --resume {run.id}"
+    if run.mode in ("online", "eval"):
+        return f"go on: {run.resume_command}"
     if checkpoints(checkpoint_folder(Path(run.path))):
         return f"go on from its last checkpoint: grpo-tui train --resume {run.id}"
     return f"it has no checkpoint; begin again: grpo-tui train {Path(run.path) / 'config.yaml'}"

@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from ....configs.errors import GrpoTuiError
+from ....rewards.chat_completions import error_message
 from .protocol import GenerateAnswer, GenerateRequest, ServerBusy, ServerRefusal, ServerTrouble
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class ServerClient:
             raise ServerTrouble(f"it cannot be reached ({said[:120]})") from None
         if answer.status_code == 200:
             return answer.content
-        said = _message(answer.content)
+        said = error_message(answer.content)
         if answer.status_code in (429, 503):
             wanted = _seconds(answer.headers.get("retry-after", ""))
             raise ServerBusy(f"it is busy ({answer.status_code}: {said})", wanted)
@@ -197,14 +198,3 @@ def _seconds(retry_after: str) -> float | None:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _message(body: bytes) -> str:
-    text = body[:2000].decode("utf-8", "replace")
-    try:
-        found = json.loads(body)
-        error = found.get("error", found.get("detail", found)) if isinstance(found, dict) else found
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, RecursionError):
-        pass
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]

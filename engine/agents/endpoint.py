@@ -1,0 +1,199 @@
+"""An `Agent` whose turns a server with OpenAI's API of chat completions writes. Only evaluations use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...configs.schema import RunConfig
+from ...envs.agent import AgentTurn, Message, Seed
+from ...envs.calls import ToolCall, parse_calls
+from ...envs.content import text_of
+from ...envs.seeds import seed_of
+from ...envs.trajectory import TokenArrays
+from ...rewards.chat_completions import ChatCompletions, ChatError
+from .chat_agent import seeds_of
+
+TIMEOUT_S = 600.0
+"""Of one request. A model that thinks may write for minutes."""
+FIRST_TRIES = 2
+"""Tries of the first request, so that a wrong address is reported soon."""
+REFUSED = frozenset({400, 413, 422})
+"""HTTP codes for a request that the server will never take."""
+FULL = ("context length", "context_length", "context window", "maximum context", "context size")
+"""Parts of the message about a conversation that is too long for the model."""
+
+
+class EndpointAgent:
+    """The model `NAME` of `model.base: URL@NAME`. It reads text only.
+
+    The environment's tools are sent in the field `tools`, or with `model.tool_calls: json` in the prompt. A turn has at
+    most `training.max_turn_tokens` tokens. The server alone limits a conversation.
+    """
+
+    sees = False
+
+    def __init__(self, config: RunConfig) -> None:
+        spec, (url, self.model) = config.evaluation, address_of(config.model.base)
+        self.key_name = spec.api_key_env
+        key = os.environ.get(self.key_name, "")
+        self.api = ChatCompletions(url, key, parallel=spec.parallel, timeout=TIMEOUT_S, tries=spec.tries)
+        self.options = {"temperature": spec.temperature, "max_tokens": config.training.max_turn_tokens, **spec.request}
+        self.call_reader = self if config.model.native_calls else None
+        self.counted = True
+        """Whether every answer came with its number of tokens."""
+        self._answered = False
+
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+        """Return the calls of a turn (`envs.agent.CallReader`)."""
+        return parse_calls(text)
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[Message]],
+        num_rollouts: int = 1,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        seed: Seed = None,
+    ) -> EndpointSession:
+        """Open a session (`envs.agent.Agent`). The first one asks the server for a token. Raises ChatError."""
+        said = [[{**m, "content": text_of(m.get("content", ""))} for m in messages] for messages in prompts]
+        seeds = [(s, i) for s in seeds_of(seed, len(prompts)) for i in range(num_rollouts)]
+        rows = [_Conversation(list(said[i // num_rollouts]), *seeds[i]) for i in range(len(seeds))]
+        session = EndpointSession(self, rows, list(tools or ()))
+        if not self._answered and rows:
+            asyncio.run(self._check(session.body(rows[0])))
+            self._answered = True
+        return session
+
+    async def _check(self, body: dict[str, Any]) -> None:
+        """Find out whether the server takes our requests, before single rollouts may be refused."""
+        limits = {name: 1 for name in ("max_tokens", "max_completion_tokens") if name in body}
+        try:
+            await self.api.ask({**body, **limits}, FIRST_TRIES)
+        except ChatError as problem:
+            advice = ""
+            if problem.code in (401, 403):
+                set_ = "refused" if os.environ.get(self.key_name) else "not set"
+                advice = f"; the key of ${self.key_name} is {set_}, and --api-key-env names another variable"
+            elif problem.code == 404:
+                base = "the base of the API, such as http://127.0.0.1:8000/v1"
+                advice = f"; is {self.api.url} {base}, and is {self.model} served?"
+            elif problem.code in REFUSED and "tools" in body:
+                advice = "; if it takes no tools, --set model.tool_calls=json explains them in the prompt"
+            elif problem.code in REFUSED:
+                advice = "; --set evaluation.request.FIELD=VALUE changes a field of the request, and null leaves it out"
+            raise ChatError(f"{problem}{advice}", problem.code) from None
+
+
+@dataclass
+class _Conversation:
+    """A row. ids: the calls that wait for an answer. tokens: the turn of each, and whether the model wrote it."""
+
+    messages: list[dict[str, Any]]
+    seed: int
+    index: int
+    ids: list[str] = field(default_factory=list)
+    turns: int = 0
+    tokens: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)])
+
+
+class EndpointSession:
+    """An `AsyncAgentSession` (`envs.agent`). Servers report the number of tokens but not their ids, which are 0."""
+
+    def __init__(self, agent: EndpointAgent, rows: Sequence[_Conversation], tools: Sequence[Mapping[str, Any]]) -> None:
+        self.agent, self.rows, self.tools = agent, rows, tools
+
+    def body(self, row: _Conversation) -> dict[str, Any]:
+        seed = seed_of(row.seed, row.index, row.turns) % 2**31
+        body = {"model": self.agent.model, "messages": row.messages, "seed": seed, **self.agent.options}
+        if self.tools:
+            body["tools"] = self.tools
+        return {name: value for name, value in body.items() if value is not None}
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        async def all_rows() -> list[AgentTurn]:
+            return await asyncio.gather(*map(self.act_alone, rows))
+
+        return asyncio.run(all_rows())
+
+    async def act_alone(self, row: int) -> AgentTurn:
+        """Let one row write its next turn. Raises ChatError."""
+        said = self.rows[row]
+        start = len(said.tokens)
+        try:
+            choice = await self.agent.api.ask(self.body(said))
+        except ChatError as problem:
+            if problem.code not in REFUSED:
+                raise
+            full = any(part in str(problem).lower() for part in FULL)
+            return AgentTurn("", (start, start), "token_limit" if full else "refused", str(problem))
+        message = choice["message"]
+        start = self._count(said, choice["usage"])
+        calls = message.get("tool_calls") or []
+        said.ids = [str(call.get("id", "")) for call in calls]
+        content = message.get("content") or ""
+        said.messages.append({"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
+        said.turns += 1
+        reason = "turn_limit" if choice.get("finish_reason") == "length" else "stop"
+        return AgentTurn(_text(message), (start, len(said.tokens)), reason, server=self.agent.api.url)
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        """Append observations: as the answer to the first call of the turn, or as the user's."""
+        for row, text in zip(rows, observations, strict=True):
+            said = self.rows[row]
+            if not said.ids:
+                said.messages.append({"role": "user", "content": text})
+            for number, name in enumerate(said.ids):
+                answer = text if number == 0 else "See the answer to the first call."
+                said.messages.append({"role": "tool", "tool_call_id": name, "content": answer})
+
+    def tokens(self, row: int) -> TokenArrays:
+        said = self.rows[row].tokens
+        count = len(said)
+        return TokenArrays(
+            token_ids=np.zeros(count, np.int32),
+            agent_mask=np.array([written for _, written in said], bool),
+            logprobs=np.zeros(count, np.float32),
+            turn=np.array([turn for turn, _ in said], np.int16),
+        )
+
+    def close(self) -> None:
+        pass
+
+    def _count(self, said: _Conversation, usage: Mapping[str, Any]) -> int:
+        """Add the tokens of a turn and of the text before it. Returns the place of its first token."""
+        before, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        self.agent.counted &= isinstance(before, int) and isinstance(written, int)
+        # Thoughts are not sent again, so the next prompt may be shorter than the conversation.
+        said.tokens += [(said.turns - 1, False)] * ((before or 0) - len(said.tokens))
+        said.tokens += [(said.turns, True)] * (written or 1)
+        return len(said.tokens) - (written or 1)
+
+
+def address_of(base: str) -> tuple[str, str]:
+    """Return URL and NAME of `URL@NAME`."""
+    url, _, name = base.partition("@")
+    return url, name
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return a turn as text: thoughts in tags, the content, and each call in the form of Hermes."""
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    parts = [f"<think>\n{thought}\n</think>"] if isinstance(thought, str) and thought.strip() else []
+    if content := message.get("content"):
+        parts.append(str(content))
+    for call in message.get("tool_calls") or []:
+        arguments = call["function"].get("arguments")
+        with contextlib.suppress(ValueError, TypeError):  # `parse_calls` reports it
+            arguments = json.loads(arguments)
+        written = json.dumps({"name": call["function"]["name"], "arguments": arguments}, ensure_ascii=False)
+        parts.append(f"<tool_call>\n{written}\n</tool_call>")
+    return "\n".join(parts)
