@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,16 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return "–"
     return f"{100 * share:.0f} %" if abs(share) < 1e4 else f"{number(float(share))} × 100 %"
+
+
+def percent_number(share: float) -> str:
+    """`0.41` as `41`."""
+    return f"{100 * share:.0f}".replace("-", MINUS)
+
+
+def within(interval: tuple[float, float] | None, written: Callable[[float], str]) -> str:
+    """Return ` (0.31 to 0.52)`; empty without an interval."""
+    return "" if interval is None else f" ({written(interval[0])} to {written(interval[1])})"
 
 
 def whole_percents(shares: Sequence[float]) -> list[str]:

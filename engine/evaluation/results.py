@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
+from urllib.parse import urlsplit
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections import EvaluationConfig
+from ...configs.sections.model import ENDPOINT
+from ..launch.find import list_runs
 from ..launch.settings import read_config
 from ..runs.read.reader import RunReader
-from ..runs.types import TrajectoryRecord, TrajectoryRow
+from ..runs.types import RunInfo, TrajectoryRecord, TrajectoryRow
 from .statistics import Interval, mean_interval, pass_at_k, pass_hat_k, rate_interval, sign_flip_p, tasks_needed
 
 TASK = "task_number"
@@ -55,8 +59,12 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The policy as it was named."""
-        return self.spec.subject or self.path.name
+        """The policy as it was named; `NAME at HOST` for an endpoint."""
+        subject = self.spec.subject or self.path.name
+        if not subject.startswith(ENDPOINT):
+            return subject
+        url, _, name = subject.partition("@")
+        return f"{name} at {urlsplit(url).netloc}"
 
     @cached_property
     def success(self) -> Interval | None:
@@ -134,6 +142,32 @@ def _add(task: Task, row: TrajectoryRow, record: TrajectoryRecord) -> None:
             task.cost.setdefault(name, []).append(float(value))
 
 
+def evaluations_of(runs: Sequence[RunInfo]) -> list[Path]:
+    """Return an evaluation of each run, the newest on the same tasks; empty if there are none. An evaluation is its
+    own. Raises ConfigError.
+    """
+    if all(run.mode == "eval" for run in runs):
+        return [Path(run.path) for run in runs]
+    first, *others = map(_evaluations_of, runs)
+    for path, tasks in first.items():
+        found = [next((p for p, same in other.items() if same == tasks), None) for other in others]
+        if None not in found:
+            return [path, *(p for p in found if p is not None)]
+    return []
+
+
+def _evaluations_of(run: RunInfo) -> dict[Path, Any]:
+    """Return the finished evaluations of a run, newest first, with the settings that decide their tasks."""
+    if run.mode == "eval":
+        found = [run]
+    else:
+        listed = list_runs(Path(run.path).parent)
+        named = [r for r in listed if r.mode == "eval" and r.name.split("@")[0] == run.id and r.status == "finished"]
+        found = sorted(named, key=lambda r: r.created, reverse=True)
+    configs = {Path(r.path): read_config(Path(r.path)) for r in found}
+    return {path: (config.environment, config.data, config.seed) for path, config in configs.items()}
+
+
 def finished_tasks(run_dir: Path, samples: int) -> set[int]:
     """Numbers of the tasks whose samples are all recorded."""
     counts: dict[int, int] = {}
@@ -164,6 +198,12 @@ class Comparison:
     components: Mapping[str, Difference]
     gained: Sequence[int]
     lost: Sequence[int]
+
+    def shown(self, task: int) -> tuple[tuple[Evaluation, int], tuple[Evaluation, int]]:
+        """Return both evaluations with the rollout of a flipped task that shows the change best."""
+        a, b = self.first.tasks[task], self.second.tasks[task]
+        gained = b.rate > a.rate
+        return (self.first, a.numbers[a.right.index(not gained)]), (self.second, b.numbers[b.right.index(gained)])
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:

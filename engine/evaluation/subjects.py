@@ -85,6 +85,7 @@ def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject
         return Subject(text, evaluation=path)
     section = config.sft if config.mode == "sft" else config.training
     kept = policies(checkpoint_folder(path))
+    text = f"{run.id}@{at}" if at else run.id
     if at == BASE:
         return Subject(text, config, folder=path)
     if at:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runs.masking import MASKED, mask
-from ..runs.paths import CONFIG_FILE
+from ..runs.paths import CONFIG_FILE, pinned
 from . import LaunchError
 
 if TYPE_CHECKING:
@@ -100,6 +100,16 @@ def _get(data: Any, path: Path_) -> Any:
     for part in path:
         data = data[part]
     return data
+
+
+def configuration_id(config: RunConfig) -> str:
+    """Return a checksum of everything but the seed and the name: runs with the same one are seeds of each other."""
+    from ...configs.writing import to_yaml
+
+    adapters = config.model.sft_adapters
+    model = config.model.model_copy(update={"sft_adapters": adapters and pinned(adapters)})
+    alike = config.model_copy(update={"seed": 0, "name": "", "model": model})
+    return hashlib.sha256(to_yaml(alike).encode()).hexdigest()[:12]
 
 
 def _put(data: Any, path: Path_, value: Any) -> None:

@@ -27,7 +27,7 @@ from ..runs.types import RunInfo
 from . import LaunchError, trainer
 from .children import spawn
 from .find import find_run
-from .settings import config_checksum, config_damage, rendered
+from .settings import config_checksum, config_damage, configuration_id, rendered
 from .stop import wait_until_gone
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def _write_settings(
         checksums.add(config_checksum((run_dir / CONFIG_FILE).read_bytes()))
     old = read_json(run_dir / RUN_FILE) if resumed else {}
     facts: dict[str, Any] = {**gather(), "num_processes": num_processes}
+    facts |= {"configuration": configuration_id(config), "seed": config.seed}
     if resumed:
         facts["resumed"] = [*old.get("facts", {}).get("resumed", []), time.time()]
     data = {

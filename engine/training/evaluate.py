@@ -130,11 +130,15 @@ def _record_result(run_dir: Path, recorder: StepRecorder) -> None:
         name = metric.SUCCESS_GREEDY if greedy else metric.SUCCESS_SAMPLED
         told = {"greedy" if greedy else "sampled": success.estimate}
         text = f"success {success.estimate:.0%} ({success.low:.0%} to {success.high:.0%})"
-        value = success.estimate
+        values = {name: success.estimate, metric.SUCCESS_LOW: success.low, metric.SUCCESS_HIGH: success.high}
     else:
         name = metric.REWARD_GREEDY if greedy else metric.REWARD_SAMPLED
-        told = {"reward_greedy" if greedy else "reward_sampled": result.reward.estimate}
-        text, value = f"reward {result.reward.estimate:.3f}", result.reward.estimate
-    recorder.values(step, {name: value, metric.REWARD_MEAN: result.reward.estimate})
+        reward = result.reward
+        told = {"reward_greedy" if greedy else "reward_sampled": reward.estimate}
+        text = f"reward {reward.estimate:.3f}"
+        if len(result.tasks) > 1:
+            text += f" ({reward.low:.3f} to {reward.high:.3f})"
+        values = {name: reward.estimate}
+    recorder.values(step, {**values, metric.REWARD_MEAN: result.reward.estimate})
     samples = f", {result.spec.samples} samples each" if result.spec.samples > 1 else ""
     recorder.event("eval", f"{text} on {len(result.tasks)} tasks{samples}", step=step, split="eval", **told)

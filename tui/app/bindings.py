@@ -14,6 +14,7 @@ RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "step
 COMPARE, DIFF, HELP, PLAY, CHAT = "compare", "diff", "help", "play", "chat"
 EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT)
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
+PANES = (LIVE, STEP, PLAY, COMPARE)
 SCREEN_TITLES = {
     RUNS: "Runs",
     LIVE: "Live",
@@ -47,7 +48,7 @@ TABLE: tuple[Key, ...] = (
     Key((RUNS,), "l", "l", "live", "live", "Open the dashboard of the run", 3),
     Key((RUNS,), "t", "t", "trajectories", "trajectories", "Open the trajectories of the run", 4),
     Key((RUNS,), "space,m", "space", "mark", "mark", "Mark the run, to compare it", 5),
-    Key((RUNS,), "c", "c", "compare", "compare", "Compare the marked runs: curves over each other, configs by side", 6),
+    Key((RUNS,), "c", "c", "compare", "compare", "Compare the marked runs: evaluations by task, curves, settings", 6),
     Key((RUNS,), "x", "x", "stop_run", "stop", "Ask a running run to save and stop"),
     Key((RUNS,), "R", "R", "rename", "rename", "Give the run another name", 8),
     Key((RUNS,), "D,delete", "D", "delete", "delete", "Delete the run and everything it recorded; forget a dump", 9),
@@ -149,8 +150,8 @@ TABLE: tuple[Key, ...] = (
     Key(PAGES, "pageup,ctrl+u,ctrl+b", "pgup", "page(-1)", "", "One page up"),
     Key(PAGES, "g,home", "g", "first", "", "To the first; from the first step, to the top of the text"),
     Key(PAGES, "G,end", "G", "last", "", "To the last; from the last step, to the end of the text"),
-    Key((LIVE, STEP, PLAY), "tab", "tab", "next_pane(1)", "pane", "The next pane takes the scroll keys", 8),
-    Key((LIVE, STEP, PLAY), "shift+tab", "shift+tab", "next_pane(-1)", "", "The previous pane takes the scroll keys"),
+    Key(PANES, "tab", "tab", "next_pane(1)", "pane", "The next pane takes the scroll keys", 8),
+    Key(PANES, "shift+tab", "shift+tab", "next_pane(-1)", "", "The previous pane takes the scroll keys"),
     Key((LIST, LIVE, GROUPS), "slash", "/", "search", "search", "Search the text of all trajectories", 5),
     Key((STEP,), "slash", "/", "search", "search", "Find in this trajectory", 6),
     Key((RUNS, LIST, GROUPS), "f", "f", "filter", "filter", "Show only rows that match an expression", 3),
@@ -162,8 +163,9 @@ TABLE: tuple[Key, ...] = (
     Key((DIFF,), "right_square_bracket", "]", "other(1)", "", "Compare with the next candidate"),
     Key((DIFF,), "left_square_bracket,right_square_bracket", "[/]", "other(1)", "other", "", 2),
     Key((DIFF,), "p", "p", "pool", "pool", "Candidates: rollouts of this group, or of this prompt over the run", 3),
-    Key((COMPARE,), "m", "m", "next_chart", "metric", "The next metric", 1),
-    Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 2),
+    Key((COMPARE,), "enter", "enter", "open", "side by side", "Show both rollouts of the flipped task side by side", 1),
+    Key((COMPARE,), "m", "m", "next_chart", "metric", "The next metric", 4),
+    Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 5),
     Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 3),
     # what is shown, elsewhere
     Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write what is shown to a file", 10),

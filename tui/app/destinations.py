@@ -58,10 +58,13 @@ class Stepper:
 
 @dataclass(frozen=True)
 class Diff:
-    """Trajectory `n` compared with another rollout of its group or prompt."""
+    """Trajectory `n` compared with another rollout of its group or prompt, or with rollouts `others` of the run
+    `other`."""
 
     run: Path
     n: int
+    other: Path | None = None
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ def screen_for(destination: Destination, shell: Shell) -> AppScreen:
             return _made("groups", "GroupsScreen", shell.reads(run), query, n)
         case Stepper(run, trajectory, query, step, find):
             return _made("stepper", "StepperScreen", shell.reads(run), trajectory, query, step, find)
-        case Diff(run, n):
-            return _made("diff", "DiffScreen", shell.reads(run), n)
+        case Diff(run, n, other, others):
+            return _made("diff", "DiffScreen", shell.reads(run), n, shell.reads(other or run), others)
         case Compare(runs):
             return _made("compare", "CompareScreen", runs)
         case Further(title, run):

@@ -14,8 +14,7 @@ from .common import ExitCode, Home, SetOption, fail, json_line, on_terminal, say
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
-    from ...engine.evaluation.results import Comparison, Difference, Evaluation
-    from ...engine.evaluation.statistics import Interval
+    from ...engine.evaluation.results import Comparison, Evaluation
     from ...engine.evaluation.subjects import Subject
 
 
@@ -151,7 +150,7 @@ def _spec(
         environment = environment.model_copy(update={"eval_tasks": tasks})
     spec = {"subject": subject.name, "step": subject.step, "samples": samples, "temperature": temperature}
     settings = base.evaluation if config.model.is_endpoint else EvaluationConfig()
-    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "name": ""}
+    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "name": subject.name}
     changed |= {"evaluation": settings.model_copy(update=spec)}
     changed |= {"rollouts": RolloutsConfig()}  # this process samples, also where the run used servers
     if seed is not None:
@@ -202,12 +201,14 @@ def _followed(run: Any, *, quiet: bool) -> Path:
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:
+    from ..evaluation_text import powers
+
     passes = {}
-    for k in _powers(result.spec.samples):
+    for k in powers(result.spec.samples):
         if (both := result.pass_k(k)) is not None:
             passes |= {f"pass@{k}": both[0], f"pass^{k}": both[1]}
     return {
-        "subject": result.name,
+        "subject": result.spec.subject,
         "step": result.spec.step,
         "run": str(result.path),
         "tasks": len(result.tasks),
@@ -238,69 +239,28 @@ def _pair(c: Comparison, task: int) -> dict[str, Any]:
     return {"task": task, "prompt": a.prompt, "first": a.numbers, "second": b.numbers}
 
 
-def _powers(samples: int) -> list[int]:
-    return sorted({samples, *(2**i for i in range(samples.bit_length()) if 2**i <= samples)})
-
-
 def _show(results: list[Evaluation], compared: list[Comparison]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from ..evaluation_text import difference, summary
 
     console = Console(width=None if on_terminal() else 200, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for result in results:
         table.add_column(Text(result.name), justify="right")
-    rows: dict[str, list[str]] = {"tasks × samples": [f"{len(r.tasks)} × {r.spec.samples}" for r in results]}
-    if all(r.success is not None for r in results):
-        rows["success"] = [_share(r.success) for r in results]
-        for k in _powers(max(r.spec.samples for r in results))[1:]:
-            both = [r.pass_k(k) for r in results]
-            rows[f"pass@{k}"] = ["–" if b is None else _share(b[0]) for b in both]
-            rows[f"pass^{k}"] = ["–" if b is None else _share(b[1]) for b in both]
-    rows["reward"] = [_mean(r.reward) for r in results]
-    for kind in ("components", "cost"):
-        for name in dict.fromkeys(n for r in results for n in getattr(r, kind)):
-            found = [getattr(r, kind).get(name) for r in results]
-            rows[f"  {name}" if kind == "components" else name] = ["–" if i is None else _mean(i) for i in found]
-    for name, cells in rows.items():
+    for name, cells in summary(results).items():
         table.add_row(Text(name), *map(Text, cells))
     console.print(table)
     for c in compared:
         console.print()
-        console.print(Text(f"{c.second.name} against {c.first.name}, paired over {c.reward.interval.n} tasks"))
-        if c.success is not None:
-            console.print(Text(f"  success {_points(c.success)}"))
-            console.print(Text(f"  gained {len(c.gained)} tasks, lost {len(c.lost)}"))
-            for n in [*c.gained, *c.lost][:SHOWN_FLIPS]:
-                a, b = c.first.tasks[n], c.second.tasks[n]
-                sign = "+" if n in c.gained else MINUS
-                places = f"{c.first.path.name} --at {a.numbers[0]} · {c.second.path.name} --at {b.numbers[0]}"
-                console.print(Text(f"    {sign} task {n}: {' '.join(a.prompt.split())[-50:]}  ({places})"))
-        console.print(Text(f"  reward  {_change(c.reward)}"))
-        best = c.success or c.reward
-        if best.needed:
-            needed = ", ".join(f"{count:,} for {points}" for points, count in best.needed.items())
-            scale = "percentage points" if c.success is not None else "hundredths"
-            console.print(Text(f"  tasks needed to show a difference (80 % power): {needed} {scale}"))
+        for line in difference(c):
+            console.print(Text(line))
+        for n in [*c.gained, *c.lost][:SHOWN_FLIPS]:
+            (a, i), (b, j) = c.shown(n)
+            places = f"{a.path.name} --at {i} · {b.path.name} --at {j}"
+            prompt = " ".join(a.tasks[n].prompt.split())[-50:]
+            console.print(Text(f"    {'+' if n in c.gained else MINUS} task {n}: {prompt}  ({places})"))
     console.print(Text("\nIntervals are 95 %, over tasks. Open one: grpo-tui inspect " + results[-1].path.name))
-
-
-def _share(interval: Interval | None) -> str:
-    return "–" if interval is None else f"{interval.estimate:.1%} ({interval.low:.1%} to {interval.high:.1%})"
-
-
-def _mean(interval: Interval) -> str:
-    return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", MINUS)
-
-
-def _points(difference: Difference) -> str:
-    i = difference.interval
-    text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f}), p = {difference.p:.3f}"
-    return text.replace("-", MINUS)
-
-
-def _change(difference: Difference) -> str:
-    i = difference.interval
-    return f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f}), p = {difference.p:.3f}".replace("-", MINUS)

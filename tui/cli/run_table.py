@@ -10,7 +10,7 @@ from ...engine.launch.find import list_runs
 from ...engine.runs.health.headline import Headline, of_record, of_status
 from ...engine.runs.paths import runs_dir as resolve_runs_dir
 from ...engine.runs.types import RunInfo
-from ..format import ago, number, step_text
+from ..format import ago, number, step_text, within
 from ..text import line
 from .output import json_line, say
 
@@ -18,10 +18,10 @@ HEADS = ("run", "status", "mode", "environment", "model", "step", "reward", "suc
 
 
 def facts(run: RunInfo) -> dict[str, Any]:
-    """Return a run as plain data, with its reward and success."""
+    """Return a run as plain data, with its reward, and its success with the interval of an evaluation."""
     said = headline(run)
     fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    return {**fields, "reward": said.reward, "success": said.success}
+    return {**fields, "reward": said.reward, "success": said.success, "interval": said.interval}
 
 
 def headline(run: RunInfo) -> Headline:
@@ -64,10 +64,15 @@ def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:
                 line(run.model, 28),
                 step_text(run),
                 number(data["reward"]),
-                number(data["success"]),
+                number(data["success"]) + within(data["interval"], number),
                 age,
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     say("\n".join(lines))
+    if any(run.facts.get("configuration") for run in found):
+        from ..seeds import by_configuration, seeds_line
+
+        for seeds in by_configuration(found):
+            say(f"{seeds_line([headline(run) for run in seeds])} · {', '.join(line(run.id, 40) for run in seeds)}")

@@ -69,6 +69,10 @@ def train(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run from its last checkpoint.")
     ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option("--seeds", min=1, help="Train with this many seeds, one run after another, and print the mean."),
+    ] = 1,
     num_processes: Annotated[
         int, typer.Option("--num-processes", min=1, help="Training processes (accelerate launch).")
     ] = 1,
@@ -129,18 +133,26 @@ def train(
     from ...engine.launch import LaunchError
     from ...engine.launch.start import start_run
 
-    try:
-        run = start_run(
-            settings,
-            runs_dir=home,
-            run_id=run_id,
-            resume=old.id if old is not None else None,
-            num_processes=num_processes,
-            accelerate_config=accelerate_config,
-        )
-    except LaunchError as error:
-        fail(str(error), ExitCode.USAGE)
-    watch(home, run, headless=headless)
+    def start(settings: RunConfig, run_id: str | None, resume: str | None) -> RunInfo:
+        try:
+            return start_run(
+                settings,
+                runs_dir=home,
+                run_id=run_id,
+                resume=resume,
+                num_processes=num_processes,
+                accelerate_config=accelerate_config,
+            )
+        except LaunchError as error:
+            fail(str(error), ExitCode.USAGE)
+
+    if seeds > 1:
+        from .seeds import train_seeds
+
+        if old is not None:
+            fail("--seeds goes on with stopped runs by itself; leave --resume out", ExitCode.USAGE)
+        raise typer.Exit(train_seeds(home, settings, seeds, run_id, start))
+    watch(home, start(settings, run_id, old.id if old is not None else None), headless=headless)
 
 
 def _problem_of_code(settings: RunConfig) -> str:

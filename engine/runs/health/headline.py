@@ -21,10 +21,12 @@ if TYPE_CHECKING:  # a list of runs whose status files say enough opens no recor
 RATE_WINDOW = 100
 """Requests over which the outcome of one request (0 or 1) becomes a rate."""
 RATES = (metric.ONLINE_SUCCESS,)
-NAMES = (metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.REWARD_MEAN, *RATES)
+INTERVAL = (metric.SUCCESS_LOW, metric.SUCCESS_HIGH)
+EVALUATED = (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED)
+NAMES = (metric.SUCCESS_TRAIN, *EVALUATED, *INTERVAL, metric.REWARD_MEAN, *RATES)
 POINTS = 32
 REWARD = metric.REWARD_MEAN
-SUCCESS = (metric.SUCCESS_GREEDY, *RATES, metric.SUCCESS_TRAIN)
+SUCCESS = (*EVALUATED, *RATES, metric.SUCCESS_TRAIN)
 """Where the success of a run is taken from: the first that was recorded."""
 
 Points = list[tuple[float, float]]
@@ -45,6 +47,12 @@ class Headline:
     @property
     def success(self) -> float | None:
         return next((self.values[name] for name in SUCCESS if name in self.values), None)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `success`, if that is of an evaluation."""
+        low, high = (self.values.get(name) for name in INTERVAL)
+        return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,12 @@ class HeldOutEvaluation(AfterStep):
             told = {"reward_greedy": greedy.reward, "reward_sampled": sampled.reward}
             said = f"held-out reward {greedy.reward:.2f} greedy, {sampled.reward:.2f}"
         else:
-            measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
             told = {"greedy": greedy.success, "sampled": sampled.success}
             first, second = (rate_interval([float(bool(o)) for o in e.outcomes]) for e in (greedy, sampled))
             said = f"held-out success {first.estimate:.0%} ({first.low:.0%} to {first.high:.0%}) greedy, "
             said += f"{second.estimate:.0%} ({second.low:.0%} to {second.high:.0%})"
-            told |= {"greedy_interval": [first.low, first.high], "sampled_interval": [second.low, second.high]}
+            measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
+            measured |= {metric.SUCCESS_LOW: first.low, metric.SUCCESS_HIGH: first.high}
         judge = self._runner.judge
         logged = judge.take_metrics("eval_") if isinstance(judge, Judge) else {}
         self._recorder.values(step, {**measured, **logged, metric.EVALUATE_SECONDS: seconds})

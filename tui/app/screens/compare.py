@@ -1,27 +1,35 @@
-"""Two or more runs: one metric in one chart, and their configurations in columns."""
+"""Two or more runs: evaluations compared by task, one metric in one chart, and configurations in columns."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from rich.style import Style
+
 from ....configs import metric_names as metric
+from ....configs.errors import GrpoTuiError
+from ....engine.evaluation.results import Comparison, Evaluation, compare, evaluations_of, read_evaluation
 from ....engine.runs.durable import read_json
 from ....engine.runs.errors import RecordError
 from ....engine.runs.paths import CONFIG_FILE, RUN_FILE
 from ....engine.runs.types import RunInfo
+from ...evaluation_text import difference, summary
 from ...format import number
 from ..bindings import COMPARE, bindings
 from ..curves import SMOOTHING, Series
+from ..destinations import Diff
 from ..live_charts import is_share
 from ..live_data import POINTS
 from ..widgets.canvas import MARKS
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, Part, split
-from ..widgets.line import Line
+from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
+from ..widgets.table import Column, Table
 from .base import AppScreen
 
 FIRST = (metric.REWARD_MEAN, metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.KL_MEAN, metric.ENTROPY, metric.LOSS)
@@ -61,6 +69,12 @@ def _of_dump(facts: Any) -> dict[str, str]:
     return found | {f"mean of {name}": number(value) for name, value in shown.items()}
 
 
+def _compared(runs: Sequence[RunInfo]) -> tuple[list[Evaluation], list[Comparison]]:
+    """Read the evaluations of runs, and compare each with the first."""
+    results = [read_evaluation(path) for path in evaluations_of(runs)]
+    return results, [compare(results[0], other) for other in results[1:]]
+
+
 class ConfigTable(Pane):
     """One line a setting, one column a run. Differences are marked."""
 
@@ -94,8 +108,11 @@ class ConfigTable(Pane):
         lines = [head]
         for key in shown:
             line = Line(p).add("≠ " if key in differ else "  ", p.warn).add(key, p.text, cells=key_width - 3).gap()
-            for config in self.configs:
-                value = config.get(key)
+            values = [config.get(key) for config in self.configs]
+            alike = next((i for i, signs in enumerate(zip_longest(*map(str, values))) if len(set(signs)) > 1), 0)
+            for value in values:
+                if value and len(value) >= cells and alike > cells // 2:
+                    value = f"…{value[alike - cells // 4 :]}"  # the difference is visible
                 line.add(
                     "(none)" if value is None else value or "null", p.faint if not value else p.text, cells=cells - 1
                 ).gap()
@@ -106,8 +123,42 @@ class ConfigTable(Pane):
         return lines
 
 
+class EvaluationPane(Pane):
+    """The numbers of `grpo-tui eval` for the runs."""
+
+    title = "Evaluations"
+
+    def __init__(self) -> None:
+        super().__init__("evaluations")
+        self.results: Sequence[Evaluation] = ()
+        self.compared: Sequence[Comparison] = ()
+
+    def put(self, results: Sequence[Evaluation], compared: Sequence[Comparison]) -> None:
+        self.results, self.compared = results, compared
+        self.changed()
+
+    def build(self, width: int, height: int) -> list[Line]:
+        p = self.palette
+        rows = summary(self.results)
+        first = min(max(map(len, rows), default=0) + 2, width // 3)
+        cells = max(8, (width - first) // max(1, len(self.results)))
+        texts = [text for c in self.compared for text in difference(c)]
+        lines = [line for text in texts for line in wrapped(p, text, width, p.muted if text[0] != " " else p.strong)]
+        head = Line(p).gap(first)
+        for index, result in enumerate(self.results):
+            head.add(MARKS[index % len(MARKS)] + " ", p.series[index % len(p.series)])
+            head.add(result.name, p.strong, cells=cells - 3).gap()
+        lines.append(head)
+        for name, values in rows.items():
+            line = Line(p).add(name, p.muted, cells=first)
+            for value in values:
+                line.add(value, p.text, cells=cells - 1).gap()
+            lines.append(line)
+        return lines
+
+
 class CompareScreen(AppScreen):
-    """The runs that were marked in the list."""
+    """The runs that were marked in the list. `flips` are tasks whose success differs between evaluations of them."""
 
     view = COMPARE
     BINDINGS = bindings(COMPARE)
@@ -121,16 +172,39 @@ class CompareScreen(AppScreen):
         self.smoothing = 0
         self.chart = Chart("chart")
         self.configs = ConfigTable()
+        self.evaluations = EvaluationPane()
+        self.flips: list[tuple[Comparison, int]] = []
+        self.table = Table("flips", self._columns, self._fetch, lambda: ["No task flipped."])
+        self.hint = ""
 
     def panes(self) -> list[Pane]:
-        return [self.configs, self.chart]
+        return [self.evaluations, self.table, self.configs, self.chart]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        if width >= 180:
-            (ax, aw), (bx, bw) = split(width, [Part(60, 1.2), Part(60, 1.0)])
-            return [Box("chart", ax, 0, aw, height), Box("configs", bx, 0, bw, height)]
-        (ay, ah), (by, bh) = split(height, [Part(8, 1.3), Part(6, 1.0)])
-        return [Box("chart", 0, ay, width, ah), Box("configs", 0, by, width, bh)]
+        curves = "chart" if not self._evaluations_only else ""
+        if not self.evaluations.results:
+            left, right = [Part(8, 1.3)], [Part(6, 1.0)]
+            names = ["chart"], ["configs"]
+        else:
+            left, right = [Part(10, 1.0)], [Part(5, 1.0), Part(5, 1.0)]
+            names = ["evaluations"], ["flips", "configs"]
+            if curves and height >= 34:
+                left.append(Part(8, 1.0))
+                names[0].append(curves)
+        if width >= (140 if self.evaluations.results else 180):
+            (ax, aw), (bx, bw) = split(width, [Part(60, 1.1), Part(60, 1.0)])
+            columns = [(ax, aw, names[0], left), (bx, bw, names[1], right)]
+        else:
+            columns = [(0, width, [*names[0], *names[1]], [*left, *right])]
+        return [
+            Box(name, x, y, w, h)
+            for x, w, shown, parts in columns
+            for name, (y, h) in zip(shown, split(height, parts), strict=True)
+        ]
+
+    @property
+    def _evaluations_only(self) -> bool:
+        return all(run.mode == "eval" for run in self.runs)
 
     def header(self, width: int) -> tuple[Line, Line]:
         p = self.palette
@@ -138,11 +212,18 @@ class CompareScreen(AppScreen):
         for run in self.runs:
             if left.width + len(run.id) + 3 < width - 10:
                 left.add(" · ", p.faint).add(run.id, p.muted)
-        return left, Line(p)
+        right = Line(p)
+        right.offer(Line(p).add(self.hint, p.accent), width - left.width - 2)
+        return left, right
+
+    def hint_label(self, action: str, label: str) -> str:
+        hidden = {"open": not self.flips, "next_chart": not self.chart.shown, "smooth": not self.chart.shown}
+        return "" if hidden.get(action) else label
 
     def on_mount(self) -> None:
         self._active = "configs"
         self.run_worker(self._start(), group="compare")
+        self._reading = self.run_worker(self._evaluate(), group="evaluations")
 
     async def _start(self) -> None:
         configs = await asyncio.to_thread(lambda: [read_config(Path(r.path)) for r in self.runs])
@@ -156,6 +237,68 @@ class CompareScreen(AppScreen):
                 self.say(str(error), "error")
         self.names = [n for n in FIRST if n in found] + [n for n in found if n not in FIRST]
         await self._choose(self.names[0] if self.names else "")
+
+    async def _evaluate(self) -> None:
+        if not all(run.mode in ("sft", "rft", "eval") for run in self.runs):
+            return
+        try:
+            results, compared = await asyncio.to_thread(_compared, self.runs)
+        except (GrpoTuiError, OSError) as error:
+            self.say(str(error), "error")
+            return
+        if not results:
+            self.hint = f"grpo-tui eval {' '.join(run.id for run in self.runs)} compares them on tasks"
+            self.frame.refresh_header()
+            return
+        self.evaluations.put(results, compared)
+        self.flips = [(c, n) for c in compared for n in (*c.gained, *c.lost)]
+        self.table.reset(len(self.flips))
+        self.frame.replan()
+        self.activate("flips")
+
+    def _columns(self, table: Table) -> Sequence[Column]:
+        p = self.palette
+
+        def rates(flip: tuple[Comparison, int]) -> tuple[str, Style]:
+            c, n = flip
+            both = [(sum(map(bool, task.right)), len(task.right)) for task in (c.first.tasks[n], c.second.tasks[n])]
+            return " → ".join(f"{k}/{of}" for k, of in both), p.text
+
+        def sign(flip: tuple[Comparison, int]) -> tuple[str, Style]:
+            return ("gained", p.good) if flip[1] in flip[0].gained else ("lost", p.bad)
+
+        several = len(self.evaluations.compared) > 1
+        return (
+            Column("", "flip", 6, sign),
+            Column("", "task", 5, lambda f: (f[1], p.text), ">"),
+            *([Column("", "by", 14, lambda f: (f[0].second.name, p.muted), drop=1)] if several else []),
+            Column("", "right", 12, rates),
+            Column("", "prompt", 12, lambda f: (" ".join(f[0].first.tasks[f[1]].prompt.split()), p.muted), grow=1.0),
+        )
+
+    def _fetch(self, offset: int, limit: int) -> None:
+        self.table.deliver(offset, self.flips[offset : offset + limit])
+
+    def action_scroll(self, by: int) -> None:
+        if self._active == "flips":
+            self.table.move(by)
+        else:
+            super().action_scroll(by)
+
+    def action_open(self) -> None:
+        self.run_worker(self._open(), group="open", exclusive=True)
+
+    async def _open(self) -> None:
+        await self._reading.wait()
+        if self.flips and self._active == "flips":
+            c, n = self.flips[self.table.cursor]
+            (a, i), (b, j) = c.shown(n)
+            others = (j, *(m for m in b.tasks[n].numbers if m != j))
+            self.shell.open(Diff(a.path, i, b.path, others))
+
+    def on_table_selected(self, message: Table.Selected) -> None:
+        self.activate("flips")
+        self.action_open()
 
     async def _choose(self, metric: str) -> None:
         self.metric = metric

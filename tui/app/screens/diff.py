@@ -48,15 +48,16 @@ class Candidates:
 
 
 class DiffScreen(PagedScreen):
-    """`[` and `]` choose the other rollout. `p` switches between the group and the prompt's history."""
+    """`[` and `]` choose the other rollout: of the same group or prompt, or one of `others` in another run. `p`
+    switches between the group and the prompt's history."""
 
     view = DIFF
     BINDINGS = bindings(DIFF)
 
-    def __init__(self, reads: Reads, n: int) -> None:
+    def __init__(self, reads: Reads, n: int, other: Reads, others: Sequence[int] = ()) -> None:
         super().__init__()
-        self.reads = reads
-        self.n = n
+        self.reads, self.n = reads, n
+        self.other, self.others = other, others
         self.left: TrajectoryRecord | None = None
         self.candidates = Candidates()
         self.of_prompt = False
@@ -71,12 +72,16 @@ class DiffScreen(PagedScreen):
         if self.left is not None:
             t = self.left.trajectory
             among = f"prompt {t.prompt_id} over the run" if self.of_prompt else f"group {t.group}"
+            among = f"{self.reads.path.name} │ {self.other.path.name}" if self.others else among
             left.add(among, p.muted)
         right = Line(p)
         if self.candidates.rows:
             right.add(f"other {self.candidates.at + 1} of {len(self.candidates.rows)}", p.muted)
             right.add(f"   {len(self.body.differing())} steps differ", p.warn)
         return left, right
+
+    def hint_label(self, action: str, label: str) -> str:
+        return "" if action == "pool" and self.others else label
 
     def on_mount(self) -> None:
         self._active = "diff"
@@ -99,7 +104,11 @@ class DiffScreen(PagedScreen):
     async def _choose(self, either: bool = False) -> None:
         if self.left is None:
             self.left = await self.reads.later(lambda reader: reader.bodies.trajectory(self.n))
-        self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, self.of_prompt))
+        if self.others:
+            rows = await self.other.later(lambda reader: reader.rollouts.rows(self.others))
+            self.candidates = Candidates(rows)
+        else:
+            self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, self.of_prompt))
         if either and not self.candidates.rows:
             self.of_prompt = True
             self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, True))
@@ -112,7 +121,7 @@ class DiffScreen(PagedScreen):
             self.body.put(None, f"There is no other rollout of this {where} to compare with. p changes where to look.")
             return
         numbers = self.n, other.n
-        compared = await self.reads.later(
+        compared = await self.other.later(
             lambda reader: Comparison.of(left, reader.bodies.trajectory(other.n), numbers)
         )
         self.body.put(compared)
@@ -123,7 +132,7 @@ class DiffScreen(PagedScreen):
             self._begin(self._compare())
 
     def action_pool(self) -> None:
-        if self.left is not None:
+        if self.left is not None and not self.others:
             self.of_prompt = not self.of_prompt
             self._begin(self._choose())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....configs import metric_names as metric
 from ....engine.runs.health.headline import Headline
+from ...seeds import by_configuration, seeds_line
 from ..bindings import RUNS, bindings
 from ..curves import Series
 from ..destinations import Compare, Destination, Live, Trajectories
@@ -78,13 +79,14 @@ class RunsScreen(RunKeys):
         place = str(self.runs_dir)
         home = str(Path.home())
         place = "~" + place[len(home) :] if place.startswith(home + "/") else place
-        left.add(place, p.text, cells=max(4, min(len(place), width - 50)))
+        marked = self._marked(width - 40)
+        left.add(place, p.text, cells=max(4, min(len(place), width - 48 - marked.width)))
         if self.text:
             left.add(" · ", p.faint).add(self.text, p.accent)
         running = sum(r.info.status in ("running", "starting", "paused") for r in self.rows)
         right = Line(p)
         if self.marks:
-            right.add(f"● {len(self.marks)} marked  ", p.warn_bold)
+            right.extend(marked)
         elif not self.shell.memory.get("seen_hint", False) and self.rows and width >= 100:
             right.add(FIRST_HINT + "  ", p.accent)
         if running:
@@ -92,6 +94,16 @@ class RunsScreen(RunKeys):
         dumps = sum(row.dump for row in self.rows)
         counts = [(len(self.rows) - dumps, "run"), *([(dumps, "dump")] if dumps else [])]
         return left, right.add(" · ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts), p.muted)
+
+    def _marked(self, width: int) -> Line:
+        """Return the number of marked runs, with the means over them that fit."""
+        headlines = [self.all[mark].headline for mark in self.marks if mark in self.all]
+        line = Line(self.palette)
+        for names in (("success", "reward"), ("success",), ()):
+            text = f"● {seeds_line(headlines, 'marked', names)}  "
+            if not line.width and (len(text) <= width or not names):
+                line.add(text, self.palette.warn_bold)
+        return line
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -180,7 +192,7 @@ class RunsScreen(RunKeys):
             self.card.put(None, Headline())
             self.chart.put("", [], "nothing recorded yet")
             return
-        self.card.put(row.info, row.headline)
+        self.card.put(row.info, row.headline, self._over_seeds(row))
         series = []
         for name, title in CURVES:
             points = row.headline.curves.get(name)
@@ -191,6 +203,13 @@ class RunsScreen(RunKeys):
                 )
         self.chart.x_name = "request" if row.info.mode == "online" else "step"
         self.chart.put(row.info.id, series, "nothing recorded yet")
+
+    def _over_seeds(self, row: RunRow) -> str:
+        """Return the mean over the seeds of a run's configuration; empty for a single seed."""
+        for seeds in by_configuration(r.info for r in self.all.values()):
+            if row.info in seeds:
+                return seeds_line([self.all[run.path].headline for run in seeds])
+        return ""
 
     def on_table_selected(self, message: Table.Selected) -> None:
         self.action_open()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....configs import metric_names as metric
 from ....engine.runs.health.headline import RATE_WINDOW, Headline
 from ....engine.runs.types import RunInfo
-from ...format import ago, duration, percent
+from ...format import ago, duration, percent, within
 from ...status import status_sign, status_style
 from ...text import wrap
 from .line import Line, wrapped
@@ -27,10 +27,12 @@ class RunCard(Pane):
         super().__init__("card")
         self.info: RunInfo | None = None
         self.headline = Headline()
+        self.over_seeds = ""
 
-    def put(self, info: RunInfo | None, headline: Headline) -> None:
-        if (info, headline) != (self.info, self.headline):
-            self.info, self.headline = info, headline
+    def put(self, info: RunInfo | None, headline: Headline, over_seeds: str = "") -> None:
+        """over_seeds: the mean over the seeds of the run's configuration, as text."""
+        if (info, headline, over_seeds) != (self.info, self.headline, self.over_seeds):
+            self.info, self.headline, self.over_seeds = info, headline, over_seeds
             self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
@@ -60,12 +62,16 @@ class RunCard(Pane):
             if value not in ("", None):
                 for i, text in enumerate(wrap(str(value), max(4, width - 9), 400)):
                     lines.append(Line(p).add(name if i == 0 else "", p.faint, cells=8).gap().add(text, p.text))
+        interval = self.headline.interval
         for key, title, of in _SUCCESS:
             value = self.headline.values.get(key)
             if value is not None:
-                line = Line(p).add(title, p.faint, cells=8).gap().add(percent(value), p.strong)
+                text = percent(value) + within(interval, percent)
+                interval = None  # of the first one
+                line = Line(p).add(title, p.faint, cells=8).gap().add(text, p.strong)
                 line.offer(Line(p).add(f" {of}", p.muted), width)
                 lines.append(line)
+        lines += wrapped(p, self.over_seeds, width, p.strong) if self.over_seeds else []
         if info.status in ("crashed", "stopped"):
             line = Line(p).add(info.resume_command, p.accent)
             line.offer(Line(p).add("  goes on", p.muted), width)

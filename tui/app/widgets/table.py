@@ -215,7 +215,7 @@ class Table(Pane):
             name, descending = self.sort
             for index, (column, size) in enumerate(columns):
                 line.gap(int(index > 0))
-                arrow = ("▼" if descending else "▲") if name == column.name else ""
+                arrow = ("▼" if descending else "▲") if column.name and name == column.name else ""
                 line.add(column.title + arrow, p.accent if arrow else p.muted, cells=size, align=column.align)
                 if column.name:
                     line.hits.append((line.width - size, line.width, ("sort", column.name)))

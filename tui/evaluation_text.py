@@ -1,0 +1,64 @@
+"""Evaluations and their comparison as text, for `grpo-tui eval` and for the app."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine.evaluation.results import Comparison, Difference, Evaluation
+from ..engine.evaluation.statistics import Interval
+from .format import MINUS
+
+
+def powers(samples: int) -> list[int]:
+    """Return the k of pass@k that are shown."""
+    return sorted({samples, *(2**i for i in range(samples.bit_length()) if 2**i <= samples)})
+
+
+def summary(results: Sequence[Evaluation]) -> dict[str, list[str]]:
+    """Return the numbers of evaluations by name, with one text for each evaluation."""
+    rows: dict[str, list[str]] = {"tasks × samples": [f"{len(r.tasks)} × {r.spec.samples}" for r in results]}
+    if all(r.success is not None for r in results):
+        rows["success"] = [_share(r.success) for r in results]
+        for k in powers(max(r.spec.samples for r in results))[1:]:
+            both = [r.pass_k(k) for r in results]
+            rows[f"pass@{k}"] = ["–" if b is None else _share(b[0]) for b in both]
+            rows[f"pass^{k}"] = ["–" if b is None else _share(b[1]) for b in both]
+    rows["reward"] = [_mean(r.reward) for r in results]
+    for kind in ("components", "cost"):
+        for name in dict.fromkeys(n for r in results for n in getattr(r, kind)):
+            found = [getattr(r, kind).get(name) for r in results]
+            rows[f"  {name}" if kind == "components" else name] = ["–" if i is None else _mean(i) for i in found]
+    return rows
+
+
+def difference(c: Comparison) -> list[str]:
+    """Return the lines of a paired comparison."""
+    lines = [f"{c.second.name} against {c.first.name}, paired over {c.reward.interval.n} tasks"]
+    if c.success is not None:
+        lines += [f"  success {_points(c.success)}", f"  gained {len(c.gained)} tasks, lost {len(c.lost)}"]
+    lines.append(f"  reward  {_change(c.reward)}")
+    best = c.success or c.reward
+    if best.needed:
+        needed = ", ".join(f"{count:,} for {points}" for points, count in best.needed.items())
+        scale = "points" if c.success is not None else "hundredths"
+        lines.append(f"  tasks needed (80 % power): {needed} {scale}")
+    return lines
+
+
+def _share(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.estimate:.1%} ({interval.low:.1%} to {interval.high:.1%})"
+
+
+def _mean(interval: Interval) -> str:
+    return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", MINUS)
+
+
+def _points(difference: Difference) -> str:
+    i = difference.interval
+    text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f}), p = {difference.p:.3f}"
+    return text.replace("-", MINUS)
+
+
+def _change(difference: Difference) -> str:
+    i = difference.interval
+    return f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f}), p = {difference.p:.3f}".replace("-", MINUS)
