@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from grpo_tui.engine.evaluation.results import compare, evaluations_of, read_evaluation
+from grpo_tui.engine.evaluation.statistics import mean_interval
 from grpo_tui.engine.launch.find import find_run
+from grpo_tui.tui.cli.main import app as cli
 from grpo_tui.tui.evaluation_text import difference, summary
 
 from .demo_run import make_run
@@ -53,6 +57,29 @@ async def test_flipped_tasks_open_side_by_side_in_five_keys(evaluated: Path, siz
         assert app.screen.left.trajectory.correct is False and "right" in app.text
         await app.press("right_square_bracket", "p", "escape", "j", "enter")
         assert "other 1 of 2" in app.text and app.screen.left.trajectory.extra["task_number"] == 5
+
+
+@pytest.mark.parametrize("size", [(80, 24), (150, 45)])
+async def test_the_list_shows_intervals_of_evaluations_and_over_seeds(evaluated: Path, size: tuple[int, int]) -> None:
+    for seed, name in enumerate(("one", "two")):
+        file = evaluated / name / "run.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"facts": {"configuration": "c", "seed": seed}}))
+    success = read_evaluation(evaluated / "eval-two").success
+    assert success is not None
+    shown = f"{100 * success.estimate:.0f} % ({100 * success.low:.0f} to {100 * success.high:.0f})"
+    async with running(evaluated, size=size) as app:
+        assert shown in app.text
+        headlines = [app.screen.all[str(evaluated / name)].headline for name in ("two", "one")]
+        i = mean_interval([h.success for h in headlines])
+        over = f"success {100 * i.estimate:.0f} % ({100 * i.low:.0f} to {100 * i.high:.0f})".replace("-", "−")
+        if size[0] == 150:
+            assert "2 seeds: " + over in app.text
+        assert "● 2 marked: " + over in await app.press("space", "space")
+    rows = CliRunner().invoke(cli, ["runs", "--runs-dir", str(evaluated)]).stdout.splitlines()
+    assert f"{success.estimate:.2f} ({success.low:.2f} to {success.high:.2f})" in next(
+        r for r in rows if "eval-two" in r
+    )
+    assert rows[-1].startswith("2 seeds: " + over) and rows[-1].endswith("· one, two")
 
 
 async def test_runs_without_evaluations_in_common_show_the_command(evaluated: Path) -> None:

@@ -103,6 +103,8 @@ def train(
     if resume is not None:
         if run_id is not None:
             fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
+        if seeds > 1:
+            fail("--seeds goes on with stopped runs by itself; leave --resume out", ExitCode.USAGE)
         given = {"CONFIG": config, "--mode": mode, "--model": model, "--dataset": dataset, "--reward": reward}
         old, settings = _recorded(home, resume, given, set_)
     else:
@@ -149,8 +151,6 @@ def train(
     if seeds > 1:
         from .seeds import train_seeds
 
-        if old is not None:
-            fail("--seeds goes on with stopped runs by itself; leave --resume out", ExitCode.USAGE)
         raise typer.Exit(train_seeds(home, settings, seeds, run_id, start))
     watch(home, start(settings, run_id, old.id if old is not None else None), headless=headless)
 
