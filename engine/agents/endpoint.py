@@ -27,6 +27,19 @@ FIRST_TRIES = 2
 """Tries of the first request, so that a wrong address is reported soon."""
 REFUSED = frozenset({400, 413, 422})
 """HTTP codes for a request that the server will never take."""
+_REFUSED = (
+    "; if it takes no tools, --set model.tool_calls=json explains them in the prompt, and "
+    "evaluation.request.FIELD=VALUE changes another field"
+)
+ADVICE = {
+    401: "; the key is that of ${key}, and --api-key-env names another variable",
+    403: "; the key is that of ${key}, and --api-key-env names another variable",
+    404: "; the address is the base of the API, such as http://127.0.0.1:8000/v1, and NAME a model that it serves",
+    **dict.fromkeys(REFUSED, _REFUSED),
+}
+"""The remedy by HTTP code, where the first request fails."""
+MOST_TOKENS = 2**24
+"""Larger numbers of tokens in an answer are not believed."""
 FULL = ("context length", "context_length", "context window", "maximum context", "context size")
 """Parts of the message about a conversation that is too long for the model."""
 
@@ -41,7 +54,8 @@ class EndpointAgent:
     sees = False
 
     def __init__(self, config: RunConfig) -> None:
-        spec, (url, self.model) = config.evaluation, address_of(config.model.base)
+        spec = config.evaluation
+        url, _, self.model = config.model.base.partition("@")
         self.key_name = spec.api_key_env
         key = os.environ.get(self.key_name, "")
         self.api = ChatCompletions(url, key, parallel=spec.parallel, timeout=TIMEOUT_S, tries=spec.tries)
@@ -79,17 +93,7 @@ class EndpointAgent:
         try:
             await self.api.ask({**body, **limits}, FIRST_TRIES)
         except ChatError as problem:
-            advice = ""
-            if problem.code in (401, 403):
-                set_ = "refused" if os.environ.get(self.key_name) else "not set"
-                advice = f"; the key of ${self.key_name} is {set_}, and --api-key-env names another variable"
-            elif problem.code == 404:
-                base = "the base of the API, such as http://127.0.0.1:8000/v1"
-                advice = f"; is {self.api.url} {base}, and is {self.model} served?"
-            elif problem.code in REFUSED and "tools" in body:
-                advice = "; if it takes no tools, --set model.tool_calls=json explains them in the prompt"
-            elif problem.code in REFUSED:
-                advice = "; --set evaluation.request.FIELD=VALUE changes a field of the request, and null leaves it out"
+            advice = ADVICE.get(problem.code or 0, "").format(key=self.key_name)
             raise ChatError(f"{problem}{advice}", problem.code) from None
 
 
@@ -171,17 +175,13 @@ class EndpointSession:
     def _count(self, said: _Conversation, usage: Mapping[str, Any]) -> int:
         """Add the tokens of a turn and of the text before it. Returns the place of its first token."""
         before, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        self.agent.counted &= isinstance(before, int) and isinstance(written, int)
+        if not (isinstance(before, int) and isinstance(written, int) and 0 < max(before, written) < MOST_TOKENS):
+            before, written, self.agent.counted = 0, 1, False
         # Thoughts are not sent again, so the next prompt may be shorter than the conversation.
-        said.tokens += [(said.turns - 1, False)] * ((before or 0) - len(said.tokens))
-        said.tokens += [(said.turns, True)] * (written or 1)
-        return len(said.tokens) - (written or 1)
-
-
-def address_of(base: str) -> tuple[str, str]:
-    """Return URL and NAME of `URL@NAME`."""
-    url, _, name = base.partition("@")
-    return url, name
+        said.tokens += [(said.turns - 1, False)] * (before - len(said.tokens))
+        start = len(said.tokens)
+        said.tokens += [(said.turns, True)] * max(written, 1)
+        return start
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -69,10 +69,10 @@ def test_a_stopped_command_goes_on_with_its_seed_and_the_others(world: Path) -> 
         time.sleep(0.1)
     started.send_signal(signal.SIGINT)
     said, _ = started.communicate(timeout=240)
-    assert started.returncode == 130 and "the same command goes on" in said, said
+    assert started.returncode == 130 and "the same command continues" in said, said
     done = grpo_tui(world, *command, "--set", "training.prompts_per_step=8")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "seed 0, 1 of 2: run mine-0 goes on" in done.stdout and "seed 1, 2 of 2: run mine-1 started" in done.stdout
+    assert "seed 0, 1 of 2: run mine-0 resumes" in done.stdout and "seed 1, 2 of 2: run mine-1 started" in done.stdout
     rewards = []
     for name in ("mine-0", "mine-1"):
         with RunReader(world / "runs" / name) as reader:

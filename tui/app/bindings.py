@@ -164,9 +164,9 @@ TABLE: tuple[Key, ...] = (
     Key((DIFF,), "left_square_bracket,right_square_bracket", "[/]", "other(1)", "other", "", 2),
     Key((DIFF,), "p", "p", "pool", "pool", "Candidates: rollouts of this group, or of this prompt over the run", 3),
     Key((COMPARE,), "enter", "enter", "open", "side by side", "Show both rollouts of the flipped task side by side", 1),
-    Key((COMPARE,), "m", "m", "next_chart", "metric", "The next metric", 4),
-    Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 5),
-    Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 3),
+    Key((COMPARE,), "m", "m", "next_chart", "metric", "The next metric", 2),
+    Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 3),
+    Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 4),
     # what is shown, elsewhere
     Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write what is shown to a file", 10),
     Key((STEP, DIFF, LIST), "o", "o", "pager", "open", "Open this view in $PAGER", 11),

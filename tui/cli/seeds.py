@@ -40,11 +40,11 @@ def train_seeds(
         else:
             resumed = run.id if run is not None and checkpoints(checkpoint_folder(Path(run.path))) else None
             run = start(config, run_id and f"{run_id}-{config.seed}", resumed)
-            say(f"{title}: run {run.id} {'goes on' if resumed else 'started'}; its record is in {run.path}")
+            say(f"{title}: run {run.id} {'resumes' if resumed else 'started'}; its record is in {run.path}")
             code = follow(run, stop=lambda info=run: stop_run(info))
             run = find_run(home, run.path)
             if code or run.status != "finished":
-                say(f"{title}: ended early; the same command goes on from here")
+                say(f"{title}: ended early; the same command continues from here")
                 return code or ExitCode.FAILED
         done.append(run)
     say(seeds_line([headline(run) for run in done]))
