@@ -56,7 +56,13 @@ async def test_flipped_tasks_open_side_by_side_in_five_keys(evaluated: Path, siz
         assert app.screen.n == c.shown(3)[0][1] and app.screen.candidates.current.n == c.shown(3)[1][1]
         assert app.screen.left.trajectory.correct is False and "right" in app.text
         await app.press("right_square_bracket", "p", "escape", "j", "enter")
-        assert "other 1 of 2" in app.text and app.screen.left.trajectory.extra["task_number"] == 5
+        assert (
+            app.view == "diff" and "other 1 of 2" in app.text and app.screen.left.trajectory.extra["task_number"] == 5
+        )
+        text = await app.press("escape", "m")
+        assert app.view == "compare" and "points (" not in text and app.screen.metric in text
+        await app.press("m")
+        assert "points (" in await app.press("enter") and app.view == "compare"
 
 
 @pytest.mark.parametrize("size", [(80, 24), (150, 45)])

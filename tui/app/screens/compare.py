@@ -175,36 +175,23 @@ class CompareScreen(AppScreen):
         self.evaluations = EvaluationPane()
         self.flips: list[tuple[Comparison, int]] = []
         self.table = Table("flips", self._columns, self._fetch, lambda: ["No task flipped."])
+        self.curves = True
+        """Whether curves are shown, and not evaluations."""
         self.hint = ""
 
     def panes(self) -> list[Pane]:
         return [self.evaluations, self.table, self.configs, self.chart]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        curves = "chart" if not self._evaluations_only else ""
-        if not self.evaluations.results:
-            left, right = [Part(8, 1.3)], [Part(6, 1.0)]
-            names = ["chart"], ["configs"]
+        if self.curves:
+            names, parts, least = ["chart", "configs"], [Part(8, 1.3), Part(6, 1.0)], 180
         else:
-            left, right = [Part(10, 1.0)], [Part(5, 1.0), Part(5, 1.0)]
-            names = ["evaluations"], ["flips", "configs"]
-            if curves and height >= 34:
-                left.append(Part(8, 1.0))
-                names[0].append(curves)
-        if width >= (140 if self.evaluations.results else 180):
-            (ax, aw), (bx, bw) = split(width, [Part(60, 1.1), Part(60, 1.0)])
-            columns = [(ax, aw, names[0], left), (bx, bw, names[1], right)]
-        else:
-            columns = [(0, width, [*names[0], *names[1]], [*left, *right])]
-        return [
-            Box(name, x, y, w, h)
-            for x, w, shown, parts in columns
-            for name, (y, h) in zip(shown, split(height, parts), strict=True)
-        ]
-
-    @property
-    def _evaluations_only(self) -> bool:
-        return all(run.mode == "eval" for run in self.runs)
+            names, parts, least = ["evaluations", "flips", "configs"], [Part(10, 1.0), Part(5, 1.0), Part(5, 1.0)], 140
+        if width < least:
+            return [Box(name, 0, y, width, h) for name, (y, h) in zip(names, split(height, parts), strict=True)]
+        (ax, aw), (bx, bw) = split(width, [Part(60, 1.1), Part(60, 1.0)])
+        right = zip(names[1:], split(height, parts[1:]), strict=True)
+        return [Box(names[0], ax, 0, aw, height), *(Box(name, bx, y, bw, h) for name, (y, h) in right)]
 
     def header(self, width: int) -> tuple[Line, Line]:
         p = self.palette
@@ -217,8 +204,11 @@ class CompareScreen(AppScreen):
         return left, right
 
     def hint_label(self, action: str, label: str) -> str:
-        hidden = {"open": not self.flips, "next_chart": not self.chart.shown, "smooth": not self.chart.shown}
-        return "" if hidden.get(action) else label
+        if action == "next_chart" and not self.curves:
+            return "curves"
+        if action == "open" and self.curves:
+            return "evaluations" if self.evaluations.results else ""
+        return "" if action == "smooth" and not self.curves else label
 
     def on_mount(self) -> None:
         self._active = "configs"
@@ -253,8 +243,12 @@ class CompareScreen(AppScreen):
         self.evaluations.put(results, compared)
         self.flips = [(c, n) for c in compared for n in (*c.gained, *c.lost)]
         self.table.reset(len(self.flips))
+        self._show_curves(False)
+
+    def _show_curves(self, curves: bool) -> None:
+        self.curves = curves
         self.frame.replan()
-        self.activate("flips")
+        self.activate("configs" if curves else "flips")
 
     def _columns(self, table: Table) -> Sequence[Column]:
         p = self.palette
@@ -290,7 +284,9 @@ class CompareScreen(AppScreen):
 
     async def _open(self) -> None:
         await self._reading.wait()
-        if self.flips and self._active == "flips":
+        if self.curves and self.evaluations.results:
+            self._show_curves(False)
+        elif self.flips and self._active == "flips":
             c, n = self.flips[self.table.cursor]
             (a, i), (b, j) = c.shown(n)
             others = (j, *(m for m in b.tasks[n].numbers if m != j))
@@ -319,7 +315,9 @@ class CompareScreen(AppScreen):
         self.chart.put(heading, series, "nothing recorded of this metric")
 
     def action_next_chart(self) -> None:
-        if self.names:
+        if not self.curves:
+            self._show_curves(True)
+        elif self.names:
             at = self.names.index(self.metric) if self.metric in self.names else -1
             self.run_worker(self._choose(self.names[(at + 1) % len(self.names)]), group="compare", exclusive=True)
 
