@@ -163,7 +163,7 @@ TABLE: tuple[Key, ...] = (
     Key((DIFF,), "right_square_bracket", "]", "other(1)", "", "Compare with the next candidate"),
     Key((DIFF,), "left_square_bracket,right_square_bracket", "[/]", "other(1)", "other", "", 2),
     Key((DIFF,), "p", "p", "pool", "pool", "Candidates: rollouts of this group, or of this prompt over the run", 3),
-    Key((COMPARE,), "enter", "enter", "open", "side by side", "Both rollouts of a flipped task; from curves, evaluations", 1),
+    Key((COMPARE,), "enter", "enter", "open", "side by side", "Both rollouts of a flipped task; from curves, back", 1),
     Key((COMPARE,), "m", "m", "next_chart", "metric", "Curves over each other; again for the next metric", 2),
     Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 3),
     Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 4),
