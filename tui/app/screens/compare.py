@@ -19,6 +19,7 @@ from ....engine.runs.paths import CONFIG_FILE, RUN_FILE
 from ....engine.runs.types import RunInfo
 from ...evaluation_text import difference, summary
 from ...format import number
+from ...text import wrap
 from ..bindings import COMPARE, bindings
 from ..curves import SMOOTHING, Series
 from ..destinations import Diff
@@ -27,7 +28,7 @@ from ..live_data import POINTS
 from ..widgets.canvas import MARKS
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, Part, split
-from ..widgets.line import Line, wrapped
+from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Column, Table
 from .base import AppScreen
@@ -142,8 +143,11 @@ class EvaluationPane(Pane):
         rows = summary(self.results)
         first = min(max(map(len, rows), default=0) + 2, width // 3)
         cells = max(8, (width - first) // max(1, len(self.results)))
-        texts = [text for c in self.compared for text in difference(c)]
-        lines = [line for text in texts for line in wrapped(p, text, width, p.muted if text[0] != " " else p.strong)]
+        lines = []
+        for text in (text for c in self.compared for text in difference(c)):
+            indent = 2 * text.startswith(" ")
+            parts = wrap(text.strip(), width - indent, len(text))
+            lines += [Line(p).gap(indent).add(part, p.strong if indent else p.muted) for part in parts]
         head = Line(p).gap(first)
         for index, result in enumerate(self.results):
             head.add(MARKS[index % len(MARKS)] + " ", p.series[index % len(p.series)])
