@@ -31,7 +31,7 @@ class ChatError(GrpoTuiError, RuntimeError):
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirected request would give the key to another server."""
 
-    def redirect_request(self, *args: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
 
 

@@ -158,12 +158,11 @@ def evaluations_of(runs: Sequence[RunInfo]) -> list[Path]:
 
 def _evaluations_of(run: RunInfo) -> dict[Path, Any]:
     """Return the finished evaluations of a run, newest first, with the settings that decide their tasks."""
-    if run.mode == "eval":
-        found = [run]
-    else:
-        listed = list_runs(Path(run.path).parent)
-        named = [r for r in listed if r.mode == "eval" and r.name.split("@")[0] == run.id and r.status == "finished"]
-        found = sorted(named, key=lambda r: r.created, reverse=True)
+    found = [run]
+    if run.mode != "eval":
+        finished = [r for r in list_runs(Path(run.path).parent) if r.mode == "eval" and r.status == "finished"]
+        found = [r for r in finished if str(r.facts.get("subject")).partition("@")[0] == run.id]
+        found.sort(key=lambda r: r.created, reverse=True)
     configs = {Path(r.path): read_config(Path(r.path)) for r in found}
     return {path: (config.environment, config.data, config.seed) for path, config in configs.items()}
 

@@ -27,10 +27,11 @@ def make_evaluation(
     folder.mkdir(parents=True)
     samples = len(right[0])
     (folder / "config.yaml").write_text(
-        f"mode: eval\nname: {json.dumps(subject)}\nseed: {seed}\n"
+        f"mode: eval\nseed: {seed}\n"
         f"evaluation: {{subject: {json.dumps(subject)}, samples: {samples}, temperature: 1.0}}\n"
     )
-    facts = {"id": name, "mode": "eval", "environment": "visual", "model": "tiny", "created": created, "name": subject}
+    facts = {"id": name, "mode": "eval", "environment": "visual", "model": "tiny", "created": created, "name": ""}
+    facts |= {"facts": {"subject": subject}}
     (folder / "run.json").write_text(json.dumps(facts))
     writer = RunWriter(folder)
     for task, outcomes in enumerate(right):

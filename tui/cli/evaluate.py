@@ -150,7 +150,7 @@ def _spec(
         environment = environment.model_copy(update={"eval_tasks": tasks})
     spec = {"subject": subject.name, "step": subject.step, "samples": samples, "temperature": temperature}
     settings = base.evaluation if config.model.is_endpoint else EvaluationConfig()
-    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "name": subject.name}
+    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "name": ""}
     changed |= {"evaluation": settings.model_copy(update=spec)}
     changed |= {"rollouts": RolloutsConfig()}  # this process samples, also where the run used servers
     if seed is not None:
