@@ -209,7 +209,8 @@ def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
         if variant == OURS:
             trainer, counts, close = build_ours(config, Path(folder))
         else:
-            trainer, counts, close = build_stock(config, Path(folder), variant, given.task)
+            micro = ALL[given.task]["micro"]
+            trainer, counts, close = build_stock(config, Path(folder), micro, tuned=variant == TUNED)
 
         class Clock(TrainerCallback):
             def __init__(self) -> None:
@@ -334,10 +335,10 @@ def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
     return trainer, counts, writer.close
 
 
-def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any, Any, Any]:
+def build_stock(config: Any, folder: Path, micro: int, *, tuned: bool) -> tuple[Any, Any, Any]:
     """TRL's `GRPOTrainer` around the same environment, with its own gradient checkpointing unless left out."""
     from datasets import Dataset
-    from peft import get_peft_model
+    from peft import PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -349,23 +350,26 @@ def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any
 
     model: Any
     tokenizer: Any
-    if config.model.sft_adapters is None:  # as its users load it: our layers compute half precision otherwise
+    if Path(config.model.base).is_dir():  # as its users load it: our layers compute half precision otherwise
         base: Any = AutoModelForCausalLM.from_pretrained(config.model.base, dtype=config.model.weights)
-        model = get_peft_model(base, lora_config(config.model.lora, base))
         tokenizer = AutoTokenizer.from_pretrained(config.model.base)
+        if config.model.sft_adapters is None:
+            model = get_peft_model(base, lora_config(config.model.lora, base))
+        else:
+            model = PeftModel.from_pretrained(base, config.model.sft_adapters, is_trainable=True)
     else:
         model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     rows = load_rows(config.environment, "train", config.seed, tokenizer)
     args = grpo_config(config, folder, 1, len(rows))
-    args.activation_checkpointing = args.gradient_checkpointing = variant != TUNED
-    if variant == TUNED:
+    args.activation_checkpointing = args.gradient_checkpointing = not tuned
+    if tuned:
         whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        args.per_device_train_batch_size = ALL[task]["micro"]
-        args.gradient_accumulation_steps = whole // ALL[task]["micro"]
+        args.per_device_train_batch_size = micro
+        args.gradient_accumulation_steps = whole // micro
         args.steps_per_generation = args.gradient_accumulation_steps  # one batch of rollouts a step, whatever the micro
     args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    rollout = (TunedRollout if variant == TUNED else StockRollout)(rows, tokenizer, config)
+    rollout = (TunedRollout if tuned else StockRollout)(rows, tokenizer, config)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=lambda prompts, earned, **_: earned,

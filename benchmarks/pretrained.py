@@ -1,0 +1,217 @@
+"""A pretrained model learns real tasks: ours against TRL, at the same processor time.
+
+    python -m benchmarks.pretrained [--tasks NAME ...] [--seeds 0 1 2] [--seconds 240] [--marks 4]
+                                    [--results runs/pretrained.jsonl] [--picture FILE.png]
+
+SmolLM2-135M with LoRA and the default hyperparameters, 4 x 8 rollouts a step. Both trainers get the same tasks,
+rewards, prompts, limits, adapters to start from, and processor seconds of training. TRL is its `GRPOTrainer` with
+`TunedRollout` of `benchmarks.stock_rollout`, bfloat16 weights, micro-batches of 8 and no gradient checkpointing. Each
+saves its adapters at every mark, and `grpo-tui eval` measures greedy success on 96 held-out tasks.
+
+| task | |
+|---|---|
+| products, sums | `products` and `chain_sum` of reasoning-gym with one digit; the answer is the last number |
+| calculator | one call of a tool, then the answer |
+| calculations | three calls, each with the result of the one before: four turns |
+
+The model cannot call tools, so both calculator tasks start from adapters of a short SFT on other tasks. Rows that
+`--results` holds are not measured again. Intervals: 95 % over the seeds, Student's t. `--picture` needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo_tui.engine.launch.children import CPU_SETTINGS
+
+from .mechanisms import KeptRows, interval
+from .smollm2 import smollm2
+
+OURS, STOCK = "grpo-tui", "TRL"
+GYM, CALCULATOR = "grpo_tui.envs.plugins.gym.ReasoningGymEnv", "grpo_tui.envs.calculator.CalculatorEnv"
+DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+NUMBER = {"options": DIGIT, "instruction": "Answer with the number only.", "answer": "last_number"}
+TASKS: dict[str, dict[str, Any]] = {
+    "products": {"class_path": GYM, "config": {"dataset": "products", **NUMBER}, "turns": 1},
+    "sums": {"class_path": GYM, "config": {"dataset": "chain_sum", **NUMBER}, "turns": 1},
+    "calculator": {"class_path": CALCULATOR, "config": {"operations": 1}, "turns": 3, "sft": 6},
+    "calculations": {"class_path": CALCULATOR, "config": {"operations": 3}, "turns": 6, "sft": 8},
+}
+"""Environment, largest number of turns, and steps of SFT before."""
+HELD_OUT = 96
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--seconds", type=int, default=240, help="processor seconds of training")
+    parser.add_argument("--marks", type=int, default=4)
+    parser.add_argument("--results", type=Path, default=Path("runs/pretrained.jsonl"))
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--one", nargs=4, metavar=("TRAINER", "TASK", "SEED", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        trainer, task, seed, folder = given.one
+        print("RESULT " + json.dumps(train(trainer, task, int(seed), Path(folder), given)), flush=True)
+        return
+    kept = KeptRows(given.results)
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for seed in given.seeds:
+        for task in given.tasks:
+            for trainer in (OURS, STOCK):
+                key = [trainer, task, seed, given.seconds, given.marks]
+                row, _ = kept.get(key, partial(measure, trainer, task, seed, given))
+                rows.setdefault((task, trainer), []).append(row)
+                curve = " ".join(f"{seconds:.0f} s {success:.2f}" for seconds, success in row["curve"])
+                print(f"{task}, {trainer}, seed {seed}: {row['steps']} steps, {curve}", flush=True)
+    print("\n| task | trainer | steps | before | half of the time | after | gain | grpo-tui − TRL, after |")
+    for (task, trainer), found in rows.items():
+        curves = [[success for _, success in row["curve"]] for row in found]
+        cells = [interval([c[i] for c in curves]) for i in (0, len(curves[0]) // 2, -1)]
+        cells.append(interval([c[-1] - c[0] for c in curves]))
+        other = [row["curve"][-1][1] for row in rows[(task, STOCK)]]
+        apart = [c[-1] - o for c, o in zip(curves, other, strict=True)]
+        cells.append(interval(apart) if trainer == OURS else "")
+        print(f"| {task} | {trainer} | {interval([r['steps'] for r in found])} | " + " | ".join(cells) + " |")
+    if given.picture:
+        draw(rows, given.picture)
+
+
+def measure(trainer: str, task: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Train in a process of its own and evaluate its adapters. The curve has processor seconds and held-out success."""
+    folder = given.results.parent / "pretrained" / f"{task}-{seed}-{trainer}"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.pretrained", "--one", trainer, task, str(seed), str(folder)]
+    command += ["--seconds", str(given.seconds), "--marks", str(given.marks)]
+    environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    found = [text for text in done.stdout.splitlines() if text.startswith("RESULT ")]
+    if not found:
+        sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
+    result = json.loads(found[-1].removeprefix("RESULT "))
+    start = adapters_of_sft(task, folder.parent)
+    config = folder / "config.yaml"
+    config.write_text(json.dumps(settings(task, seed, start)))
+    points = [(0.0, start or str(smollm2())), *((seconds, str(folder / name)) for seconds, name in result["marks"])]
+    command = [
+        sys.executable,
+        "-c",
+        "from grpo_tui.tui.cli.main import main; main()",
+        "--runs-dir",
+        str(folder / "runs"),
+    ]
+    command += ["eval", *(name for _, name in points), "--config", str(config), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
+    success = [e["success"]["estimate"] for e in json.loads(done.stdout)["evaluations"]]
+    return {"steps": result["steps"], "curve": list(zip([s for s, _ in points], success, strict=True))}
+
+
+def settings(task: str, seed: int, adapters: str | None) -> dict[str, Any]:
+    """The configuration of a training, at the default hyperparameters of this model."""
+    row = TASKS[task]
+    formats = dict.fromkeys(("weights", "compute", "sampling"), "bfloat16")
+    return {
+        "seed": seed,
+        "model": {"base": str(smollm2()), "device": "cpu", "sft_adapters": adapters, **formats},
+        "environment": {
+            "class_path": row["class_path"],
+            "config": {**row["config"], "max_turns": row["turns"]},
+            "train_tasks": 4096,
+            "eval_tasks": HELD_OUT,
+        },
+        "training": {
+            **{"max_steps": 1000, "learning_rate": 1e-4, "warmup_steps": 0, "lr_scheduler": "constant"},
+            **{"prompts_per_step": 4, "num_generations": 8, "max_turn_tokens": 48, "max_trajectory_tokens": 512},
+            **{"save_every": 0, "eval_every": 0},
+        },
+    }
+
+
+def adapters_of_sft(task: str, folder: Path) -> str | None:
+    """Train the adapters that a task starts from, once. None where it starts from the model."""
+    steps = TASKS[task].get("sft")
+    if steps is None:
+        return None
+    made = folder.resolve() / f"sft-{task}"
+    if not made.exists():
+        config = settings(task, 1000, None)
+        config |= {"mode": "sft", "sft": {"max_steps": steps, "demonstrations": 256, "eval_tasks": 0}}
+        config["sft"]["output_dir"] = str(made)
+        (folder / f"sft-{task}.yaml").write_text(json.dumps(config))
+        command = [sys.executable, "-c", "from grpo_tui.tui.cli.main import main; main()"]
+        command += ["--runs-dir", str(folder / "runs"), "train", str(folder / f"sft-{task}.yaml"), "--headless"]
+        subprocess.run(command, check=True, capture_output=True)
+    return str(made)
+
+
+def train(trainer: str, task: str, seed: int, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Train for some processor seconds in this process. Saves adapters at each mark."""
+    from transformers import TrainerCallback
+
+    from grpo_tui.configs.schema import RunConfig
+
+    from .grpo_step import build_ours, build_stock
+
+    warnings.simplefilter("ignore")
+    config = RunConfig.model_validate(settings(task, seed, adapters_of_sft(task, folder.parent)))
+    marks: list[tuple[float, str]] = []
+
+    class Budget(TrainerCallback):
+        used = 0.0
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.began = time.process_time()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.used += time.process_time() - self.began
+            self.steps = state.global_step
+            if self.used >= given.seconds * (len(marks) + 1) / given.marks:
+                name = f"mark-{len(marks) + 1}"
+                model: Any = built.accelerator.unwrap_model(built.model)
+                model.save_pretrained(folder / name, selected_adapters=["default"])
+                marks.append((self.used, name))
+            control.should_training_stop = len(marks) >= given.marks
+
+    if trainer == OURS:
+        built, _, close = build_ours(config, folder / "run")
+    else:
+        built, _, close = build_stock(config, folder / "run", micro=8, tuned=True)
+    budget = Budget()
+    built.callback_handler.callbacks.insert(0, budget)
+    built.train()
+    close()
+    return {"steps": budget.steps, "marks": marks}
+
+
+def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
+    """Draw success over processor seconds: a line for each seed, a colour for each trainer."""
+    from matplotlib import pyplot
+
+    tasks = list(dict.fromkeys(task for task, _ in rows))
+    figure, axes = pyplot.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
+    for axis, task in zip(axes[0], tasks, strict=True):
+        for trainer, colour in ((OURS, "tab:blue"), (STOCK, "tab:orange")):
+            for i, row in enumerate(rows[(task, trainer)]):
+                axis.plot(*zip(*row["curve"], strict=True), color=colour, marker=".", label=None if i else trainer)
+        axis.set(title=task, xlabel="processor seconds", ylim=(0, 1))
+    axes[0][0].set_ylabel("held-out success, greedy")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
