@@ -43,8 +43,8 @@ NUMBER = {"options": DIGIT, "instruction": "Answer with the number only.", "answ
 TASKS: dict[str, dict[str, Any]] = {
     "products": {"class_path": GYM, "config": {"dataset": "products", **NUMBER}, "turns": 1},
     "sums": {"class_path": GYM, "config": {"dataset": "chain_sum", **NUMBER}, "turns": 1},
-    "calculator": {"class_path": CALCULATOR, "config": {"operations": 1}, "turns": 3, "sft": 6},
-    "calculations": {"class_path": CALCULATOR, "config": {"operations": 3}, "turns": 6, "sft": 8},
+    "calculator": {"class_path": CALCULATOR, "config": {"operations": 1}, "turns": 3, "sft": 24},
+    "calculations": {"class_path": CALCULATOR, "config": {"operations": 3}, "turns": 6, "sft": 32},
 }
 """Environment, largest number of turns, and steps of SFT before."""
 HELD_OUT = 96
@@ -133,7 +133,7 @@ def settings(task: str, seed: int, adapters: str | None) -> dict[str, Any]:
             "eval_tasks": HELD_OUT,
         },
         "training": {
-            **{"max_steps": 1000, "learning_rate": 1e-4, "warmup_steps": 0, "lr_scheduler": "constant"},
+            **{"max_steps": 1000, "learning_rate": 1e-4, "trl": {"lr_scheduler_type": "constant"}},
             **{"prompts_per_step": 4, "num_generations": 8, "max_turn_tokens": 48, "max_trajectory_tokens": 512},
             **{"save_every": 0, "eval_every": 0},
         },
