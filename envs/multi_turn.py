@@ -251,9 +251,9 @@ class MultiTurnEnv(Env):
         except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
             logger.warning("%s could not prefetch", env_name(self), exc_info=True)
         rollouts = [
-            RolloutUnderWay(task, keep_images=self.image_store is not None and index < self.image_tasks)
+            RolloutUnderWay(task, number, keep_images=self.image_store is not None and index < self.image_tasks)
             for index, task in enumerate(tasks)
-            for _ in range(num_rollouts)
+            for number in range(num_rollouts)
         ]
         outcomes = guarded_map(self._reset, rollouts, timeout_s=self.turn_timeout_s, workers=self.workers)
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
@@ -343,12 +343,11 @@ class MultiTurnEnv(Env):
                     env=name,
                     prompt_id=prompt_id,
                     group=group,
-                    rollout=number,
                     tools=self.tools,
                     expected=self._expected(rollout.task),
                     meta={"offered": [tool.name for tool in self.offered()]} if self._offered else {},
                 )
-                for number, rollout in enumerate(members)
+                for rollout in members
             )
         return trajectories
 

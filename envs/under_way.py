@@ -30,6 +30,8 @@ class RolloutUnderWay:
     """One rollout of a task, from its first message to its verdict."""
 
     task: Mapping[str, Any]
+    number: int = 0
+    """Which rollout of its task."""
     state: Any = None
     messages: list[Message] | None = None
     context: StepContext = field(default_factory=StepContext)
@@ -140,18 +142,17 @@ class RolloutUnderWay:
         env: str,
         prompt_id: str,
         group: str,
-        rollout: int,
         tools: Sequence[ToolSpec],
         expected: str | None,
         meta: Mapping[str, Any],
     ) -> Trajectory:
-        """Return the finished rollout, number `rollout` of its group."""
+        """Return the rollout as far as it got."""
         return Trajectory(
-            id=f"{group}-{rollout}",
+            id=f"{group}-{self.number}",
             env=env,
             prompt_id=prompt_id,
             group=group,
-            rollout=rollout,
+            rollout=self.number,
             prompt="\n\n".join(text_of(m.get("content", "")) for m in prompt),
             steps=tuple(self.steps),
             task=dict(self.task) if isinstance(self.task, Mapping) else {"task": self.task},

@@ -1,5 +1,6 @@
 """One file a section of the configuration. Each room reads its own."""
 
+from .base import BranchConfig as BranchConfig
 from .base import EvaluationConfig as EvaluationConfig
 from .base import LoggingConfig as LoggingConfig
 from .base import Section as Section

@@ -32,6 +32,19 @@ class LoggingConfig(Section):
         return "online" if self.wandb == "off" and "wandb" in self.report_to else self.wandb
 
 
+class BranchConfig(Section):
+    """The recorded step from which rollouts continue. `grpo-tui branch` writes this section."""
+
+    run: str = ""
+    """Folder of the run; empty: no branch."""
+    rollout: int = Field(default=0, ge=0)
+    """Number of the rollout."""
+    step: int = Field(default=0, ge=0)
+    """Step of the rollout, from 1."""
+    token: int | None = Field(default=None, ge=1)
+    """Tokens of the step to keep, for a branch within it."""
+
+
 class EvaluationConfig(Section):
     """The policy under evaluation and how it samples. `grpo-tui eval` writes this section."""
 
@@ -51,3 +64,4 @@ class EvaluationConfig(Section):
     """Requests to an endpoint at the same time."""
     tries: int = Field(default=8, ge=1)
     """How often a request is sent while an endpoint is busy or fails. The pauses double from 1 s to 60 s."""
+    branch: BranchConfig = BranchConfig()

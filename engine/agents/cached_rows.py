@@ -96,7 +96,8 @@ class CachedRows:
 
     def _begin(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         """Encode each prompt once, and copy it to its rollouts."""
-        firsts, source = np.unique(rows // self._num_rollouts * self._num_rollouts, return_inverse=True)
+        seen_before = self._seen is not None and self._history.turns[rows].any()  # observations may differ in images
+        firsts, source = self._history.alike(rows, 1 if seen_before else self._num_rollouts)
         cache = RowCache(self._decoder.num_layers, len(firsts), int(self._history.length[firsts].max()))
         logits = self._feed_missing(cache, firsts)
         shared = torch.as_tensor(source, device=logits.device)

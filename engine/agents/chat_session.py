@@ -51,6 +51,16 @@ class TokenHistory:
         self.turn[row, start:end] = self.turns[row] - 1
         self.length[row] = end
 
+    def alike(self, rows: np.ndarray, num_rollouts: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return one row of each set of equal conversations of one prompt, and for each of `rows` its set's number.
+
+        num_rollouts: consecutive rows with the same prompt, and so with the same images in it.
+        """
+        sets: dict[tuple[int, bytes], int] = {}
+        keys = [(row // num_rollouts, self.ids[row, : self.length[row]].tobytes()) for row in rows.tolist()]
+        source = np.array([sets.setdefault(key, len(sets)) for key in keys])
+        return rows[np.unique(source, return_index=True)[1]], source
+
     def arrays(self, row: int) -> TokenArrays:
         end = int(self.length[row])
         return TokenArrays(

@@ -41,9 +41,7 @@ class PaddedRows:
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         self.clear()
-        alike = self._history.turns[rows].max() == 0
-        begun = rows // self._num_rollouts * self._num_rollouts if alike else rows
-        firsts, source = np.unique(begun, return_inverse=True)
+        firsts, source = self._history.alike(rows, self._num_rollouts)
         lengths = self._history.length[firsts]
         position = np.arange(int(lengths.max())) - (lengths.max() - lengths)[:, None]
         tokens = np.take_along_axis(self._history.ids[firsts], position.clip(0), axis=1).astype(np.int64)

@@ -6,7 +6,7 @@ fed when its row acts again. Rows that finish a turn early leave the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -53,6 +53,7 @@ class TransformersAgent(ChatAgent):
         self.model = model
         self.tokenizer = tokenizer
         self.decoder = Decoder(model)
+        self.sessions: Callable[..., TransformersSession] = TransformersSession
         stop_ids = self.decoder.stop_ids
         chat = ChatBridge(tokenizer, stop_ids=stop_ids, template_kwargs=template_kwargs, sight=sight)
         settings = AgentSettings(
@@ -72,7 +73,7 @@ class TransformersAgent(ChatAgent):
         watched: LiveBatch | None,
     ) -> TransformersSession:
         seeds, rows_of = seeds_of(seed, len(begun)), self._rows_of
-        return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds, rows_of, watched)
+        return self.sessions(self.decoder, chat, self.config, begun, num_rollouts, seeds, rows_of, watched)
 
     def next_turn(self, conversation: Encoded) -> AgentTurn:
         """Sample one turn after a conversation that another agent has written."""

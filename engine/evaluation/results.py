@@ -164,7 +164,8 @@ def _evaluations_of(run: RunInfo) -> dict[Path, Any]:
         found = [r for r in finished if str(r.facts.get("subject")).partition("@")[0] == run.id]
         found.sort(key=lambda r: r.created, reverse=True)
     configs = {Path(r.path): read_config(Path(r.path)) for r in found}
-    return {path: (config.environment, config.data, config.seed) for path, config in configs.items()}
+    whole = {path: c for path, c in configs.items() if not c.evaluation.branch.run}
+    return {path: (c.environment, c.data, c.seed) for path, c in whole.items()}
 
 
 def finished_tasks(run_dir: Path, samples: int) -> set[int]:

@@ -70,6 +70,8 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
             config = read_config(run_dir)
             if config.mode == "sft":
                 from .sft import run_sft as train
+            elif config.mode == "eval" and config.evaluation.branch.run:
+                from .branch import run_branch as train
             elif config.mode == "eval":
                 from .evaluate import run_eval as train
             else:

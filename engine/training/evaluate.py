@@ -78,7 +78,7 @@ def run_eval(
             held.enter_context(acting(model))
             held.enter_context(agent.settings(temperature=spec.temperature))
         for portion in portions([task for task in range(len(rows)) if task not in finished], spec.samples):
-            if control is not None and _stop_asked(control):
+            if control is not None and stop_asked(control, "an evaluation"):
                 return False
             made = runner.run(
                 [rows[task] for task in portion],
@@ -107,10 +107,11 @@ def portions(tasks: Sequence[int], samples: int) -> Iterator[Sequence[int]]:
             start = i
 
 
-def _stop_asked(control: ControlChannel) -> bool:
+def stop_asked(control: ControlChannel, subject: str) -> bool:
+    """Answer the requests to a process that can only be stopped, and return whether one asks for that."""
     asked = control.poll()
     for request in asked:
-        outcome = "stopping" if request.command == "stop" else "an evaluation can only be stopped"
+        outcome = "stopping" if request.command == "stop" else f"{subject} can only be stopped"
         control.acknowledge(request, outcome)
     return any(request.command == "stop" for request in asked)
 

@@ -103,6 +103,7 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "t", "t", "tokens", "tokens", "Tokens by mask, log-prob, advantage, trainer: again for the next", 3),
     Key((STEP,), "w", "w", "mismatch", "mismatch", "Go to the token of the worst mismatch; again for the next", 8),
     Key((STEP,), "d", "d", "diff", "diff", "Compare with another rollout of the group, or of the prompt", 4),
+    Key((STEP,), "b", "b", "branch", "branch", "Sample continuations from this step, and compute its value", 8),
     Key((STEP,), "c", "c", "conversation", "conversation", "The whole conversation in one scroll, or one step", 7),
     Key((STEP,), "m", "m", "note", "note", "Put a note on the trajectory; words with # are labels to filter by"),
     Key((STEP, PLAY), "P", "P", "prompt", "prompt", "Show or hide the whole prompt and the task"),

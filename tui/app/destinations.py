@@ -90,6 +90,13 @@ class Help:
 
 
 @dataclass(frozen=True)
+class Branching:
+    """The continuations of a step, in the run that records them."""
+
+    run: Path
+
+
+@dataclass(frozen=True)
 class Playing:
     """Tasks for a human player. `game` is the process that runs them."""
 
@@ -97,4 +104,4 @@ class Playing:
     game: Play
 
 
-Destination = Runs | Live | Trajectories | Groups | Stepper | Diff | Compare | Further | Help | Playing
+Destination = Runs | Live | Trajectories | Groups | Stepper | Diff | Compare | Further | Help | Playing | Branching

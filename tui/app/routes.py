@@ -5,7 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .destinations import Compare, Destination, Diff, Further, Groups, Help, Live, Playing, Runs, Stepper, Trajectories
+from ...engine.runs.search.query import EVERYTHING
+from .destinations import (
+    Branching,
+    Compare,
+    Destination,
+    Diff,
+    Further,
+    Groups,
+    Help,
+    Live,
+    Playing,
+    Runs,
+    Stepper,
+    Trajectories,
+)
 from .screens.base import AppScreen
 from .shell import Shell
 
@@ -35,6 +49,10 @@ def screen_for(destination: Destination, shell: Shell) -> AppScreen:
             return _made(*FURTHER[title], shell.reads(run))
         case Playing(run, game):
             return _made("play", "PlayScreen", run, game)
+        case Branching(run):
+            from .widgets.value_panel import ValuePanel  # with the configuration's classes, for which no other waits
+
+            return _made("trajectories", "TrajectoriesScreen", shell.reads(run), EVERYTHING, ValuePanel())
         case Help(about):
             return _made("help", "HelpScreen", about)
 

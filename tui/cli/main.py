@@ -14,6 +14,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from . import bisect as cli_bisect
+from . import branch as cli_branch
 from . import check as cli_check
 from . import config as cli_config
 from . import data as cli_data
@@ -58,6 +59,7 @@ app.command("live")(cli_runs.live)
 app.command("check")(cli_check.check)
 app.command("eval")(cli_evaluate.evaluate)
 app.command("bisect")(cli_bisect.bisect)
+app.command("branch")(cli_branch.branch)
 app.command("rescore")(cli_rescore.rescore)
 app.command("note")(cli_note.note)
 app.command("runs")(cli_runs.runs)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
+from pathlib import Path
 
+from ....configs.errors import GrpoTuiError
 from ....engine.runs.notes import Note
 from ...advantage import formula_of, recomputed
 from ...export import export_trajectory, write
 from ...plain import Whole
-from ..destinations import Diff
+from ..destinations import Branching, Diff
 from ..printed import markdown, whole_lines
 from ..widgets.prompt_bar import ask
 from .among_rollouts import AmongRollouts
@@ -24,6 +27,23 @@ class RolloutKeys(AmongRollouts):
     def action_diff(self) -> None:
         if self.cursor.record is not None:
             self.shell.open(Diff(self.reads.path, self.n))
+
+    def action_branch(self) -> None:
+        if self.cursor.record is not None and self.cursor.steps:
+            self.say("Starting a process that continues from this step…")
+            self.run_worker(self._branch(self.n, self.cursor.step + 1), group="branch", exclusive=True)
+
+    async def _branch(self, n: int, step: int) -> None:
+        from ....engine.evaluation.branch import branch_config, start_branch
+
+        try:
+            run = await asyncio.to_thread(lambda: start_branch(branch_config(self.reads.path, n, step)))
+        except (GrpoTuiError, LookupError) as problem:
+            self.say(str(problem), "error")
+            return
+        if self.app.screen is self:
+            self.app.clear_notifications()
+            self.shell.open(Branching(Path(run.path)))
 
     def action_note(self) -> Awaitable[None] | None:
         record = self.cursor.record

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
@@ -23,6 +24,9 @@ from ..widgets.preview import Preview
 from ..widgets.table import PAGE, Column, Table
 from .base import PagedScreen
 from .query_list import QueryList
+
+if TYPE_CHECKING:
+    from ..widgets.value_panel import ValuePanel
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,10 @@ class TrajectoriesScreen(QueryList, PagedScreen):
     sorts = ("n", "reward", "advantage", "turns", "tokens", "penalties", "step")
     downwards = ("advantage", "turns", "tokens", "penalties")
 
-    def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
+    def __init__(self, reads: Reads, query: Query = EVERYTHING, value: ValuePanel | None = None) -> None:
         super().__init__(reads, query)
+        self.value = value
+        """Of a branch: the value of its step, above the list."""
         self.recorded = 0
         self.warning = ""
         self.pending = ""
@@ -61,9 +67,16 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         self.preview = Preview()
 
     def panes(self) -> list[Pane]:
-        return [self.table, self.histogram, self.preview]
+        return [self.table, self.histogram, self.preview, *([self.value] if self.value is not None else [])]
 
     def plan(self, width: int, height: int) -> list[Box]:
+        if self.value is not None:
+            rows = min(len(self.value.build(width - 4, height)) + 2, height // 2 + 1)
+            below = self._plan(width, height - rows + 1)
+            return [Box("value", 0, 0, width, rows), *(replace(box, y=box.y + rows - 1) for box in below)]
+        return self._plan(width, height)
+
+    def _plan(self, width: int, height: int) -> list[Box]:
         boxes: list[Box] = []
         left = width
         if width >= 140:
@@ -92,14 +105,16 @@ class TrajectoriesScreen(QueryList, PagedScreen):
                 right.add("  following", p.accent)
         else:
             right.add("counting…", p.faint)
-        return self.heading("trajectories", width), right
+        return self.heading("trajectories" if self.value is None else "branch", width), right
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
         self._active = "table"
         remembered = self.shell.memory.run(self.reads.path.name)
-        self._histogram_wanted = remembered.get("histogram", True) is not False
+        self._histogram_wanted = self.value is None and remembered.get("histogram", True) is not False
+        if self.value is not None:
+            self.frame.replan()
         self._read(None if self.list_query.plain and not self.list_query.descending else 0)
         self.set_interval(1.0, self._poll)
 
@@ -190,6 +205,10 @@ class TrajectoriesScreen(QueryList, PagedScreen):
             return
         query, asking = self.list_query, self._asking
         try:
+            value = self.value
+            if value is not None and not value.ended and value.put(*await self.reads.later(value.read)):
+                self.frame.replan()
+                self.frame.refresh_lines()
             pending = await self.reads.later(lambda r: r.pending(query))
             if pending != self.pending:
                 before, self.pending = self.pending, pending
@@ -202,7 +221,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         except RecordError:
             return
         if asking == self._asking and total != self.total:
-            grew = total > self.total
+            grew = total > self.total > 0  # with the first row come the record's own columns
             self.total = total
             if grew:
                 self.table.grow_to(total)

@@ -1,0 +1,246 @@
+"""Continuations of a recorded rollout: its turns are repeated up to a step, then the policy acts.
+
+They are recorded like the rollouts of an evaluation, each as soon as it ends. `engine.evaluation.branch` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...configs.schema import RunConfig
+from ...configs.sections import RewardsConfig
+from ...configs.sections.rewards import COMPONENTS
+from ...envs.base import Env, env_name
+from ...envs.content import text_of
+from ...envs.multi_turn import MultiTurnEnv
+from ...envs.seeds import seed_of, task_id
+from ...envs.trajectory import StopReason, Trajectory
+from ...rewards.orchestrator import RewardOrchestrator
+from ..agents.chat import ChatBridge
+from ..agents.replay_session import RecordedTurn, ReplaySession
+from ..agents.transformers_agent import TransformersAgent
+from ..evaluation.branch import DIFFERS, PLACE, REPLAY, SIDE
+from ..evaluation.results import EvaluationError
+from ..policy.models import load_policy, load_sight
+from ..policy.prepared import acting
+from ..record.step_recorder import StepRecorder
+from ..rollouts.dataset import load_rows
+from ..rollouts.judging import Judge, make_judge, special_texts
+from ..rollouts.rollout import Rollout
+from ..rollouts.runner import RolloutRunner, Row, prepares
+from ..rollouts.scoring import Scorer
+from ..rollouts.trial import rollouts_from_trial
+from ..runs.control.requests import ControlChannel
+from ..runs.read.reader import RunReader
+from ..runs.types import TokenArrays, TrajectoryRecord
+from ..runs.write.writer import RecordWriter
+from .acting import make_agent
+from .evaluate import stop_asked
+
+
+def run_branch(
+    config: RunConfig, run_dir: Path, writer: RecordWriter, control: ControlChannel | None = None, start: object = None
+) -> bool:
+    """Sample the continuations of `config.evaluation.branch`. Returns False if stopped early.
+
+    Raises errors whose message is one sentence.
+    """
+    spec = config.evaluation
+    at = spec.branch
+    recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
+    recorder.event("phase", "loading the model and the data", name="loading", step=spec.step)
+    with RunReader(at.run) as reader:
+        record, tokens = reader.bodies.trajectory(at.rollout), reader.bodies.tokens(at.rollout)
+    with RunReader(run_dir) as reader:
+        rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
+    torch.manual_seed(config.seed)
+    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
+    agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
+    assert isinstance(agent, TransformersAgent)
+    runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
+    row = _task(record, load_rows(config.environment, record.split, config.seed, tokenizer, config.data), runner)
+    recorder.vocabulary(tokenizer)
+    turns = turns_of(record.trajectory, tokens, agent.chat)
+    before = turns[: at.step - 1]
+    if at.token is not None:
+        before = [*before, _begun(turns[at.step - 1], at.token, known=tokens is not None)]
+    continuations = Continuations(
+        recorder,
+        runner,
+        make_judge(config.environment, [row], special_texts(tokenizer)),
+        Scorer(spec.samples, RewardOrchestrator(config=_repeatable(config.rewards), seed=config.seed)),
+        row,
+        record.trajectory,
+        spec.step,
+        control,
+        {(str(r.extra.get(SIDE)), int(r.extra.get(PLACE, 0))) for r in rows},
+    )
+    try:
+        with acting(model), agent.settings(temperature=spec.temperature):
+            for side, recorded in (("before", before), ("after", turns[: at.step])):
+                continuations.sample(side, recorded, seed_of(config.seed, "branch", at.rollout, at.step, side))
+    except Stopped:
+        return False
+    return True
+
+
+def _repeatable(config: RewardsConfig) -> RewardsConfig:
+    """Return rewards that depend on a rollout alone, and not on its batch or the state of a training."""
+    extra = {
+        name: component.model_copy(update={"normalization": "none"})
+        for name, component in config.extra_components.items()
+        if not component.embeddings
+    }
+    raw = config.normalization.model_copy(update=dict.fromkeys((*COMPONENTS, "functions"), "none"))
+    changed = {"w_curiosity": 0.0, "w_coherence": 0.0, "extra_components": extra, "normalization": raw}
+    return config.model_copy(update=changed)
+
+
+def _task(record: TrajectoryRecord, rows: Sequence[Row], runner: RolloutRunner) -> Row:
+    """Return the task of a recorded rollout. Raises EvaluationError."""
+    wanted = record.trajectory
+    found: list[Row] = []
+    for row in rows:
+        env = runner.environment(row)
+        name = env_name(env) if isinstance(env, Env) else type(env).__name__
+        if task_id(name, row.task_data) == wanted.prompt_id and row.key not in {r.key for r in found}:
+            found.append(row)
+    if not found:
+        raise EvaluationError(
+            f"the task of rollout {wanted.id} is not among the {len(rows)} {record.split} tasks that the run's "
+            "environment and data give now, so it cannot be replayed"
+        )
+    for row in found[1:] and found:  # environments with other options show the same task in other words
+        env = runner.environment(row)
+        if isinstance(env, MultiTurnEnv):
+            messages, _ = env.opening(row.task_data, runner.agent)
+            if wanted.prompt == "\n\n".join(text_of(m.get("content", "")) for m in messages):
+                return row
+    return found[0]
+
+
+def turns_of(trajectory: Trajectory, tokens: TokenArrays | None, chat: ChatBridge) -> list[RecordedTurn]:
+    """Return the agent's turns: the recorded tokens, or where none were recorded the tokens of their texts."""
+    turns = []
+    for number, step in enumerate(trajectory.steps):
+        if tokens is not None:
+            chosen = np.asarray(tokens.agent_mask) & (np.asarray(tokens.turn) == number)
+            written = np.asarray(tokens.token_ids)[chosen]
+        else:
+            end = [chat.end_of_turn] if chat.end_of_turn is not None and step.stop_reason == "stop" else []
+            written = np.array([*chat.encode(step.text), *end])
+        turns.append(RecordedTurn(written, step.stop_reason))
+    return turns
+
+
+def _begun(turn: RecordedTurn, count: int, *, known: bool) -> RecordedTurn:
+    """Return the first tokens of a turn, to be completed. Raises EvaluationError."""
+    if not known:
+        raise EvaluationError("the run recorded no tokens (logging.record_tokens): branch at a whole step")
+    most = len(turn.tokens) - (turn.stop_reason == "stop")
+    if count > most:
+        raise EvaluationError(f"the step has {most} tokens before its end, and no token {count} to branch after")
+    return RecordedTurn(turn.tokens[:count], unfinished=True)
+
+
+class Stopped(Exception):
+    """A person asked to stop."""
+
+
+@dataclass
+class Continuations:
+    """Samples and records the continuations of one rollout. step: optimiser steps of the policy. done: side and number
+    of those that are recorded. told: whether a difference from the record was."""
+
+    recorder: StepRecorder
+    runner: RolloutRunner
+    judge: Judge | None
+    scorer: Scorer
+    row: Row
+    original: Trajectory
+    step: int
+    control: ControlChannel | None
+    done: set[tuple[str, int]]
+    told: bool = False
+
+    def sample(self, side: str, recorded: Sequence[RecordedTurn], seed: int) -> None:
+        """Repeat these turns in a new environment for each continuation, and let the policy continue."""
+        agent, env = self.runner.agent, self.runner.environment(self.row)
+        assert isinstance(agent, TransformersAgent)
+        whole = sum(not turn.unfinished for turn in recorded)
+        sessions: list[ReplaySession] = []
+
+        def open_session(*arguments: Any) -> ReplaySession:
+            sessions.append(ReplaySession(*arguments, recorded=recorded))
+            return sessions[-1]
+
+        def turned(trajectory: Trajectory) -> None:
+            """Record a continuation that ended. Those that the environment judges together wait for the last."""
+            if self.control is not None and stop_asked(self.control, "a branch"):
+                raise Stopped
+            assert isinstance(env, MultiTurnEnv)
+            steps = len(trajectory.steps)
+            ended = trajectory.stop_reason != StopReason.MAX_TURNS or steps >= env.max_turns
+            if steps and ended and type(env).finish is Env.finish:
+                tokens = sessions[-1].tokens(trajectory.rollout)
+                (made,) = rollouts_from_trial({"trajectories": [trajectory], "tokens": [tokens]}, [0], 1, self.step)
+                self.keep(side, whole, [replace(made, index=trajectory.rollout)])
+
+        agent.sessions = open_session
+        if isinstance(env, MultiTurnEnv):
+            env.on_turn = turned
+        self.keep(side, whole, self.runner.run([self.row], seed=seed, step=self.step, policy_version=self.step))
+
+    def keep(self, side: str, whole: int, rollouts: Sequence[Rollout]) -> None:
+        """Score and record the rollouts that are not yet. whole: how many turns of the record they repeat."""
+        new = [r for r in rollouts if (side, r.index + 1) not in self.done]
+        if any(r.trajectory is None for r in new):
+            raise EvaluationError(f"{self.row.env_class_path} gives no trajectories: its rollouts cannot be replayed")
+        if not new:
+            return
+        if self.judge is not None:
+            new = self.judge(new, [self.row] * len(new), self.step)
+        scored, _ = self.scorer.rewards(new, self.step)
+        self.recorder.trajectories(self.step, [self._marked(r, side, whole) for r in scored], "eval")
+        self.recorder.writer.flush(timeout=60.0)
+        self.done |= {(side, r.index + 1) for r in new}
+        self.recorder.writer.progress("continuations", len(self.done), 2 * self.runner.num_rollouts)
+
+    def _marked(self, rollout: Rollout, side: str, whole: int) -> Rollout:
+        trajectory = rollout.trajectory
+        assert trajectory is not None
+        found = first_difference(self.original, trajectory, whole)
+        if found is not None and not self.told:
+            turn, recorded, now = found
+            where = f"the observation of turn {turn}" if turn else "the prompt"
+            message = f"the environment does not repeat itself: {where} differs from the record"
+            self.recorder.event("phase", message, name=REPLAY, turn=turn, recorded=recorded, now=now)
+            self.told = True
+        marks = {SIDE: side, PLACE: rollout.index + 1} | ({} if found is None else {DIFFERS: found[0]})
+        named = replace(trajectory, group=side, id=f"{side}-{rollout.index + 1}", extra={**trajectory.extra, **marks})
+        return replace(rollout, trajectory=named)
+
+
+def first_difference(recorded: Trajectory, now: Trajectory, turns: int) -> tuple[int, str, str] | None:
+    """Return the first turn whose observation differs, from 1 (0: the prompt), with the recorded text and the new one.
+
+    turns: how many were repeated. A rollout that ended earlier or later than the recorded one differs, too.
+    """
+    if recorded.prompt != now.prompt:
+        return 0, recorded.prompt, now.prompt
+    for number in range(turns):
+        old = recorded.steps[number]
+        if number >= len(now.steps):
+            return number, old.observation, f"(the rollout ended: {now.error or now.stop_reason})"
+        new = now.steps[number]
+        if (old.observation, old.error) != (new.observation, new.error):
+            return number + 1, old.observation or old.error or "", new.observation or new.error or ""
+    if turns == len(recorded.steps) < len(now.steps):
+        return turns, f"(the rollout ended: {recorded.stop_reason})", "(the rollout continued)"
+    return None

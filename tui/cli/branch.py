@@ -1,0 +1,127 @@
+"""`grpo-tui branch`: continue a recorded rollout from a step, and measure what the step was worth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..format import fixed
+from .common import ExitCode, Home, fail, json_line, say, warn
+
+if TYPE_CHECKING:
+    from ...engine.evaluation.branch import Branch, Side
+    from ...engine.evaluation.statistics import Interval
+
+_AT = re.compile(r"(.+?)[:/](\d{1,9})(?:[:/](\d{1,9}))?")
+
+
+def branch(
+    reference: Annotated[str, typer.Argument(metavar="RUN", help="A run: id, name or path.")],
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at", metavar="ROLLOUT:STEP", help="Number or id, and step; a third number keeps so many of its tokens."
+        ),
+    ],
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=2, help="Continuations on each side of the step.")
+    ] = 16,
+    policy: Annotated[
+        str, typer.Option("--policy", help="The policy, as in eval. Default: the kept one nearest to the rollout's.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    *,
+    home: Home,
+) -> None:
+    """Measure what a step of a recorded rollout was worth.
+
+    The recorded turns are repeated in new environments. Half of the continuations begin before the step, so that the
+    policy writes it again; half begin after it. The difference of their mean rewards estimates the true advantage of
+    the step. The continuations are a run of their own that can be inspected.
+    """
+    from ...configs.errors import GrpoTuiError
+    from ...engine.evaluation.branch import branch_config, read_branch, start_branch
+    from ...engine.launch.find import RunNotFound, find_run
+    from ...engine.launch.stop import stop_run
+    from ...engine.runs.read.reader import RunReader
+    from ..text import literal
+    from .follow import follow
+
+    found = _AT.fullmatch(at)
+    if found is None:
+        fail("--at: name a rollout and a step, such as 812:3", ExitCode.USAGE)
+    rollout, step, token = found[1], int(found[2]), None if found[3] is None else int(found[3])
+    try:
+        source = Path(find_run(home, reference).path)
+        config = branch_config(source, rollout, step, token=token, samples=samples, policy=policy)
+        run = start_branch(config)
+    except (RunNotFound, LookupError) as problem:
+        fail(literal(str(problem)), ExitCode.NOT_FOUND)
+    except GrpoTuiError as problem:
+        fail(literal(str(problem)), ExitCode.USAGE)
+    if run.active:
+        code = follow(run, stop=lambda: stop_run(run), out=warn)
+        ended = find_run(home, run.path)
+        if code or ended.status != "finished":
+            raise typer.Exit(code or ExitCode.FAILED)
+    with RunReader(run.path) as reader:
+        result = read_branch(reader, config.evaluation)
+    if as_json:
+        say(json_line(_plain(result, run.path)))
+        return
+    for line in _lines(result):
+        say(literal(line))
+    say(f"open the continuations: grpo-tui inspect {run.id}")
+
+
+def _plain(result: Branch, path: str) -> dict[str, Any]:
+    def side(s: Side) -> dict[str, Any]:
+        rollouts = [
+            {"n": r.n, "reward": r.reward, "correct": r.correct, "turns": r.turns, "stop_reason": r.stop_reason}
+            for r in s.rows
+        ]
+        return {"reward": s.reward, "success": s.success, "differing": s.differing, "rollouts": rollouts}
+
+    return {
+        "run": path,
+        "rollout": result.at.rollout,
+        "step": result.at.step,
+        "token": result.at.token,
+        "policy": result.spec.subject,
+        "policy_step": result.spec.step,
+        "rollout_policy_step": result.version,
+        "before": side(result.before),
+        "after": side(result.after),
+        "worth": result.worth,
+        "advantage": result.advantage,
+        "replay": result.replay,
+    }
+
+
+def _lines(result: Branch) -> Iterator[str]:
+    at, spec = result.at, result.spec
+    where = f"step {at.step}" + ("" if at.token is None else f" after token {at.token}")
+    yield f"rollout {at.rollout} of {Path(at.run).name}, {where}"
+    yield f"policy {spec.subject} (step {spec.step}; step {result.version} sampled the rollout)"
+    if result.replay is not None:
+        turn = result.replay["turn"]
+        total = len(result.before.rows) + len(result.after.rows)
+        yield f"! {result.before.differing + result.after.differing} of {total} replays differ from the record, first "
+        yield f"  {f'in the observation of turn {turn}' if turn else 'in the prompt'}:"
+        yield f"  recorded: {result.replay['recorded']}"
+        yield f"  now:      {result.replay['now']}"
+    for name, side in (("before the step", result.before), ("after the step", result.after)):
+        success = "" if side.success is None else f"   success {_interval(side.success)}"
+        yield f"{name:<23}reward {_interval(side.reward)}{success}   n = {side.reward.n}"
+    yield f"{'worth of the step':<23}{_interval(result.worth, signed=True)}"
+    if result.advantage is not None:
+        yield f"{'advantage in training':<23}{fixed(result.advantage, signed=True)}"
+    yield "Intervals are 95 %. Advantages of training are scaled: compare signs and ranks."
+
+
+def _interval(i: Interval, signed: bool = False) -> str:
+    return f"{fixed(i.estimate, signed=signed)} ({fixed(i.low, signed=signed)} to {fixed(i.high, signed=signed)})"
