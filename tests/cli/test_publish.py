@@ -51,7 +51,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Hub
+    server: Hub  # type: ignore[assignment]
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -130,7 +130,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
     base = folder / "base"
     run_dir = make_run(folder / "runs" / "1124-1700-abcd", base, max_steps=2, eval_every=1, learning_rate=0.05)
-    AutoModelForCausalLM.from_pretrained(base).to(torch.bfloat16).save_pretrained(base)
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(base)
     (run_dir / "run.json").write_text(json.dumps({"id": run_dir.name, "mode": "rft", "facts": gather()}))
     assert run(run_dir) == 0
     return run_dir
@@ -176,9 +176,9 @@ def test_the_hash_changes_with_any_number_of_the_record(trained: Path, monkeypat
 def test_merge_gives_a_model_in_the_format_of_its_base_for_plain_transformers(trained: Path, cli: Cli, tmp_path: Path):
     done = cli("merge", trained.name, "--to", str(tmp_path / "merged"), "--runs-dir", str(trained.parent))
     assert done.returncode == 0, done.stderr
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.dtype == torch.bfloat16
-    base = AutoModelForCausalLM.from_pretrained(trained.parent.parent / "base", dtype=torch.float32)
+    base: Any = AutoModelForCausalLM.from_pretrained(trained.parent.parent / "base", dtype=torch.float32)
     expected = PeftModel.from_pretrained(base, str(adapters(trained))).merge_and_unload()
     changed = 0
     for (name, found), exact in zip(merged.named_parameters(), expected.parameters(), strict=True):
@@ -203,7 +203,7 @@ def test_push_sends_adapters_and_card_in_one_commit_and_never_shows_the_token(tr
         (tmp_path / "pulled" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pulled" / name).write_bytes(data)
     base = AutoModelForCausalLM.from_pretrained(trained.parent.parent / "base")
-    loaded = PeftModel.from_pretrained(base, str(tmp_path / "pulled"))
+    loaded: Any = PeftModel.from_pretrained(base, str(tmp_path / "pulled"))
     assert loaded.peft_config["default"].r == 4
     sent, kept = (
         load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "pulled", adapters(trained))

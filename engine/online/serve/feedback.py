@@ -212,6 +212,7 @@ def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
     if first.trajectory is None or len(first.trajectory.steps) != 1:
         raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
     words = engine.runner.tokenizer
+    assert words is not None
     ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in words.all_special_ids]
     written = [*words.encode(text, add_special_tokens=False), *(ends or [words.eos_token_id])]
     ids = np.array([*first.token_ids[: first.prompt_length], *written], first.token_ids.dtype)

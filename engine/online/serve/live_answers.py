@@ -276,6 +276,7 @@ class LiveAnswers:
 
     def _text(self, tokens: Sequence[int]) -> str:
         words = self.engine.runner.tokenizer
+        assert words is not None
         return str(words.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:

@@ -100,6 +100,7 @@ class HeldOutEvaluation(AfterStep):
             first, second = (rate_interval([float(bool(o)) for o in e.outcomes]) for e in (greedy, sampled))
             said = f"held-out success {first.estimate:.0%} ({first.low:.0%} to {first.high:.0%}) greedy, "
             said += f"{second.estimate:.0%} ({second.low:.0%} to {second.high:.0%})"
+            told |= {"greedy_interval": [first.low, first.high], "sampled_interval": [second.low, second.high]}
             measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
             measured |= {metric.SUCCESS_LOW: first.low, metric.SUCCESS_HIGH: first.high}
         judge = self._runner.judge

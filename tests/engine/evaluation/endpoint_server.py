@@ -49,7 +49,7 @@ def serving(port: int = 0) -> Iterator[ChatServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: ChatServer
+    server: ChatServer  # type: ignore[assignment]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -188,7 +188,8 @@ def test_an_estimator_of_the_kl_has_the_gradient_of_its_definition(tmp_path, est
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):
-    both(tmp_path, turns=2, lora=True, beta=0.2, **dict.fromkeys(NO_CHECKPOINTING, True))
+    checkpointing: dict[str, Any] = dict.fromkeys(NO_CHECKPOINTING, True)
+    both(tmp_path, turns=2, lora=True, beta=0.2, **checkpointing)
 
 
 def test_sequence_level_importance_sampling_equals_that_of_trl(tmp_path):

@@ -26,7 +26,7 @@ def reporting(folder: Path, names: list[str], **logging: Any) -> Path:
 
 def test_tensorboard_and_wandb_get_the_metrics_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]
 
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
     run_dir = reporting(tmp_path, ["tensorboard", "wandb"], wandb="offline")
