@@ -60,9 +60,9 @@ def branch(
         config = branch_config(source, rollout, step, token=token, samples=samples, policy=policy)
         run = start_branch(config)
     except (RunNotFound, LookupError) as problem:
-        fail(literal(str(problem)), ExitCode.NOT_FOUND)
+        fail(str(problem), ExitCode.NOT_FOUND)
     except GrpoTuiError as problem:
-        fail(literal(str(problem)), ExitCode.USAGE)
+        fail(str(problem), ExitCode.USAGE)
     if run.active:
         code = follow(run, stop=lambda: stop_run(run), out=warn)
         ended = find_run(home, run.path)

@@ -98,7 +98,7 @@ def push(
         )
     except (GrpoTuiError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).replace(token, "***").strip().splitlines() or [type(error).__name__]
-        fail(literal(f"{repository} was not pushed: {reason[0]}"))
+        fail(f"{repository} was not pushed: {reason[0]}")
     say(literal(f"pushed {len(files) + 1} files to {done.commit_url}"))
 
 
@@ -107,16 +107,15 @@ def _found(reference: str, home: Path) -> Subject:
     from ...configs.errors import GrpoTuiError
     from ...engine.evaluation.subjects import find_subject
     from ...engine.launch.find import RunNotFound
-    from ..text import literal
 
     try:
         subject = find_subject(reference, home)
     except RunNotFound as problem:
-        fail(literal(str(problem)), ExitCode.NOT_FOUND)
+        fail(str(problem), ExitCode.NOT_FOUND)
     except GrpoTuiError as problem:
-        fail(literal(str(problem)), ExitCode.USAGE)
+        fail(str(problem), ExitCode.USAGE)
     if subject.folder is None or subject.weights is None:
-        fail(literal(f"{reference} names no trained policy: name a training run, or RUN@STEP"), ExitCode.USAGE)
+        fail(f"{reference} names no trained policy: name a training run, or RUN@STEP", ExitCode.USAGE)
     return subject
 
 
