@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.geometry import Region
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.runs.health.headline import Headline
 from grpo_tui.engine.runs.learning import UseKind
 from grpo_tui.engine.runs.read.groups import GroupRow
@@ -427,3 +428,11 @@ def test_steps_stand_in_proportion_along_time_and_tokens() -> None:
     assert time.name == "minutes" and time(6) == pytest.approx(300 / 60)
     tokens = along("tokens", "rft", [], [(1, 10.0), (3, 30.0)], 0.0)
     assert tokens(2) == 20.0 and tokens(9) == 30.0 and along("tokens", "rft", [], [], 0.0).name == "step"
+
+
+def test_the_dashboard_shows_the_interval_of_held_out_success() -> None:
+    policy = PolicyPanel()
+    framed(policy)
+    latest = {metric.SUCCESS_GREEDY: 0.8, metric.SUCCESS_LOW: 0.68, metric.SUCCESS_HIGH: 0.88}
+    policy.put("rft", latest, {}, [])
+    assert "held-out 80 % (68 % to 88 %)" in [line.plain.strip() for line in policy.build(60, 8)]

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ....configs import metric_names as metric
-from ....engine.runs.health.headline import RATE_WINDOW
+from ....engine.runs.health.headline import INTERVAL, RATE_WINDOW
 from ....engine.runs.types import Event
-from ...format import fixed, number, percent, trend
+from ...format import fixed, number, percent, trend, within
 from ...text import wrap
 from ..live_data import Kind
 from .line import Line
@@ -24,6 +24,7 @@ def _whole(value: float | None) -> str:
 
 ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "rft": (
+        (metric.SUCCESS_GREEDY, "held-out", percent),
         (metric.STALENESS, "steps behind", number),
         (metric.LOGPROB_MISMATCH, "mismatch", number),
         (metric.SAMPLER_KL, "sampler KL", number),
@@ -93,7 +94,8 @@ class PolicyPanel(Pane):
             value = self.latest.get(name)
             if value is None:
                 continue
-            said = Line(p).add(show(value), p.text)
+            text = show(value) + (within(self._interval(), percent) if name == metric.SUCCESS_GREEDY else "")
+            said = Line(p).add(text, p.text)
             line = Line(p)
             if len(title) + 1 + said.width <= width:
                 line.add(f"{title} ", p.muted)
@@ -104,6 +106,11 @@ class PolicyPanel(Pane):
         when = {"rft": "with the first update", "sft": "with the first step",
                 "online": "with the first update"}[self.kind]  # fmt: skip
         return [Line(p).add(self.coming(when), p.faint, cells=width, align="^")]
+
+    def _interval(self) -> tuple[float, float] | None:
+        """Return the 95 % interval of greedy success on held-out tasks."""
+        low, high = (self.latest.get(name) for name in INTERVAL)
+        return None if low is None or high is None else (low, high)
 
     def _kl(self, width: int) -> list[Line]:
         p, get = self.palette, self.latest.get
