@@ -64,7 +64,9 @@ def test_a_new_user_needs_few_keys(tmp_path: Path, keys: str, most: int, seen: t
     assert len(keys) <= most
     with Terminal(command, cwd=tmp_path, env=os.environ, rows=36, columns=120) as screen:
         screen.see("1 of 2")
-        for key in keys:
+        screen.press(keys[0])
+        screen.see("of 301")  # the list has answered: on a busy machine the next key would still be its own
+        for key in keys[1:]:
             screen.press(key)
             screen.settle()
         screen.see(*seen)
