@@ -206,7 +206,11 @@ class RunsScreen(RunKeys):
 
     def _over_seeds(self, row: RunRow) -> str:
         """Return the mean over the seeds of a run's configuration; empty for a single seed."""
-        for seeds in by_configuration(r.info for r in self.all.values()):
+        name = row.info.facts.get("configuration")
+        if not name:  # by a key press: not all runs are sorted for a run without seeds
+            return ""
+        same = (r.info for r in self.all.values() if r.info.facts.get("configuration") == name)
+        for seeds in by_configuration(same):
             if row.info in seeds:
                 return seeds_line([self.all[run.path].headline for run in seeds])
         return ""
