@@ -55,10 +55,14 @@ def _mean(interval: Interval) -> str:
 
 def _points(difference: Difference) -> str:
     i = difference.interval
-    text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f}), p = {difference.p:.3f}"
+    text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f}), {_p(difference.p)}"
     return text.replace("-", MINUS)
 
 
 def _change(difference: Difference) -> str:
     i = difference.interval
-    return f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f}), p = {difference.p:.3f}".replace("-", MINUS)
+    return f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f}), {_p(difference.p)}".replace("-", MINUS)
+
+
+def _p(value: float) -> str:
+    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
