@@ -195,7 +195,13 @@ def returns(turns: Sequence[Turn]) -> Returns:
     """Return an episode's rewards as training gives them to a method: a goal, and a penalty as shaping."""
     goal, penalty = sum(t.goal for t in turns), sum(t.penalty for t in turns)
     parts = {"task": Part(1.0, goal), "penalty": Part(1.0, penalty, shaping=True)}
-    return Returns([t.goal + t.penalty for t in turns], [t.goal for t in turns], parts, right=goal >= 1.0)
+    return Returns(
+        [t.goal + t.penalty for t in turns],
+        [t.goal for t in turns],
+        parts,
+        right=goal >= 1.0,
+        states=[str(t.state) for t in turns],
+    )
 
 
 def estimates(world: World, groups: Sequence[Sequence[Sequence[Turn]]], source: random.Random) -> Mapping[str, list]:

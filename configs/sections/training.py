@@ -11,7 +11,7 @@ from .base import Section
 TRLLoss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
 OwnLoss = Literal["reinforce"]
 """Those of `engine/training/losses`, each the function of its name in the file of its name."""
-Advantages = Literal["group", "turn", "reward", "gdpo"]
+Advantages = Literal["group", "turn", "reward", "gdpo", "gigpo"]
 """Those of `rewards/advantages`, each the class of its name in the file of its name."""
 OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for code of your own")]
 
@@ -76,7 +76,9 @@ class TrainingConfig(Optimisation):
     advantages: Advantages | OwnCode = "group"
     """`reward`: the reward of each turn as it is, on its last token; `group`: return minus the group's mean; `turn`:
     return from a turn on, minus the group's mean at that turn; `gdpo`: each component of the reward against its own
-    group, then the weighted sum over the batch (arXiv 2601.05242); or a class of your own."""
+    group, then the weighted sum over the batch (arXiv 2601.05242); `gigpo`: `group`, plus the discounted return from a
+    turn on, minus the mean of the group's turns after the same observation (arXiv 2505.10978); or a class of your
+    own."""
     compare_shaping: Literal["equals", "group"] = "equals"
     """What curiosity, coherence and penalties are compared with by `group` and `gdpo`. `equals`: each on its own, with
     the rollouts of the group that succeeded alike (all of them where no answer is known), so that it decides between

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...configs.sections.rewards import SHAPED
 from ...configs.sections.training import TrainingConfig
 from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
-from ...rewards.advantages.base import Group, Returns, learnable, parts_of
+from ...rewards.advantages.base import Group, Returns, learnable, parts_of, states_of
 from ...rewards.breakdown import GOAL, AdvantageFormula, AdvantageTerm
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
@@ -165,4 +165,5 @@ def returns_of(item: Item) -> Returns:
         parts=None if breakdown is None else parts_of(breakdown, SHAPED),
         right=item.record.trajectory.correct is True,
         scored=item.scorable,
+        states=states_of(item.record.trajectory, len(item.tokens_by_turn)),
     )

@@ -11,7 +11,7 @@ from ...configs.errors import GrpoTuiError
 from ...configs.sections.rewards import SHAPED
 from ...envs.user_code import UserCodeError, find_class
 from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
-from ...rewards.advantages.base import Among, Returns, Scale, parts_of
+from ...rewards.advantages.base import Among, Returns, Scale, parts_of, states_of
 from ...rewards.breakdown import AdvantageFormula
 from .rollout import Rollout
 
@@ -46,6 +46,7 @@ def returns_of(rollout: Rollout) -> Returns:
         parts=None if rollout.breakdown is None else parts_of(rollout.breakdown, SHAPED),
         right=rollout.trajectory is not None and rollout.trajectory.correct is True,
         scored=rollout.scorable,
+        states=states_of(rollout.trajectory, rollout.turns),
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from ...envs.trajectory import Trajectory
 from ..breakdown import AdvantageFormula, AdvantageTerm, RewardBreakdown, comparison
 
 EPSILON = 1e-4
@@ -44,9 +45,10 @@ class Part(NamedTuple):
 class Returns:
     """The rewards of one rollout of S turns.
 
-    turns: reward of each turn [S]. unshaped: the same without shaping [S]. parts: reward components by name (None: the
-    reward has none). right: whether the rollout is known to be right. scored: False if its environment failed. Such a
-    rollout takes part in no mean and has no advantage.
+    turns: reward of each turn [S]. unshaped: the same without shaping [S]. states: the state before each turn [S]
+    (empty: not known). parts: reward components by name (None: the reward has none). right: whether the rollout is
+    known to be right. scored: False if its environment failed. Such a rollout takes part in no mean and has no
+    advantage.
     """
 
     turns: Sequence[float]
@@ -54,10 +56,17 @@ class Returns:
     parts: Mapping[str, Part] | None = None
     right: bool = False
     scored: bool = True
+    states: Sequence[str] = ()
 
     @property
     def goal(self) -> Returns:
         return replace(self, turns=self.unshaped, parts=None)
+
+
+def states_of(trajectory: Trajectory | None, turns: int) -> list[str]:
+    """Return the text before each turn [turns]: the prompt, then observations. Empty if the trajectory lacks them."""
+    known = [] if trajectory is None else [trajectory.prompt, *(s.observation for s in trajectory.steps)][:turns]
+    return known if len(known) == turns else []
 
 
 def parts_of(breakdown: RewardBreakdown, shaping: Collection[str]) -> dict[str, Part]:

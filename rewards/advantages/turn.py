@@ -1,7 +1,7 @@
 """`turn`: every agent token of turn t gets Q[i, t] − mean_G Q[·, t], Q[i, t] = Σ_{k ≥ t} r[i, k].
 
 The mean is over the rollouts of the group that reached turn t. If only one did, its advantage is 0. Turn-level credit
-as in MT-GRPO (arXiv 2505.11821) and GiGPO (arXiv 2505.10978), with the turn's index as the state.
+as in MT-GRPO (arXiv 2505.11821).
 """
 
 from __future__ import annotations

@@ -163,6 +163,78 @@ def test_tokens_carry_the_advantage_of_their_turn(data):
         assert bool(last[t]) == (there and not later)
 
 
+def same_state_by_hand(batch: list[list[Returns]], scale: str) -> list[list[float]]:
+    """GiGPO's definition, rollout by rollout and turn by turn."""
+
+    def discounted(rollout: Returns, t: int) -> float:
+        return sum(0.95 ** (k - t) * rollout.turns[k] for k in range(t, len(rollout.turns)))
+
+    def part(value: float, peers: list[float], every: list[float]) -> float:
+        if len(peers) < 2:
+            return 0.0
+        std = {"group": np.std(peers, ddof=1), "batch": np.std(every, ddof=1), "none": None}[scale]
+        return (value - np.mean(peers)) / (1.0 if std is None else std + EPSILON)
+
+    scored = [r for group in batch for r in group if r.scored]
+    every = [discounted(r, t) for r in scored for t in range(len(r.turns))]
+    out = []
+    for group in batch:
+        alive = [r for r in group if r.scored]
+        for r in group:
+            row = [0.0] * len(r.turns)
+            for t in range(len(r.turns) if r.scored else 0):
+                peers = [
+                    discounted(other, k)
+                    for other in alive
+                    for k in range(len(other.turns))
+                    if (other is r and k == t) or (r.states and other.states and other.states[k] == r.states[t])
+                ]
+                whole = part(sum(r.turns), [sum(x.turns) for x in alive], [sum(x.turns) for x in scored])
+                row[t] = whole + part(discounted(r, t), peers, every)
+            out.append(row)
+    return out
+
+
+@st.composite
+def groups_with_states(draw):
+    """Groups of four with few states, so that turns share them, also within a rollout; some rollouts have none."""
+    rewards = st.floats(-5, 5, width=32) if draw(st.booleans()) else st.sampled_from([0.0, 1.0])
+    longest = draw(st.integers(1, 5))
+    rows = []
+    for _ in range(draw(st.integers(1, 3)) * GROUP):
+        turns = draw(st.lists(rewards, max_size=longest))
+        known = draw(st.sampled_from([True, True, True, False]))
+        states = [draw(st.sampled_from("abc")) for _ in turns] if known else ()
+        rows.append(Returns(turns, turns, states=states, scored=draw(st.sampled_from([True, True, True, False]))))
+    return [rows[i : i + GROUP] for i in range(0, len(rows), GROUP)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups_with_states(), st.sampled_from(["group", "batch", "none"]))
+def test_gigpo_adds_the_comparison_within_a_state(batch, scale):
+    method = advantage_method("gigpo")
+    expected = same_state_by_hand(batch, scale)
+    ours = advantages_of(method, batch, scale, 5)
+    for row, right in zip(ours, expected, strict=True):
+        assert np.allclose(row[: len(right)], right, atol=1e-6) and not row[len(right) :].any()
+    for group, signal in zip(batch, method.signal(batch), strict=True):
+        if not signal:
+            assert all(abs(a) <= 1e-5 for row in same_state_by_hand([group], "none") for a in row)
+
+
+def test_gigpo_by_numbers():
+    """Two rollouts open a door at the second and at the third try; the same state comes twice in one of them."""
+    quick = Returns([0.0, 1.0], states=["start", "closed"])
+    slow = Returns([0.0, 0.0, 1.0], states=["start", "closed", "closed"])
+    (first, second), = advantage_method("gigpo").compare([[quick, slow]], "none")  # fmt: skip
+    assert first is not None and second is not None
+    assert [t.name for t in first.terms(1)] == ["rollout", "same state"]
+    assert (first.terms(1)[1].size, first.terms(1)[0].size) == (3, 2)
+    mean = (1 + 0.95 + 1) / 3
+    assert first.advantage(0) == pytest.approx((0.95 - 0.95**2) / 2)
+    assert [second.advantage(t) for t in (1, 2)] == pytest.approx([0.95 - mean, 1 - mean])
+
+
 OWN = """
 from grpo_tui.rewards.advantages import AdvantageMethod
 
@@ -191,6 +263,10 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
         ("turn", "the return from this step on, against mean and std (n − 1) of the 4 rollouts of the group that got"),
         ("reward", "The reward itself, on the last token of its turn: compared with nothing."),
         ("gdpo", "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"),
+        (
+            "gigpo",
+            "the return against mean and std (n − 1) of its group; the return from this step on (γ = 0.95) against",
+        ),
     ],
 )
 def test_a_method_brings_the_sentence_that_the_screens_show(name, sentence):
