@@ -16,12 +16,15 @@ import torch
 from ...envs.seeds import seed_of
 from .decoder import Decoder
 from .row_cache import RowCache
-from .sampling import SamplingSettings, float64_device, sample
+from .sampling import SamplingSettings, TokenScores, float64_device, sample
 
 
 @dataclass(eq=False)
 class LiveRow:
-    """One text in progress. limit: maximum tokens to write. on_token: called after each token."""
+    """One text in progress. limit: maximum tokens to write. on_token: called after each token, and may set `ended`.
+
+    likeliest: number of likeliest tokens whose log-probs are kept for each token; None keeps no scores.
+    """
 
     prompt: Sequence[int]
     limit: int
@@ -29,10 +32,12 @@ class LiveRow:
     seed: int
     background: bool = False
     on_token: Callable[[LiveRow], None] | None = None
+    likeliest: int | None = None
+    scores: list[TokenScores] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     ended: bool = False
-    """Whether the row wrote a stop token."""
+    """Whether the row wrote a stop token, or `on_token` ended it."""
     cancelled: bool = False
     """Set by the owner: the row leaves the batch at the next step."""
 
@@ -132,6 +137,8 @@ class LiveBatch:
                 row.tokens.append(token)
                 row.logprobs.append(logprob)
                 row.ended = token in self._stop_ids
+                if row.likeliest is not None:
+                    row.scores.append(TokenScores.of(logits[i], token, row.likeliest))
                 if row.on_token is not None:
                     row.on_token(row)
 

@@ -54,6 +54,23 @@ class AgentSettings(SamplingSettings):
             raise ValueError("max_turn_tokens, max_trajectory_tokens and max_new_tokens must be at least 1")
 
 
+@dataclass(frozen=True)
+class TokenScores:
+    """The log-probs of a written token and of the likeliest tokens of its place, in nats at temperature 1."""
+
+    token: int
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, token: int, count: int) -> TokenScores:
+        """Score a token by the logits `[V]` of its place, with the `count` likeliest tokens there."""
+        logprobs = logits.float().log_softmax(-1)
+        best = logprobs.topk(min(count, len(logprobs)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return cls(token, float(logprobs[token]), tuple(pairs))
+
+
 def float64_device(device: torch.device) -> torch.device:
     """Return the device on which to draw. Apple's GPUs have no float64."""
     return torch.device("cpu") if device.type == "mps" else device

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
 from ....configs.sections.online import OnlineConfig
-from ....envs.agent import sees
 from ....rewards.orchestrator import RewardOrchestrator
 from ...agents.remote.agent import RemoteAgent
 from ...agents.remote.opening import open_remote_agent
@@ -39,6 +38,7 @@ from ..store.folder import OnlineFolder
 from ..store.opening import open_store
 from ..store.snapshots import SnapshotReader
 from ..store.update_queue import QueueError, Trouble
+from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
@@ -47,11 +47,9 @@ from .inference_engine import InferenceEngine
 from .pooled_weights import PooledWeights
 from .record_keeper import RecordKeeper
 from .requests import (
-    Answer,
     Request,
     RequestError,
     RequestSource,
-    answer_as_json,
     parse_request,
     read_requests,
 )
@@ -139,7 +137,7 @@ def serve(
         follower.start()
         source, pipe = _source(config, tokenizer)
         if online.serve is not None:
-            backend = EngineBackend(config, run_dir, folder, source, tokenizer, follower, sees(agent))
+            backend = EngineBackend(config, run_dir, folder, source, engine, follower)
             server = _server(online, run_dir, source, backend)
             closing.callback(folder.address.unlink, missing_ok=True)
             closing.callback(server.stop)

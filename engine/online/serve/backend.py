@@ -9,20 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from ....configs.schema import RunConfig
+from ....envs.agent import sees
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
 from ...agents.remote.pool import Standing
+from ...agents.transformers_agent import TransformersAgent
 from ...runs.control.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
 from .feedback import FeedbackKeeper
 from .http.asking import future_and_reply
+from .http.conversation import CHAT_ENVIRONMENT
 from .http.problems import HttpProblem
 from .http.schema import Feedback
-from .requests import HumanFeedback, RequestSource
+from .inference_engine import InferenceEngine
+from .requests import HumanFeedback, RequestSource, parse_request
 from .weights import WeightFollower
 
 _REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
@@ -42,15 +44,17 @@ class EngineBackend:
         run_dir: Path,
         folder: OnlineFolder,
         source: RequestSource,
-        tokenizer: PreTrainedTokenizerBase,
+        engine: InferenceEngine,
         follower: WeightFollower,
-        sees: bool = False,
     ) -> None:
-        online = config.online
+        online, agent, tokenizer = config.online, engine.runner.agent, engine.runner.tokenizer
+        assert tokenizer is not None
         self.model = config.model.base
         self.environment = config.environment
         self.env_class = _env_class(config)
-        self.sees = sees
+        self.sees = sees(agent)
+        self._chats = engine.is_single(parse_request({"task_data": {}}, config.environment))
+        self._keeps_rows = isinstance(agent, TransformersAgent) and agent.keeps_rows
         self.max_trajectory_tokens = online.max_trajectory_tokens
         self.samples = online.samples
         self.timeout_s = online.request_timeout_s
@@ -60,6 +64,14 @@ class EngineBackend:
         self._source = source
         self._tokenizer = tokenizer
         self._follower = follower
+
+    def writes_text(self, environment: str, ensemble: bool | None) -> bool:
+        """Return whether the running batch answers tasks of an environment class, each with one text."""
+        chats = environment == CHAT_ENVIRONMENT or self._chats
+        return self._keeps_rows and (chats if ensemble is None else not ensemble)
+
+    def text_of_token(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a text, without those of the chat template."""

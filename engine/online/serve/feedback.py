@@ -17,10 +17,11 @@ from ....envs.extraction import choice, last_number, normal
 from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
 from ..voting import canonical
+from .answers import Answer
 from .enqueuer import Enqueuer
 from .inference_engine import InferenceEngine, Learned, answer_of, labelled
 from .live_answers import LiveAnswers
-from .requests import Answer, HumanFeedback
+from .requests import HumanFeedback
 from .sample_passes import behaviour_logprobs
 from .weights import WeightFollower
 

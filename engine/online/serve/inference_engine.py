@@ -36,8 +36,9 @@ from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
+from .answers import Answer
 from .experience_buffer import ExperienceBuffer
-from .requests import Answer, Request, Sampling
+from .requests import Request, Sampling
 from .sample_passes import embeddings_and_logits, request_embeddings, update_task
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class InferenceEngine:
         turn = {"max_turn_tokens": limit or self.config.max_trajectory_tokens}
         changes = asdict(how) | turn | ({"max_new_tokens": limit} if limit else {})
         samples = self._drawn(requests, 1, changes)
-        return [self.single_answer(r, s, policy_version) for r, s in zip(requests, samples, strict=True)]
+        return [self.single_answer(r, [s], policy_version) for r, s in zip(requests, samples, strict=True)]
 
     def _by_vote(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         if not requests:
@@ -170,10 +171,10 @@ class InferenceEngine:
             embedding=embedding,
         )
 
-    def single_answer(self, request: Request, sample: Rollout, policy_version: int) -> Answer:
-        """Return the answer of one sampled text. Samples for a vote may follow."""
-        gate = self._single_gate(request)
-        return _answer(request, vote([None]), gate, [sample], policy_version, 0, self._key(sample), single=True)
+    def single_answer(self, request: Request, samples: list[Rollout], policy_version: int) -> Answer:
+        """Return the answer of texts that were sampled for the caller. Samples for a vote may follow."""
+        outcome, first = vote([None] * len(samples)), self._key(samples[0])
+        return _answer(request, outcome, self._single_gate(request), samples, policy_version, 0, first, single=True)
 
     def sampling(self, chosen: Sampling) -> tuple[SamplingSettings, int | None]:
         """Complete the caller's settings from the model's generation configuration; also return the token limit."""
@@ -341,11 +342,11 @@ class InferenceEngine:
             label_vote = self.vote(answer.request, samples, answer.neighbours)
             return replace(answer, samples=samples, label_vote=label_vote, gate=self._gate(answer.request, label_vote))
         label_vote = self.vote(answer.request, joining, ())
-        closed = gate(label_vote, self.config.min_confidence)
+        closed, own = gate(label_vote, self.config.min_confidence), [None] * len(answer.samples)
         label_vote = replace(
             label_vote,
-            labels=(None, *label_vote.labels),
-            correct=(None, *label_vote.correct),
+            labels=(*own, *label_vote.labels),
+            correct=(*own, *label_vote.correct),
             flipped=canonical(answer.extracted) != canonical(label_vote.answer),
         )
         return replace(answer, samples=samples, label_vote=label_vote, gate=closed)

@@ -25,30 +25,14 @@ from ...agents.transformers_agent import TransformersAgent
 from ...policy.prepared import acting
 from ...policy.sight.processor import Encoded
 from ...rollouts.rollout import Rollout
+from .answers import Answer
 from .inference_engine import InferenceEngine
-from .requests import BATCH_TOKENS, Answer, Request, RequestDropped
+from .requests import BATCH_TOKENS, Request, RequestDropped
+from .texts import Piece, TextStream, Written, before_stop
 from .weights import WeightFollower
 
 VISIT = 8
 """Tokens before another version's batch takes its turn."""
-
-
-class TextStream:
-    """The text of a growing row of tokens, in pieces that end with whole characters."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._begin = self._read = 0
-
-    def piece(self, tokens: Sequence[int]) -> str:
-        """Return the text since the last call; empty while a character is incomplete."""
-        # The window begins one piece earlier: some tokenizers drop a blank at the beginning of what they decode.
-        before = self._decode(tokens[self._begin : self._read])
-        text = self._decode(tokens[self._begin :])
-        if len(text) <= len(before) or text.endswith("\ufffd"):
-            return ""
-        self._begin, self._read = self._read, len(tokens)
-        return text[len(before) :]
 
 
 @dataclass
@@ -99,6 +83,7 @@ class LiveAnswers:
         self._running: dict[int, _Running] = {}
         self._jobs: dict[LiveRow, _Job] = {}
         self._requests: dict[LiveRow, Request] = {}
+        self._streams: dict[LiveRow, TextStream] = {}
         self._open: contextlib.ExitStack | None = None
         self._at = -1
         """The version whose weights are in place."""
@@ -141,26 +126,12 @@ class LiveAnswers:
         prompt = self._prompt(request)
         if prompt is None:
             return False
-        sampling, limit = self.engine.sampling(request.sampling)
-        room = self.engine.config.max_trajectory_tokens - len(prompt)
-        stream = TextStream(self._text)
-        row = LiveRow(
-            prompt,
-            min(room, limit or room),
-            sampling,
-            seed_of(self.engine.seed, request.number),
-        )
-        if request.on_text is not None:
-            told = request.on_text
-
-            def tell(row: LiveRow) -> None:
-                told(request.number, stream.piece(row.tokens[:-1] if row.ended else row.tokens))
-
-            row.on_token = tell
         running = self._of(request.version)
-        running.waiting.append(row)
-        self._requests[row] = request
-        self._jobs[row] = _Job([row], lambda rows: self._answer(request, rows[0], running.version))
+        rows = [self._row(request, prompt, index) for index in range(request.sampling.texts)]
+        running.waiting += rows
+        self._requests |= dict.fromkeys(rows, request)
+        job = _Job(rows, lambda rows: self._answer(request, rows, running.version))
+        self._jobs |= dict.fromkeys(rows, job)
         return True
 
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
@@ -210,6 +181,29 @@ class LiveAnswers:
 
     # ------------------------------------------------------------------------------------------------------ rows
 
+    def _row(self, request: Request, prompt: list[int], index: int) -> LiveRow:
+        """Return the row of a caller's text, which reports its pieces and ends before a stop string."""
+        chosen = request.sampling
+        sampling, limit = self.engine.sampling(chosen)
+        room = self.engine.config.max_trajectory_tokens - len(prompt)
+        seed = seed_of(self.engine.seed, request.number) if chosen.seed is None else chosen.seed
+        seed = seed if chosen.seed is None and not index else seed_of(seed, index)
+        row = LiveRow(prompt, min(room, limit or room), sampling, seed, likeliest=chosen.likeliest)
+        if request.on_text is None and not chosen.stop:
+            return row
+        stream, told = TextStream(self._text, chosen.stop), request.on_text
+
+        def tell(row: LiveRow) -> None:
+            text = stream.piece(self._words(row))
+            row.ended |= stream.stopped
+            if told is not None:
+                scores = tuple(row.scores[stream.scored : stream.complete]) if text else ()
+                stream.scored += len(scores)
+                told(request.number, Piece(text, index, scores))
+
+        row.on_token, self._streams[row] = tell, stream
+        return row
+
     def _of(self, version: int | None) -> _Running:
         """Return the batch of a version."""
         number = self.follower.version if version is None else version
@@ -247,16 +241,21 @@ class LiveAnswers:
         job = self._jobs.pop(row)
         request = self._requests.pop(row, None)
         if row.cancelled:
+            self._streams.pop(row, None)
             if request is not None:
                 request.send(RequestDropped(request.gone() or "the caller has gone"))
         elif all(r not in self._jobs for r in job.rows):
             job.finish(job.rows)
 
-    def _answer(self, request: Request, row: LiveRow, version: int) -> None:
-        sample = self._rollouts(request, [row])[0]
-        text = self._text(row.tokens[:-1] if row.ended else row.tokens)
-        answer = self.engine.single_answer(request, sample, version)
-        self._answered(replace(answer, written=text))
+    def _answer(self, request: Request, rows: list[LiveRow], version: int) -> None:
+        written = tuple(self._written(row, request.sampling.stop) for row in rows)
+        answer = self.engine.single_answer(request, self._rollouts(request, rows), version)
+        self._answered(replace(answer, written=written))
+
+    def _written(self, row: LiveRow, stop: Sequence[str]) -> Written:
+        words, stream = self._words(row), self._streams.pop(row, None)
+        scored = stream.complete if stream is not None and stream.stopped else len(words)
+        return Written(before_stop(self._text(words), stop), tuple(row.scores[:scored]))
 
     # ------------------------------------------------------------------------------------- from and to environments
 
@@ -274,6 +273,12 @@ class LiveAnswers:
         fits = isinstance(begun, Encoded) and len(begun.ids) < self.engine.config.max_trajectory_tokens
         return list(begun.ids) if isinstance(begun, Encoded) and fits else None
 
+    def _words(self, row: LiveRow) -> list[int]:
+        """Return the tokens of a row without the one that ends its turn."""
+        assert self._agent is not None
+        ends = bool(row.tokens) and row.tokens[-1] in self._agent.chat.stop_ids
+        return row.tokens[:-1] if ends else row.tokens
+
     def _text(self, tokens: Sequence[int]) -> str:
         words = self.engine.runner.tokenizer
         assert words is not None
@@ -281,7 +286,7 @@ class LiveAnswers:
 
     def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:
         """Return the rows as rollouts of the request's environment, which judges them as usual."""
-        runner = replace(self.engine.runner, agent=_Written(self._agent, rows))
+        runner = replace(self.engine.runner, agent=_Written(self._agent, rows, request.sampling.stop))
         return runner.run([request.row], step=request.number, first=request.number, num_rollouts=len(rows))
 
 
@@ -293,9 +298,10 @@ def _left(request: Request) -> bool:
 class _Written:
     """An agent whose only turns were written before; in all else it is the agent that wrote them."""
 
-    def __init__(self, agent: Any, rows: list[LiveRow]) -> None:
+    def __init__(self, agent: Any, rows: list[LiveRow], stop: Sequence[str]) -> None:
         self._agent = agent
         self._rows = rows
+        self._stop = stop
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
@@ -306,7 +312,7 @@ class _Written:
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         turns = []
         for row in (self._rows[i] for i in rows):
-            start, text = len(row.prompt), self._agent.chat.decode(row.tokens)
+            start, text = len(row.prompt), before_stop(self._agent.chat.decode(row.tokens), self._stop)
             full = start + len(row.tokens) >= self._agent.config.max_trajectory_tokens
             reason = "stop" if row.ended else "token_limit" if full else "turn_limit"
             turns.append(AgentTurn(text, (start, start + len(row.tokens)), reason))

@@ -1,4 +1,4 @@
-"""Requests to the engine from the environment, from a file of JSON lines, or over HTTP, and their answers."""
+"""Requests to the engine from the environment, from a file of JSON lines, or over HTTP."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ....configs.errors import GrpoTuiError
 from ....configs.sections import EnvironmentConfig
-from ...rollouts.rollout import Rollout
 from ...rollouts.runner import Row, RowError, parse_row
-from ..voting import Gate, Neighbour, Vote
+from .texts import Piece
 
 BATCH_TOKENS = 32768
 """Maximum number of tokens, of all samples, in requests that are answered together."""
@@ -49,6 +46,13 @@ class Sampling:
     """Maximum number of tokens that the policy writes in a trajectory."""
     ensemble: bool | None = None
     """Whether the answer is one that agrees with the majority of samples; None: as the environment has it."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """A text ends before the first of these strings."""
+    texts: int = 1
+    """Number of texts for the caller."""
+    likeliest: int | None = None
+    """Number of likeliest tokens at each place whose log-probs the caller wants; None: no log-probs."""
 
     @property
     def is_own(self) -> bool:
@@ -78,8 +82,8 @@ class Request:
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
     source: str = ""
-    on_text: Callable[[int, str], None] | None = None
-    """Receives the request's number and each piece of its text, on the engine's thread."""
+    on_text: Callable[[int, Piece], None] | None = None
+    """Receives the request's number and each piece of its texts, on the engine's thread."""
     attempts: int = 0
     """Number of attempts that broke off because the policy was unavailable."""
 
@@ -316,65 +320,3 @@ class RequestSource:
     @property
     def ended(self) -> bool:
         return not self._open_ended and not self._rows_left and not self._callers
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one request, with all its data. `samples[0]` is the initial trajectory.
-
-    shown: the index in `samples` of the caller's answer; None when only neighbours gave it. single: the caller gets the
-    first sample, and samples for a vote are drawn later. extracted: the part of the answer that counts in votes. vote:
-    gave the answer. label_vote: gives the labels and the gate; it may include later samples. seconds: from arrival to
-    answer. correct: None where the right answer is unknown.
-    """
-
-    request: Request
-    vote: Vote
-    label_vote: Vote
-    gate: Gate
-    samples: list[Rollout]
-    policy_version: int
-    correct: bool | None
-    seconds: float
-    neighbours: tuple[Neighbour, ...] = ()
-    embedding: np.ndarray | None = None
-    error: str | None = None
-    shown: int | None = None
-    single: bool = False
-    extracted: str | None = None
-    written: str | None = None
-    """The text of a single answer with its white space, where it was streamed."""
-
-    @property
-    def text(self) -> str | None:
-        if self.written is not None:
-            return self.written
-        if self.shown is None:
-            return self.vote.answer
-        trajectory = self.samples[self.shown].trajectory
-        return None if trajectory is None or trajectory.answer is None else trajectory.answer.strip()
-
-    @property
-    def trajectory_id(self) -> str:
-        """The trajectory of this answer, else the initial one."""
-        shown = self.samples[self.shown].trajectory if self.shown is not None else None
-        if shown is not None:
-            return shown.id
-        first = self.samples[0].trajectory if self.samples else None
-        return first.id if first is not None else ""
-
-
-def answer_as_json(answer: Answer) -> dict[str, Any]:
-    """Return the answer, its confidence (null for a single text), and its place in the record."""
-    learning = {"extracted": answer.extracted}
-    if not answer.gate.open:
-        learning["not_learnt"] = answer.gate.reason
-    return {
-        **answer.request.fields,
-        "answer": answer.text,
-        "confidence": None if answer.single else round(answer.vote.confidence, 4),
-        "trajectory_id": answer.trajectory_id,
-        "request": answer.request.number,
-        "policy_version": answer.policy_version,
-        **({"error": answer.error} if answer.error else learning if answer.single else {}),
-    }

@@ -17,7 +17,7 @@ from ...rollouts.rollout import Rollout
 from ..store.images import ImageFolder
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
 from ..voting import learning_rate
-from .requests import Answer
+from .answers import Answer
 
 TOGETHER = 256
 """Tokens of one part of a pass that callers may interrupt."""

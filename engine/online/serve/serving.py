@@ -19,12 +19,13 @@ from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
 from ..voting import Gate
+from .answers import Answer
 from .enqueuer import Enqueuer
 from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
-from .requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from .requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .watching import Absence, ValidationProcess, WorkerWatch
 from .weights import WeightFollower
 

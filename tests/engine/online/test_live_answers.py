@@ -11,7 +11,7 @@ import torch
 from grpo_tui.engine.agents.live_batch import LiveBatch, LiveRow
 from grpo_tui.engine.agents.sampling import SamplingSettings
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.online.serve.live_answers import TextStream
+from grpo_tui.engine.online.serve.texts import TextStream
 from grpo_tui.engine.policy.prepared import acting
 
 from .tiny import lora_model, tokenizer

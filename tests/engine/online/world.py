@@ -16,10 +16,11 @@ from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.engine.agents.remote.pool import Standing
+from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.backend import EngineBackend
 from grpo_tui.engine.online.serve.http.conversation import Uploads
 from grpo_tui.engine.online.serve.http.schema import Feedback
-from grpo_tui.engine.online.serve.requests import Answer, Request, RequestSource
+from grpo_tui.engine.online.serve.requests import Request, RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer
 from grpo_tui.engine.online.voting import gate, vote
 from grpo_tui.envs.base import Env
@@ -60,6 +61,9 @@ class StandIn(EngineBackend):
     def __init__(self) -> None:
         self.said: list[Feedback] = []
         self.sources: list[str] = []
+
+    def writes_text(self, environment: str, ensemble: bool | None) -> bool:
+        return False
 
     def count_tokens(self, text: str) -> int:
         return len(text.split())

@@ -15,7 +15,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..requests import Request, RequestError, Sampling, answer_as_json, parse_request
+from ..answers import answer_as_json
+from ..requests import BATCH_TOKENS, Request, RequestError, Sampling, parse_request
 from .asking import Engine, ServerMetrics
 from .completion import ChatForm, ResponseForm
 from .conversation import Uploads, row_of
@@ -52,10 +53,15 @@ class Api:
             row = await self._row(asked.messages)
         else:
             row = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}
+        if asked.top_logprobs and not asked.logprobs:
+            raise HttpProblem(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         limit = asked.max_completion_tokens or asked.max_tokens
-        ask = self._request(request, row, asked, limit)
+        likeliest = (asked.top_logprobs or 0) if asked.logprobs else None
+        more = {"seed": asked.seed, "stop": asked.stops, "texts": asked.n or 1, "likeliest": likeliest}
+        ask = self._request(request, row, asked, limit, **more)
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        return await self._answer(asked, ask, request, ChatForm(self._model_name(ask.version), usage))
+        form = ChatForm(self._model_name(ask.version), self.backend.text_of_token, usage)
+        return await self._answer(asked, ask, request, form)
 
     async def responses(self, request: HttpRequest) -> Response:
         asked = read(ResponsesRequest, await self.guard.json_body(request))
@@ -63,7 +69,8 @@ class Api:
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
         ask = self._request(request, await self._row(messages), asked, asked.max_output_tokens)
-        return await self._answer(asked, ask, request, ResponseForm(self._model_name(ask.version)))
+        form = ResponseForm(self._model_name(ask.version), self.backend.text_of_token)
+        return await self._answer(asked, ask, request, form)
 
     async def _answer(self, asked: Asked, ask: Request, http: HttpRequest, form: ChatForm) -> Response:
         if asked.stream:
@@ -142,8 +149,10 @@ class Api:
             row_of, messages, self.uploads, backend.environment, backend.env_class, backend.sees
         )
 
-    def _request(self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None) -> Request:
-        """Return the request for the engine. Raises HttpProblem."""
+    def _request(
+        self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None, **more: Any
+    ) -> Request:
+        """Return the request for the engine. more: fields of `Sampling` for texts. Raises HttpProblem."""
         version = None if asked.model is None else self._version(asked.model)
         try:
             request = parse_request(row, self.backend.environment)
@@ -152,14 +161,33 @@ class Api:
         prompt = self._measured(request.row.task_data)
         room = self.backend.max_trajectory_tokens
         max_tokens = None if max_tokens is None else min(max_tokens, room)
+        sampling = Sampling(asked.temperature, max_tokens, asked.ensemble, **more)
+        longest = min(room, prompt + (max_tokens or room))
+        self._check_texts(request.row.env_class_path, sampling, longest)
         return replace(
             request,
-            sampling=Sampling(asked.temperature, max_tokens, asked.ensemble),
+            sampling=sampling,
             version=version,
-            tokens=self.backend.samples * min(room, prompt + (max_tokens or room)),
+            tokens=self.backend.samples * longest,
             deadline=time.perf_counter() + self.backend.timeout_s,
             source=self.guard.source(http, asked.user or asked.safety_identifier),
         )
+
+    def _check_texts(self, environment: str, sampling: Sampling, longest: int) -> None:
+        """Refuse settings of texts for an answer of another kind, and too many texts. Raises HttpProblem."""
+        asked = {"n": sampling.texts > 1, "stop": sampling.stop, "logprobs": sampling.likeliest is not None}
+        name = next((name for name, given in asked.items() if given), None)
+        if name is not None and not self.backend.writes_text(environment, sampling.ensemble):
+            raise HttpProblem(
+                400,
+                f"{name} is not supported for this answer: it needs a conversation that the policy answers in its "
+                "running batch, without a vote, pictures or rollout servers",
+                param=name,
+                code="unsupported_value",
+            )
+        if sampling.texts * longest > max(longest, BATCH_TOKENS):
+            reason = f"{sampling.texts} texts of up to {longest} tokens exceed {BATCH_TOKENS}: lower n or max_tokens"
+            raise HttpProblem(400, reason, param="n")
 
     def _measured(self, task: Mapping[str, Any]) -> int:
         """Count the tokens of a task's texts. Raises HttpProblem when they leave no room for an answer."""

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from ..requests import Answer, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from ..answers import Answer
+from ..requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from ..texts import Piece
 from .completion import ChatForm, event
 from .problems import HttpProblem
 
 KEEP_ALIVE_S = 10.0
 """Interval of comments in a waiting stream, which keep proxies from closing it."""
-PIECE = 48
-"""Characters per event when the whole answer is known at once, as after a vote."""
 AWAY_AGAIN_S = 10
 """`Retry-After` while no rollout server is available."""
 LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -115,17 +115,17 @@ class Engine:
     def stream(self, request: Request, form: ChatForm) -> Response:
         """Return the answer as server-sent events, each piece as it is written, with comments until the first."""
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        arrived: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
-        def on_text(number: int, text: str) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, (number, text))
+        def on_text(number: int, piece: Piece) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, (number, piece))
 
         request = replace(request, on_text=on_text)
         future = self._submit(request)
         future.add_done_callback(lambda _: arrived.put_nowait(None))
 
         async def pieces() -> AsyncIterator[str]:
-            begun, sent = False, ""
+            begun, sent = False, False
             try:
                 while True:
                     wait = KEEP_ALIVE_S if sent else min(KEEP_ALIVE_S, _left(request))
@@ -138,21 +138,20 @@ class Engine:
                         continue
                     if item is None:
                         break
-                    number, text = item
+                    number, piece = item
                     if not begun:
-                        begun = bool(form.name(number))
-                        yield form.begin()
-                    if text:
-                        sent += text
-                        yield form.piece(text)
+                        begun = True
+                        yield form.begin(number)
+                    if piece.text:
+                        sent = True
+                        yield form.piece(piece)
                 answer = self._checked(request, future)
                 if not begun:
-                    form.name(answer.request.number)
-                    yield form.begin()
-                for start in range(len(sent), len(answer.text or ""), PIECE):
-                    yield form.piece((answer.text or "")[start : start + PIECE])
-                for piece in form.end(answer):
-                    yield piece
+                    yield form.begin(answer.request.number)
+                for part in form.rest(answer):
+                    yield part
+                for part in form.end(answer):
+                    yield part
             except HttpProblem as problem:  # The head has been sent, so an error is an event.
                 yield event(problem.body())
             finally:

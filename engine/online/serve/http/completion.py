@@ -6,23 +6,34 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ....agents.sampling import TokenScores
 from ....rollouts.rollout import Rollout
-from ..requests import Answer, answer_as_json
+from ..answers import Answer, answer_as_json
+from ..texts import Piece, Written
+
+PIECE = 48
+"""Characters per event when the whole answer is known at once, as after a vote."""
 
 
 class ChatForm:
-    """A chat completion: `whole`, or as events: `begin`, `piece` for each piece of text, `end`."""
+    """A chat completion: `whole`, or as events: `begin`, `piece` for each piece of a text, then `rest` and `end`.
+
+    text_of_token: for log-probs.
+    """
 
     prefix = "chatcmpl-"
 
-    def __init__(self, model: str, include_usage: bool = False) -> None:
+    def __init__(self, model: str, text_of_token: Callable[[int], str], include_usage: bool = False) -> None:
         self._model = model
+        self._text_of_token = text_of_token
         self._usage = include_usage
         self._random, self._created = secrets.token_hex(6), int(time.time())
         self._identifier = ""
+        self._sent: dict[int, tuple[int, int]] = {}
+        """How many characters and scores of each text have been sent."""
 
     def name(self, number: int) -> str:
         """Return the id of the answer to a request, which all its events have."""
@@ -31,27 +42,85 @@ class ChatForm:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         self.name(answer.request.number)
-        message = {"role": "assistant", "content": answer.text or "", "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
-        return self._body("chat.completion", [choice], usage=self._spent(answer), grpo_tui=answer_as_json(answer))
+        choices = []
+        for index, written in enumerate(_texts(answer)):
+            message = {"role": "assistant", "content": written.text, "refusal": None}
+            logprobs, reason = self._logprobs(written.scores), _finish_reason(answer, index)
+            choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+        return self._body("chat.completion", choices, usage=self._spent(answer), grpo_tui=answer_as_json(answer))
 
-    def begin(self) -> str:
-        return self._chunk({"role": "assistant", "content": ""})
+    def begin(self, number: int) -> str:
+        self.name(number)
+        return self._begun(0)
 
-    def piece(self, text: str) -> str:
-        return self._chunk({"content": text})
+    def piece(self, piece: Piece) -> str:
+        """Return a piece of a text, after the beginning of the text if it is the first."""
+        begun = self._begun(piece.index)
+        characters, scores = self._sent[piece.index]
+        self._sent[piece.index] = characters + len(piece.text), scores + len(piece.scores)
+        return begun + self._delta(piece)
+
+    def rest(self, answer: Answer) -> Iterator[str]:
+        """Yield the parts of the texts that have not been sent."""
+        for index, written in enumerate(_texts(answer)):
+            yield self._begun(index)
+            characters, scored = self._sent[index]
+            text, scores = written.text[characters:], written.scores[scored:]
+            while text or scores:
+                yield self.piece(Piece(text[:PIECE], index, scores))
+                text, scores = text[PIECE:], ()
 
     def end(self, answer: Answer) -> Iterator[str]:
-        """Yield the finish reason, the usage if requested, and the end mark."""
-        yield self._chunk({}, _finish_reason(answer), grpo_tui=answer_as_json(answer))
+        """Yield the finish reasons, the usage if requested, and the end mark."""
+        for index in range(len(_texts(answer))):
+            facts: dict[str, Any] = {} if index else {"grpo_tui": answer_as_json(answer)}
+            yield self._chunk({}, index, finish=_finish_reason(answer, index), **facts)
         if self._usage:
             yield event(self._body("chat.completion.chunk", [], usage=self._spent(answer)))
         yield "data: [DONE]\n\n"
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _begun(self, index: int) -> str:
+        """Return the beginning of a text, or nothing if it was returned before."""
+        if index in self._sent:
+            return ""
+        self._sent[index] = 0, 0
+        return self._opening(index)
+
+    def _opening(self, index: int) -> str:
+        return self._chunk({"role": "assistant", "content": ""}, index)
+
+    def _delta(self, piece: Piece) -> str:
+        return self._chunk({"content": piece.text}, piece.index, piece.scores)
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        index: int = 0,
+        scores: Sequence[TokenScores] = (),
+        finish: str | None = None,
+        **more: Any,
+    ) -> str:
+        logprobs = self._logprobs(scores)
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         usage: dict[str, Any] = {"usage": None} if self._usage else {}
         return event(self._body("chat.completion.chunk", [choice], **usage, **more))
+
+    def _logprobs(self, scores: Sequence[TokenScores]) -> dict[str, Any] | None:
+        if not scores:
+            return None
+        content = [
+            {
+                **self._scored(score.token, score.logprob),
+                "top_logprobs": [self._scored(token, logprob) for token, logprob in score.likeliest],
+            }
+            for score in scores
+        ]
+        return {"content": content, "refusal": None}
+
+    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._text_of_token(token)
+        whole = "\ufffd" not in text
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode()) if whole else None}
 
     def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self._identifier, "object": kind, "created": self._created, "model": self._model}
@@ -77,7 +146,7 @@ class ResponseForm(ChatForm):
     def whole(self, answer: Answer) -> dict[str, Any]:
         if not self._identifier:
             self.name(answer.request.number)
-        cut = _finish_reason(answer) == "length"
+        cut = _finish_reason(answer, 0) == "length"
         status = "incomplete" if cut else "completed"
         read, written = _tokens(answer)
         usage = {
@@ -95,7 +164,7 @@ class ResponseForm(ChatForm):
             grpo_tui=answer_as_json(answer),
         )
 
-    def begin(self) -> str:
+    def _opening(self, index: int) -> str:
         part = {"type": "output_text", "text": "", "annotations": []}
         item = self._message("in_progress", None)
         return (
@@ -105,8 +174,8 @@ class ResponseForm(ChatForm):
             + self._named("response.content_part.added", **self._place, part=part)
         )
 
-    def piece(self, text: str) -> str:
-        return self._named("response.output_text.delta", **self._place, delta=text, logprobs=[])
+    def _delta(self, piece: Piece) -> str:
+        return self._named("response.output_text.delta", **self._place, delta=piece.text, logprobs=[])
 
     def end(self, answer: Answer) -> Iterator[str]:
         item = self._message("completed", answer.text or "")
@@ -147,19 +216,31 @@ def _shown(answer: Answer) -> Rollout | None:
     return next(samples, None)
 
 
+def _texts(answer: Answer) -> Sequence[Written]:
+    """Return the texts for the caller."""
+    return answer.written or (Written(answer.text or ""),)
+
+
+def _given(answer: Answer) -> list[Rollout]:
+    """Return the rollouts of the texts for the caller; none if only neighbours gave the answer."""
+    if answer.written:
+        return answer.samples[: len(answer.written)]
+    shown = _shown(answer)
+    return [] if shown is None else [shown]
+
+
 def _tokens(answer: Answer) -> tuple[int, int]:
-    """Count the tokens that the shown rollout read (prompt and observations) and wrote."""
-    sample = _shown(answer)
-    if sample is None:
-        return 0, 0
-    written = int(sample.agent_mask.sum())
-    return len(sample) - written, written
+    """Count the tokens that the rollouts of the texts read (prompt and observations, once) and wrote."""
+    given = _given(answer)
+    written = sum(int(sample.agent_mask.sum()) for sample in given)
+    return (len(given[0]) - int(given[0].agent_mask.sum()) if given else 0), written
 
 
-def _finish_reason(answer: Answer) -> str:
-    """Return `length` when the shown rollout ran out of tokens or turns, else `stop`."""
-    sample = _shown(answer)
-    if sample is None or (shown := sample.trajectory) is None:
+def _finish_reason(answer: Answer, index: int) -> str:
+    """Return `length` when the rollout of a text ran out of tokens or turns, else `stop`."""
+    given = _given(answer)
+    shown = given[index].trajectory if given else None
+    if shown is None:
         return "stop" if answer.text is not None else "length"
     cut = bool(shown.steps) and shown.steps[-1].stop_reason in ("token_limit", "turn_limit")
     return "length" if cut or shown.stop_reason in ("max_tokens", "max_turns") else "stop"

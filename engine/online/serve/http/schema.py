@@ -94,6 +94,10 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False
 
 
+MOST_TEXTS = 16
+StopString = Annotated[str, Field(max_length=200)]
+
+
 class Asked(Strict):
     """Common fields of chat completions and responses."""
 
@@ -116,6 +120,16 @@ class ChatRequest(Asked):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=MOST_TEXTS)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(filter(None, given))
 
 
 class ResponsesRequest(Asked):
@@ -171,7 +185,7 @@ def _path(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part in ("str", "text", "image") or part.startswith(("list[", "function-")):
+        elif part in ("str", "text", "image") or part.startswith(("list[", "function-", "constrained-")):
             continue
         else:
             text += f".{part}" if text else part

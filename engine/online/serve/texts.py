@@ -1,0 +1,82 @@
+"""Texts of the running batch: in pieces while they grow, and whole."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...agents.sampling import TokenScores
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a growing text. index: which of the request's texts. scores: of the tokens that it completes."""
+
+    text: str
+    index: int = 0
+    scores: tuple[TokenScores, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A whole text for the caller. scores: of its tokens, if the caller wants them."""
+
+    text: str
+    scores: tuple[TokenScores, ...] = ()
+
+
+class TextStream:
+    """The text of a growing row of tokens, in pieces that end with whole characters.
+
+    The text ends before the first of the `stop` strings. The beginning of one is held back.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+        self._decode = decode
+        self._stop = stop
+        self._begin = self._read = 0
+        self._held = ""
+        self._lengths: list[int] = []
+        """Characters after each token that has been read."""
+        self.returned = 0
+        """Characters that `piece` has returned."""
+        self.scored = 0
+        """Tokens whose scores the caller has got."""
+        self.stopped = False
+        """Whether a stop string was written."""
+
+    def piece(self, tokens: Sequence[int]) -> str:
+        """Return the text since the last call; empty while a character or a stop string is incomplete."""
+        text = self._held + self._new(tokens)
+        self._lengths += [self.returned + len(text)] * (len(tokens) - len(self._lengths))
+        whole = before_stop(text, self._stop)
+        self.stopped = whole != text
+        held = 0 if self.stopped else max((_begun(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(whole) - held :] if held else ""
+        self.returned += len(whole) - held
+        return whole[: len(whole) - held]
+
+    @property
+    def complete(self) -> int:
+        """Number of tokens whose text `piece` has returned."""
+        return bisect_right(self._lengths, self.returned)
+
+    def _new(self, tokens: Sequence[int]) -> str:
+        # The window begins one piece earlier: some tokenizers drop a blank at the beginning of what they decode.
+        before = self._decode(tokens[self._begin : self._read])
+        text = self._decode(tokens[self._begin :])
+        if len(text) <= len(before) or text.endswith("\ufffd"):
+            return ""
+        self._begin, self._read = self._read, len(tokens)
+        return text[len(before) :]
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """Return the text before the first stop string in it."""
+    return text[: min((at for s in stop if (at := text.find(s)) >= 0), default=len(text))]
+
+
+def _begun(text: str, stop: str) -> int:
+    """Return the number of characters of `stop` with which the text ends."""
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
