@@ -156,17 +156,6 @@ def ago(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def size(value: float) -> str:
-    """Bytes as `3.2 MiB`."""
-    if not math.isfinite(value) or value < 0:
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return ""
-
-
 def sparkline(values: list[float], cells: int) -> str:
     """Format values as block characters, scaled to their own range. A flat line is low, a missing value is blank."""
     if cells <= 0:

@@ -113,7 +113,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add(f"{components}/brevity.py", component, f"{components}/__init__.py", extra, entry)
     further = "FURTHER: dict[str, tuple[str, str]] = {"
     line = further + '"Longest rollouts": ("longest", "LongestScreen"), '
-    add("tui/app/screens/longest.py", files["longest.py"], "tui/app/routes.py", further, line)
+    add("tui/app/screens/longest.py", files["longest.py"], "tui/app/destinations.py", further, line)
     formats = "engine/imports/formats"
     first = "FORMATS: tuple[Format, ...] = (\n"
     known = f"from .diary import Diary\n\n{first}    Diary(),\n"

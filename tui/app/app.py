@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,10 +29,9 @@ from ...engine.runs.errors import RecordError
 from ..text import line, literal
 from .bindings import RUNS, helps
 from .data import Reads
-from .destinations import Destination, Further, Runs
+from .destinations import FURTHER, Destination, Further, Runs
 from .inside_textual import OwnOutputApp
 from .remember import Memory
-from .routes import FURTHER, screen_for
 from .screens.base import AppScreen
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 from .widgets.prompt_bar import PromptBar
@@ -77,7 +77,7 @@ class GrpoApp(OwnOutputApp):
 
     def get_default_screen(self) -> Screen:
         """Return the requested screen as the first one, so that no other screen is laid out."""
-        screen = screen_for(self.start, self)
+        screen = self._screen_for(self.start)
         screen.destination = self.start
         return screen
 
@@ -103,7 +103,7 @@ class GrpoApp(OwnOutputApp):
             self.go_back()  # it stands there as it was left
             return
         try:
-            screen = screen_for(destination, self)
+            screen = self._screen_for(destination)
         except RecordError as error:
             self.notify(line(str(error), 300), severity="error", timeout=4, markup=False)
             return
@@ -112,6 +112,11 @@ class GrpoApp(OwnOutputApp):
             self.replace_screen(screen)
         else:
             self.push_screen(screen)
+
+    def _screen_for(self, destination: Destination) -> AppScreen:
+        """Return a new screen. Raises RecordError if the run's record cannot be opened."""
+        module, name = destination.screen
+        return getattr(import_module(f".screens.{module}", __package__), name)(*destination.values(self.reads))
 
     def go_back(self) -> None:
         if len(self.screen_stack) > 1:

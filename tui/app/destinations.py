@@ -1,54 +1,74 @@
-"""Destinations in the app, as data. A screen goes to one with `app.open(…)` and knows no other screen.
-
-`routes.py` maps a destination to its screen.
-"""
+"""Destinations in the app, as data. A screen goes to one with `app.open(…)` and knows no other screen."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...engine.runs.search.query import EVERYTHING, Query
 from ...engine.runs.types import RunInfo
 
 if TYPE_CHECKING:
     from ...engine.launch.play import Play
+    from .data import Reads
+
+
+FURTHER: dict[str, tuple[str, str]] = {"Chat": ("chat", "ChatScreen")}
+"""Further screens of a run, by their title in the command palette: file in `screens/` and class, which is made with the
+run's `Reads`."""
+
+
+class Destination:
+    """A place in the app. Its values in order, with `Reads` for the folder of a run, make its screen."""
+
+    screen: ClassVar[tuple[str, str]]
+    """File in `screens/` and class. The file is imported when somebody first goes there."""
+
+    def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
+        return (reads(value) if isinstance(value, Path) else value for value in vars(self).values())
 
 
 @dataclass(frozen=True)
-class Runs:
+class Runs(Destination):
     """The list of runs."""
 
+    screen = ("runs", "RunsScreen")
+
 
 @dataclass(frozen=True)
-class Live:
+class Live(Destination):
     """The dashboard of a run, given by its folder."""
 
+    screen = ("live", "LiveScreen")
     run: Path
 
 
 @dataclass(frozen=True)
-class Trajectories:
+class Trajectories(Destination):
     """The trajectories of a run that match `query`."""
 
+    screen = ("trajectories", "TrajectoriesScreen")
     run: Path
     query: Query = EVERYTHING
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Destination):
     """The trajectories folded by group. The cursor starts at the group of trajectory `n`."""
 
+    screen = ("groups", "GroupsScreen")
     run: Path
     query: Query = EVERYTHING
     n: int | None = None
 
 
 @dataclass(frozen=True)
-class Stepper:
+class Stepper(Destination):
     """One trajectory, by id or number, at `step` (from 0) or the first match of `find`. `query` gives the next one."""
 
+    screen = ("stepper", "StepperScreen")
     run: Path
     trajectory: str | int
     query: Query = EVERYTHING
@@ -57,10 +77,11 @@ class Stepper:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Destination):
     """Trajectory `n` compared with another rollout of its group or prompt, or with rollouts `others` of the run
     `other`."""
 
+    screen = ("diff", "DiffScreen")
     run: Path
     n: int
     other: Path | None = None
@@ -68,40 +89,51 @@ class Diff:
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(Destination):
     """Several runs in one comparison."""
 
+    screen = ("compare", "CompareScreen")
     runs: tuple[RunInfo, ...]
 
 
 @dataclass(frozen=True)
-class Further:
-    """Another screen of a run, by its title in `routes.FURTHER`."""
+class Further(Destination):
+    """Another screen of a run, by its title in `FURTHER`."""
 
     title: str
     run: Path
 
+    @property
+    def screen(self) -> tuple[str, str]:  # type: ignore[override]
+        return FURTHER[self.title]
+
+    def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
+        return (reads(self.run),)
+
 
 @dataclass(frozen=True)
-class Help:
+class Help(Destination):
     """The keys of a screen, by its name in `bindings.py`."""
 
+    screen = ("help", "HelpScreen")
     about: str
 
 
 @dataclass(frozen=True)
-class Branching:
+class Branching(Destination):
     """The continuations of a step, in the run that records them."""
 
+    screen = ("trajectories", "branch_screen")
     run: Path
 
 
 @dataclass(frozen=True)
-class Playing:
+class Playing(Destination):
     """Tasks for a human player. `game` is the process that runs them."""
 
+    screen = ("play", "PlayScreen")
     run: Path
     game: Play
 
-
-Destination = Runs | Live | Trajectories | Groups | Stepper | Diff | Compare | Further | Help | Playing | Branching
+    def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
+        return self.run, self.game

@@ -54,10 +54,10 @@ class DiffScreen(PagedScreen):
     view = DIFF
     BINDINGS = bindings(DIFF)
 
-    def __init__(self, reads: Reads, n: int, other: Reads, others: Sequence[int] = ()) -> None:
+    def __init__(self, reads: Reads, n: int, other: Reads | None = None, others: Sequence[int] = ()) -> None:
         super().__init__()
         self.reads, self.n = reads, n
-        self.other, self.others = other, others
+        self.other, self.others = other or reads, others
         self.left: TrajectoryRecord | None = None
         self.candidates = Candidates()
         self.of_prompt = False

@@ -43,9 +43,8 @@ class RunsScreen(RunKeys):
     view = RUNS
     BINDINGS = bindings(RUNS)
 
-    def __init__(self, runs_dir: Path) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.runs_dir = runs_dir
         self.all: dict[str, RunRow] = {}
         self.rows: list[RunRow] = []
         self.marks: list[str] = []
@@ -76,7 +75,7 @@ class RunsScreen(RunKeys):
     def header(self, width: int) -> tuple[Line, Line]:
         p = self.palette
         left = Line(p).add("grpo-tui", p.title).add(" · runs in ", p.muted)
-        place = str(self.runs_dir)
+        place = str(self.shell.runs_dir)
         home = str(Path.home())
         place = "~" + place[len(home) :] if place.startswith(home + "/") else place
         marked = self._marked(width - 40)
@@ -128,7 +127,7 @@ class RunsScreen(RunKeys):
             return
         self._busy = True
         try:
-            self.all = await asyncio.to_thread(load, self.runs_dir, self.all)
+            self.all = await asyncio.to_thread(load, self.shell.runs_dir, self.all)
             self.problem = ""
         except OSError as error:
             self.problem = str(error)
@@ -177,7 +176,7 @@ class RunsScreen(RunKeys):
             "grpo-tui train",
             "trains the small built-in policy and shows it here",
             "",
-            f"looked in {self.runs_dir}",
+            f"looked in {self.shell.runs_dir}",
             "--runs-dir looks elsewhere · ? shows the keys",
         ]
 

@@ -333,3 +333,10 @@ def _begin(reader: RunReader, query: Query, row: int | None, n: int) -> _Begin:
         "; ".join(rollouts.filter_notes(query.filter)),
         extras_shown(rollouts.names("extra"), query.filter),
     )
+
+
+def branch_screen(reads: Reads) -> TrajectoriesScreen:
+    """Return the screen of a branch, with the value of its step above the list."""
+    from ..widgets.value_panel import ValuePanel  # with the configuration's classes, for which no other waits
+
+    return TrajectoriesScreen(reads, EVERYTHING, ValuePanel())
