@@ -23,6 +23,7 @@ from . import evaluate as cli_evaluate
 from . import export as cli_export
 from . import init as cli_init
 from . import inspect as cli_inspect
+from . import mcp as cli_mcp
 from . import note as cli_note
 from . import online as cli_online
 from . import play as cli_play
@@ -66,6 +67,7 @@ app.command("runs")(cli_runs.runs)
 app.command("stop")(cli_runs.stop)
 app.command("online")(cli_online.online)
 app.command("export")(cli_export.export)
+app.command("mcp")(cli_mcp.mcp)
 app.command("merge")(cli_publish.merge)
 app.command("push")(cli_publish.push)
 app.command("repair")(cli_runs.repair)

@@ -1,0 +1,213 @@
+"""Tools for whole runs: lists, findings, recomputation, metrics, events, comparison, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+from pydantic import Field
+
+from ...configs.errors import ConfigError
+from ...configs.metric_names import meaning
+from ...configs.schema import RunConfig
+from ...engine.evaluation.results import compare, evaluations_of, read_evaluation
+from ...engine.imports.check import diagnose
+from ...engine.launch.settings import read_config
+from ...engine.recompute import Wrong
+from ...engine.recompute import recompute as recompute_run
+from ...engine.runs.control.alerts import remedy
+from ...engine.runs.notes import Note
+from ...engine.runs.paths import CONFIG_FILE
+from ...engine.runs.types import Event, RunInfo
+from ...rewards.diagnosis import Found
+from ..cli.run_table import headline
+from ..evaluation_text import difference
+from .answers import ENTRIES, Answer, page
+from .workspace import Limit, Offset, Rollout, Run, ToolError, Workspace, notes, number
+
+LAST = 10
+"""A compared metric is the mean over the last tenth of its values."""
+Kinds = Annotated[Sequence[str], Field(description="alert, note, eval, error, checkpoint, rewards, …; all if empty.")]
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run or dump. id: for the other tools. interval: of `success`, if an evaluation measured it."""
+
+    id: str
+    reward: float | None
+    success: float | None
+    interval: tuple[float, float] | None
+    info: RunInfo
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """A fault, the step at which it began, and what helps."""
+
+    found: Found
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings, the gravest first. not_checked: detectors without the data that they need."""
+
+    findings: Sequence[Diagnosed]
+    not_checked: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Recorded numbers that differ from their recomputation. given: those that were taken as recorded, and why."""
+
+    compared: int
+    wrong: Sequence[Wrong]
+    given: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its last value."""
+
+    name: str
+    meaning: str
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Values of several runs, in their order: means of metrics over the last tenth, settings that differ, evaluations
+    paired by task."""
+
+    runs: Sequence[str]
+    metrics: Mapping[str, Sequence[float | None]]
+    settings: Mapping[str, Sequence[str | None]]
+    evaluations: Sequence[str]
+
+
+class RunTools(Workspace):
+    """Tools that read whole runs."""
+
+    def list_runs(self, offset: Offset = 0, limit: Limit = 20) -> Answer[list[ListedRun]]:
+        """List dumps and runs, newest first, with status, reward and success."""
+        found = self.list()
+        rows, after = page(map(_listed, found[offset : offset + limit + 1]), offset, limit)
+        return Answer(untrusted=rows, next_offset=after, total=len(found))
+
+    def findings(self, run: Run, offset: Offset = 0) -> Answer[Diagnosis]:
+        """Diagnose a run: faults of rewards, tokens and learning, with numbers, ids of rollouts and a remedy."""
+        with self.open(run) as reader:
+            diagnosis = diagnose(reader, _config(self.find(run)))
+            found = diagnosis.found()
+            made = (Diagnosed(each, remedy(each.finding.detector, each.finding.subject)) for each in found[offset:])
+            shown, after = page(made, offset)
+            told = Diagnosis(shown, diagnosis.unchecked())
+            return Answer(untrusted=told, next_offset=after, total=len(found), untrusted_notes=notes(reader))
+
+    def recompute(self, run: Run, offset: Offset = 0) -> Answer[Recomputed]:
+        """Compute every number of a recorded training again, and list those that differ."""
+        config = _config(self.find(run))
+        if config is None or config.mode != "rft":
+            raise ToolError("only trainings by reinforcement (rft) that grpo-tui ran can be computed again")
+        with self.open(run) as reader:
+            report = recompute_run(reader, config)
+            shown, after = page(islice(report.wrong, offset, None), offset)
+            told = Recomputed(report.total, shown, report.given)
+            return Answer(untrusted=told, next_offset=after, total=len(report.wrong), untrusted_notes=notes(reader))
+
+    def metric_names(self, run: Run, contains: str = "", offset: Offset = 0) -> Answer[list[Metric]]:
+        """List metrics with meaning and last value. contains: a part of the name, such as `kl/`."""
+        with self.open(run) as reader:
+            last = reader.metrics.latest_points()
+            found = [Metric(name, meaning(name), *at) for name, at in last.items() if contains in name]
+            shown, after = page(found[offset:], offset)
+            return Answer(untrusted=shown, next_offset=after, total=len(found), untrusted_notes=notes(reader))
+
+    def metrics(
+        self,
+        run: Run,
+        names: Annotated[list[str], Field(min_length=1, max_length=10)],
+        from_step: int = 0,
+        to_step: int | None = None,
+        points: Annotated[int, Field(ge=1, le=ENTRIES - 2)] = 50,
+    ) -> Answer[Mapping[str, list[tuple[int, float]]]]:
+        """Read metrics by name, as (step, value). Of more steps than `points`, means of equal spans."""
+        with self.open(run) as reader:
+            read = reader.metrics.points
+            curves = {n: read(n, after_step=from_step - 1, until_step=to_step, max_points=points) for n in names}
+            return Answer(untrusted=curves, untrusted_notes=notes(reader))
+
+    def events(self, run: Run, kinds: Kinds = (), offset: Offset = 0) -> Answer[list[Event]]:
+        """List events, newest first: alerts, evaluations, errors, checkpoints, changes of rewards."""
+        with self.open(run) as reader:
+            found = reader.events(kinds or None, limit=offset + ENTRIES + 1)[::-1]
+            shown, after = page(found[offset:], offset)
+            return Answer(untrusted=shown, next_offset=after, untrusted_notes=notes(reader))
+
+    def compare_runs(
+        self, runs: Annotated[list[Run], Field(min_length=2, max_length=6)], offset: Offset = 0
+    ) -> Answer[Compared]:
+        """Compare runs: settings that differ, metrics at the end, and evaluations with intervals.
+
+        Checkpoints are compared by their evaluations, which are runs of mode `eval`.
+        """
+        from ..app.screens.compare import FIRST, read_config  # with Textual, so when it is needed
+
+        found = [self.find(run) for run in runs]
+        flat = [read_config(Path(info.path)) for info in found]
+        names = dict.fromkeys(name for config in flat for name in config)
+        differ = [(name, values) for name in names if len(set(values := [c.get(name) for c in flat])) > 1]
+        shown, after = page(differ[offset:], offset)
+        last = {name: values for name in FIRST if any(values := [self._last(run, name) for run in runs])}
+        told = Compared([info.id for info in found], last, dict(shown), _evaluations(found))
+        return Answer(untrusted=told, next_offset=after, total=len(differ))
+
+    def _last(self, run: str, name: str) -> float | None:
+        with self.open(run) as reader:
+            values = [value for _, value in reader.metrics.points(name)]
+        return fmean(values[-max(1, len(values) // LAST) :]) if values else None
+
+    def notes(self, run: Run, offset: Offset = 0) -> Answer[list[Note]]:
+        """List the notes on rollouts of a run. Words with # are labels."""
+        with self.open(run) as reader:
+            found = list(reader.notes.read().values())
+            shown, after = page(found[offset:], offset)
+            return Answer(untrusted=shown, next_offset=after, total=len(found))
+
+    def write_note(self, run: Run, rollout: Rollout, text: str) -> Answer[Note | None]:
+        """Put a note of one line on a rollout, in place of its note before. An empty text removes it."""
+        with self.open(run) as reader:
+            (row,) = reader.rollouts.rows([number(reader, rollout)])
+            reader.notes.put(row.id, text)
+            return Answer(untrusted=reader.notes.read().get(row.id))
+
+
+def _listed(info: RunInfo) -> ListedRun:
+    said = headline(info)
+    facts = {name: value for name, value in info.facts.items() if name != "summary"}
+    name = str(info.facts.get("dump") or info.id)
+    return ListedRun(name, said.reward, said.success, said.interval, replace(info, facts=facts))
+
+
+def _config(info: RunInfo) -> RunConfig | None:
+    """Return the configuration of a run of our own; None for other records, and if it cannot be read."""
+    if info.mode == "dump" or not (Path(info.path) / CONFIG_FILE).is_file():
+        return None
+    try:
+        return read_config(info.path)
+    except ConfigError:
+        return None
+
+
+def _evaluations(runs: Sequence[RunInfo]) -> list[str]:
+    try:
+        results = [read_evaluation(path) for path in evaluations_of(runs)]
+        return [line for other in results[1:] for line in difference(compare(results[0], other))]
+    except (ConfigError, ValueError, OSError):
+        return []

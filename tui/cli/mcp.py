@@ -1,0 +1,51 @@
+"""`grpo-tui mcp`: let a coding agent read runs, through the Model Context Protocol."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import ExitCode, Home, fail, say, warn
+
+
+def mcp(
+    dumps: Annotated[
+        list[str] | None, typer.Argument(metavar="[DUMP…]", help="Dumps of other frameworks that may be read, too.")
+    ] = None,
+    http: Annotated[
+        int | None, typer.Option("--http", metavar="PORT", min=1, max=65535, help="Serve HTTP on 127.0.0.1.")
+    ] = None,
+    allow_notes: Annotated[bool, typer.Option("--allow-notes", help="Let the agent write notes on rollouts.")] = False,
+    skill: Annotated[bool, typer.Option("--skill", help="Print the skill file for coding agents.")] = False,
+    *,
+    home: Home,
+) -> None:
+    """Serve the runs to a coding agent (Model Context Protocol), over standard input and output.
+
+    An agent lists runs, reads findings and rollouts, and asks how a reward and an advantage came about. Answers are
+    bounded, and recorded text is marked as untrusted. Only the runs of --runs-dir and the named dumps can be read.
+    """
+    if skill:
+        say((Path(__file__).parents[1] / "agent_tools" / "SKILL.md").read_text(encoding="utf-8"))
+        return
+    try:
+        from ..agent_tools.server import HOST, serve
+    except ImportError as problem:
+        fail(f"grpo-tui mcp needs the package mcp ({problem}): pip install 'grpo-tui[mcp]'")
+    from ..agent_tools.workspace import Workspace
+    from .dumps import run_or_dump
+
+    for dump in dumps or ():
+        run_or_dump(dump, home, (), ())
+    if http is not None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, http))
+            except OSError as problem:
+                fail(f"--http: port {http} cannot be used: {problem.strerror}", ExitCode.USAGE)
+        warn(f"serving {home} at http://{HOST}:{http}/mcp")
+    serve(Workspace(home, tuple(dumps or ())), allow_notes=allow_notes, port=http)
