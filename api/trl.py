@@ -24,6 +24,7 @@ from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.imports.formats.trl import METRICS
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.recorder import Recorder, next_run, run_folder, runs_named
+from grpo_tui.trl_loss import LossTap
 from grpo_tui.trl_sources import TENSORS, ParquetFiles, RewardCalls, Rows, is_function
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class Attached:
         )
         """The reason why the source before this one does not work."""
         self._recorded = 0
+        self._tap: LossTap | None = None
         self.step_ended = self._start()
         self._options = options
         self._fresh, self.earlier = _runs(options)
@@ -152,6 +154,8 @@ class Attached:
             files = ParquetFiles(self, Path(trainer.args.output_dir, "completions"))
             return lambda state: files.look() if self.rank == 0 else None
         setattr(trainer, GENERATE, self._wrapped(getattr(trainer, GENERATE)))
+        if isinstance(getattr(trainer, "_metrics", None), Mapping):
+            self._tap = LossTap(trainer, self)
         return self._check_called
 
     def failed(self, error: Exception, rows: int = 1) -> None:
@@ -198,6 +202,8 @@ class Attached:
     def end(self) -> None:
         """End the run with the training. Another training of the same trainer is another run."""
         recorder = self.recorder
+        if self._tap is not None:
+            self._tap.close()
         recorder.no_rollouts = recorder.no_rollouts or self._problem or "the trainer generated none"
         recorder.close()
         self._recorded = 0
@@ -218,17 +224,26 @@ class Attached:
         given = [float(w) for w in self.trainer.reward_weights]
         return dict(zip(self.names(), given, strict=True))
 
+    def logged(self, step: int, logs: Mapping[str, Any]) -> None:
+        if self._tap is not None:
+            self._tap.logged(step, logs)
+
     def recorded(self, rollouts: int) -> None:
         self._recorded += rollouts
 
     def _wrapped(self, generate: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
         @functools.wraps(generate)
         def generate_and_record(inputs: Any) -> dict[str, Any]:
+            tap = self._tap if self.trainer.model.training else None
+            if tap is not None:
+                tap.begin_generation()
             batch = generate(inputs)
             begun = time.perf_counter()
             if self.source == "generation":
                 try:
-                    self._batch(len(inputs), batch)
+                    rows = self._batch(len(inputs), batch)
+                    if tap is not None:
+                        tap.generated(rows.step, rows.ids(), batch)
                 except Exception as error:
                     self.failed(error, len(inputs))
             self.seconds += time.perf_counter() - begun
@@ -238,6 +253,8 @@ class Attached:
 
     def _check_called(self, state: TrainerState) -> None:
         """Take the next source if a subclass generates with another method."""
+        if self._tap is not None:
+            self._tap.flush()
         if not self._recorded and self.source == "generation":
             self.failed(LookupError(f"{type(self.trainer).__name__} does not call {GENERATE}"))
             if self.source == "logs":
@@ -248,13 +265,13 @@ class Attached:
         if size:
             self._record(size, 0, size, {}, int(state.global_step), "train")
 
-    def _batch(self, size: int, batch: Mapping[str, Any]) -> None:
+    def _batch(self, size: int, batch: Mapping[str, Any]) -> Rows:
         """Record the rows of this process, which are `size` of the gathered ones, in the order of ranks."""
         processes = int(self.trainer.accelerator.num_processes)
         tensors = {k: v.detach().cpu() for k, v in batch.items() if k in TENSORS and hasattr(v, "detach")}
-        self._record(size * processes, self.rank * size, size, tensors, *self.position())
+        return self._record(size * processes, self.rank * size, size, tensors, *self.position())
 
-    def _record(self, total: int, first: int, size: int, tensors: Mapping[str, Any], step: int, split: str) -> None:
+    def _record(self, total: int, first: int, size: int, tensors: Mapping[str, Any], step: int, split: str) -> Rows:
         logs = self.trainer._logs
         last = slice(max(0, len(logs["prompt"]) - total), None)
         mine = slice(first, first + size)
@@ -287,6 +304,7 @@ class Attached:
                     rollout.tokens()
         self.recorded(size)
         recorder.later(lambda: recorder.rollouts(step, rows.rollouts()), size)
+        return rows
 
 
 def _texts(tokenizer: Any) -> list[str]:
@@ -324,6 +342,8 @@ class _Numbers(TrainerCallback):
         if logs and self.attached.rank == 0:
             try:
                 self._record(int(state.global_step), logs)
+                if "loss" in logs:
+                    self.attached.logged(int(state.global_step), logs)
             except Exception as error:
                 self.attached.recorder.failed(error)
 

@@ -49,6 +49,9 @@ class Rows:
     def rollouts(self) -> list[Rollout]:
         return [self._rollout(i) for i in range(len(self.prompts))]
 
+    def ids(self) -> list[str]:
+        return [f"{self.split}-{self.step}-{self.first + i}" for i in range(len(self.prompts))]
+
     def _rollout(self, i: int) -> Rollout:
         values = {name: _value(column[i]) for name, column in self.rewards.items()}
         known = {n: v for n, v in values.items() if v is not None}

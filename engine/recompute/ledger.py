@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 EXACT = 1e-9
@@ -62,6 +63,23 @@ class Report:
         limit = tolerance * max(1e-3, abs(recorded), abs(computed), size)
         if not abs(recorded - computed) <= limit:
             self.wrong.append(Wrong(place, kind, recorded, computed))
+
+    def numbers(
+        self,
+        place: str,
+        kind: str,
+        recorded: Sequence[float],
+        computed: Sequence[float],
+        *,
+        tolerance: float,
+        size: float,
+    ) -> None:
+        """Compare the numbers of a rollout's tokens. Only the first that differs is reported."""
+        self.compared[kind] += len(recorded)
+        for t, (old, new) in enumerate(zip(recorded, computed, strict=True)):
+            if not abs(old - new) <= tolerance * max(1e-12, abs(old), abs(new), size):
+                self.wrong.append(Wrong(f"{place}, token {t + 1}", kind, old, new))
+                return
 
     def same(self, place: str, kind: str, recorded: object, computed: object) -> None:
         """Compare anything that has no rounding."""

@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "engine.runs",
         "engine.imports",
         "engine.launch.outcome",
-        *("recorder", "trl_sources"),  # its own files, by the names that users write
+        *("recorder", "trl_loss", "trl_sources"),  # its own files, by the names that users write
     ),
 }
 LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch", "engine.recompute", "engine.evaluation")

@@ -101,6 +101,7 @@ def recompute_run(reference: str, as_json: bool, home: Path) -> None:
     from ...configs.errors import ConfigError
     from ...engine.launch.settings import read_config
     from ...engine.recompute import recompute
+    from ...engine.recompute.trl import recompute_trl
     from ...engine.runs.errors import RecordError
     from ...engine.runs.read.reader import RunReader
     from ..text import literal
@@ -108,11 +109,11 @@ def recompute_run(reference: str, as_json: bool, home: Path) -> None:
 
     info = find(home, reference)
     try:
-        config = read_config(info.path)
-        if config.mode != "rft":
+        config = None if info.mode == "recorded" else read_config(info.path)
+        if config is not None and config.mode != "rft":
             fail(f"{info.id} has mode {config.mode}: only trainings by reinforcement (rft) can be computed again")
         with closing(RunReader(Path(info.path))) as reader:
-            report = recompute(reader, config)
+            report = recompute_trl(reader) if config is None else recompute(reader, config)
             problems = reader.problems
     except (RecordError, ConfigError) as error:
         fail(f"{reference} cannot be computed again: {error}")

@@ -1,0 +1,308 @@
+"""The arithmetic of a TRL trainer's updates, for `grpo-tui check --recompute`.
+
+`LossTap` reads the numbers that enter the loss of each micro-batch, the loss, and its gradient for the log-prob of each
+token. It wraps two methods of this trainer and adds hooks that return nothing, so the training is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Protocol
+
+import numpy as np
+
+from grpo_tui.engine.runs.updates import Block, UpdateLog
+from grpo_tui.recorder import Recorder
+
+LOSS = "_compute_loss"
+LOG_PROBS = "_get_per_token_logps_and_entropies"
+SETTINGS = (
+    "loss_type", "beta", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "scale_rewards",
+    "multi_objective_aggregation", "reward_weights", "num_generations", "gradient_accumulation_steps",
+    "steps_per_generation", "num_iterations", "max_completion_length", "mask_truncated_completions",
+    "top_entropy_quantile", "use_bias_correction_kl", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos",
+    "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "off_policy_mask_threshold", "entropy_coef",
+    "use_adaptive_entropy", "use_vllm", "vllm_importance_sampling_correction", "sync_ref_model", "use_liger_kernel",
+    "bf16", "fp16", "max_steps",
+)  # fmt: skip
+"""Settings of `GRPOConfig` that the arithmetic depends on."""
+LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
+BATCH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")
+METHODS = ("_generate_and_score_completions", "_prepare_inputs", LOSS, LOG_PROBS, "training_step", "log")
+
+
+class Attached(Protocol):
+    """The connection of the trainer and its record (`grpo_tui.trl.Attached`)."""
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    rank: int
+    seconds: float
+
+
+@dataclass
+class MicroBatch:
+    """What is known of a micro-batch between its loss and its backward pass. step: the optimiser step."""
+
+    step: int
+    loss: Any
+    logps: Any
+    entropies: Any
+    inputs: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    accumulated: int
+    gradient: Any = None
+    scale: list[Any] = field(default_factory=list)
+    """The gradient of the loss itself: 1, or the factor of a loss scaler."""
+
+
+class LossTap:
+    """Reads the updates of one trainer."""
+
+    def __init__(self, trainer: Any, attached: Attached) -> None:
+        self.trainer = trainer
+        self.attached = attached
+        self._log: UpdateLog | None = None
+        self._inside = False
+        self._captured: tuple[Any, Any] | None = None
+        self._pending: MicroBatch | None = None
+        self._known: dict[bytes, list[tuple[str, float]]] = {}
+        """Rollouts of the last generation by prompt and completion: their ids and advantages."""
+        self._before: dict[str, int] = {}
+        self._tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        self._pad = int(self._tokenizer.pad_token_id)
+        if callable(getattr(trainer, LOSS, None)) and callable(getattr(trainer, LOG_PROBS, None)):
+            setattr(trainer, LOSS, self._loss(getattr(trainer, LOSS)))
+            setattr(trainer, LOG_PROBS, self._log_probs(getattr(trainer, LOG_PROBS)))
+
+    def begin_generation(self) -> None:
+        """Note the trainer's metrics before rollouts are sampled."""
+        self._before = self._counts()
+
+    def generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any]) -> None:
+        """Note the rollouts of this process that were sampled and scored together. ids: in the order of the batch."""
+        self.flush()
+        recorder = self.attached.recorder
+        if self._log is None:
+            rank = self.attached.rank
+            self._log = UpdateLog(recorder.run_dir, "training" if rank == 0 else f"rank{rank}")
+            settings = Block("settings", step, settings_of(self.trainer))
+            recorder.later(lambda: self._write(settings))
+        metrics = self._news(self._before)
+        tensors = {name: _cpu(batch[name]) for name in BATCH if name in batch}
+        items = _number(batch.get("num_items_in_batch"))
+        recorder.later(lambda: self._write_generation(step, ids, tensors, items, metrics))
+
+    def flush(self) -> None:
+        """Record the micro-batch whose backward pass has ended."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        inputs = {name: _cpu(pending.inputs[name]) for name in (*BATCH, *LOGPS) if name in pending.inputs}
+        found = {
+            name: _cpu(value) for name, value in vars(pending).items() if name in ("logps", "entropies", "gradient")
+        }
+        numbers = {
+            "loss": _number(pending.loss),
+            "scale": _number(pending.scale[0]) if pending.scale else None,
+            "items": _number(pending.inputs.get("num_items_in_batch")),
+            "accumulated": pending.accumulated,
+            "metrics": dict(pending.metrics),
+        }
+        self.attached.recorder.later(lambda: self._write_loss(pending.step, inputs, found, numbers))
+
+    def logged(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Note the numbers that the trainer logs."""
+        numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        self.attached.recorder.later(lambda: self._write(Block("log", step, {"metrics": numbers})))
+
+    def close(self) -> None:
+        """Record the rest. Another training of this trainer has a file of its own."""
+        self.flush()
+        self.attached.recorder.later(self._end_log)  # after the blocks that still wait
+
+    def _end_log(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def _loss(self, compute: Any) -> Any:
+        @functools.wraps(compute)
+        def compute_and_note(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+            if not self.trainer.model.training:
+                return compute(model, inputs, *more, **options)
+            self._guarded(self.flush)
+            before, self._inside, self._captured = self._counts(), True, None
+            try:
+                loss = compute(model, inputs, *more, **options)
+            finally:
+                self._inside = False
+            self._guarded(lambda: self._note(loss, inputs, before))
+            return loss
+
+        return compute_and_note
+
+    def _log_probs(self, compute: Any) -> Any:
+        @functools.wraps(compute)
+        def compute_and_keep(*given: Any, **options: Any) -> Any:
+            result = compute(*given, **options)
+            if self._inside and self._captured is None and isinstance(result, tuple) and result[0].requires_grad:
+                self._captured = result[0], result[1]
+            return result
+
+        return compute_and_keep
+
+    def _note(self, loss: Any, inputs: Mapping[str, Any], before: Mapping[str, int]) -> None:
+        captured, self._captured = self._captured, None
+        if captured is None or not loss.requires_grad:
+            return
+        logps, entropies = captured
+        noted = self._pending = MicroBatch(
+            step=int(self.trainer.state.global_step) + 1,
+            loss=loss.detach(),
+            logps=logps.detach(),
+            entropies=None if entropies is None else entropies.detach(),
+            inputs=inputs,
+            metrics=self._news(before),
+            accumulated=int(getattr(self.trainer, "current_gradient_accumulation_steps", 1)),
+        )
+        logps.register_hook(lambda gradient: setattr(noted, "gradient", gradient.detach().clone()))
+        loss.register_hook(lambda gradient: noted.scale.append(gradient.detach().clone()))
+
+    def _counts(self) -> dict[str, int]:
+        return {name: len(values) for name, values in self.trainer._metrics["train"].items()}
+
+    def _news(self, before: Mapping[str, int]) -> dict[str, float]:
+        """Return the metrics that were added, by name."""
+        lists = self.trainer._metrics["train"]
+        return {name: float(values[-1]) for name, values in lists.items() if len(values) > before.get(name, 0)}
+
+    def _guarded(self, work: Any) -> None:
+        begun = time.perf_counter()
+        try:
+            work()
+        except Exception as error:
+            self.attached.recorder.failed(error)
+        self.attached.seconds += time.perf_counter() - begun
+
+    def _write(self, block: Block) -> None:
+        if self._log is not None:
+            self._log.write(block)
+
+    def _write_generation(
+        self,
+        step: int,
+        ids: Sequence[str],
+        tensors: Mapping[str, Any],
+        items: float | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        tokenizer = getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
+        pad = int(tokenizer.pad_token_id)
+        eos = {*getattr(self.trainer, "eos_token_ids", [tokenizer.eos_token_id])}
+        self._known = {}
+        lengths, ended = [], []
+        mask = tensors["completion_mask"]
+        trained = mask * tensors.get("tool_mask", 1)
+        for i, id_ in enumerate(ids):
+            completion = tensors["completion_ids"][i]
+            length = _length(completion, pad)
+            last = completion[length : length + 1] if pad in eos else completion[max(length - 1, 0) : length]
+            lengths.append(length)
+            ended.append(bool(last.size) and int(last[0]) in {*eos, pad})
+            self._known.setdefault(_key(tensors, i, pad), []).append((id_, float(np.mean(tensors["advantages"][i]))))
+        data = {
+            "ids": list(ids), "lengths": lengths, "in_mask": mask.sum(-1).tolist(), "in_loss": trained.sum(-1).tolist(),
+            "ended": ended, "items": items, "metrics": dict(metrics), "pad_is_eos": pad in eos,
+            "tools": "tool_mask" in tensors,
+        }  # fmt: skip
+        self._write(Block("generation", step, data))
+
+    def _write_loss(
+        self, step: int, inputs: Mapping[str, Any], found: Mapping[str, Any], numbers: Mapping[str, Any]
+    ) -> None:
+        """Record the rows of a micro-batch, each with the tokens of its completion that the batch does not mask."""
+        rows, valid = [], inputs["completion_mask"].astype(bool)
+        advantages, entropies = inputs["advantages"], found["entropies"]
+        gradient = np.zeros(valid.shape, np.float32) if found["gradient"] is None else found["gradient"]
+        counted = valid * inputs.get("tool_mask", 1)
+        taken: set[str] = set()
+        for i in range(len(valid)):
+            advantage = float(np.mean(advantages[i]))
+            candidates = self._known.get(_key(inputs, i, self._pad), [])
+            free = [c for c in candidates if c[0] not in taken] or candidates
+            id_ = min(free, key=lambda c: abs(c[1] - advantage), default=("", 0.0))[0]
+            taken.add(id_)
+            outside = float(np.abs(gradient[i][~valid[i]]).sum())
+            entropy = None if entropies is None else float((entropies[i] * counted[i]).sum(dtype=np.float64))
+            tokens = int(valid[i].sum())
+            rows.append({"id": id_, "advantage": advantage, "tokens": tokens, "outside": outside, "entropy": entropy})
+        arrays = {"logps": found["logps"][valid], "gradient": gradient[valid]}
+        if entropies is not None and float(getattr(self.trainer.args, "top_entropy_quantile", 1.0)) < 1.0:
+            arrays["entropies"] = entropies[valid]
+        if "tool_mask" in inputs:
+            arrays["mask"] = inputs["tool_mask"][valid].astype(np.float32)
+        for name in LOGPS:
+            if name in inputs:
+                values = inputs[name]
+                values = np.broadcast_to(values, valid.shape) if values.ndim == 2 else values
+                arrays[name] = values[valid]
+        data = {**numbers, "rows": rows, "by_token": advantages.ndim > 1}
+        self._write(Block("loss", step, data, {k: v.astype(np.float32) for k, v in arrays.items()}))
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """Return the declared settings, the version of TRL, and the methods that a subclass replaces."""
+    args = trainer.args
+    found = {name: _plain(getattr(args, name)) for name in SETTINGS if hasattr(args, name)}
+    own = itertools.takewhile(lambda c: c.__module__.split(".")[0] != "trl", type(trainer).__mro__)
+    replaced = sorted({name for c in own for name in METHODS if name in vars(c)})
+    dropout = any(getattr(m, "p", 0.0) for m in trainer.model.modules() if type(m).__name__ == "Dropout")
+    facts = {
+        "trl": metadata.version("trl"),
+        "trainer": type(trainer).__name__,
+        "replaced": replaced,
+        "rewards": [float(w) for w in trainer.reward_weights],
+        "names": list(trainer.reward_func_names),
+        "processes": int(trainer.accelerator.num_processes),
+        "dtype": str(trainer.model.dtype).removeprefix("torch."),
+        "dropout": bool(dropout or getattr(trainer.model.config, "attention_dropout", 0.0)),
+        "environments": getattr(trainer, "environments", None) is not None,
+        "aux_loss": bool(getattr(trainer, "aux_loss_enabled", False)),
+    }
+    return {**found, **facts}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else [float(v) for v in value]
+
+
+def _cpu(tensor: Any) -> Any:
+    """Return a tensor as an array of NumPy, which lacks bfloat16; None stays None."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _length(completion: Any, pad: int) -> int:
+    """Return the length of a completion without padding at its end."""
+    written = np.flatnonzero(completion != pad)
+    return int(written[-1]) + 1 if written.size else 0
+
+
+def _key(tensors: Mapping[str, Any], i: int, pad: int) -> bytes:
+    """Return the prompt and completion of a row as bytes."""
+    prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].astype(bool)]
+    completion = tensors["completion_ids"][i]
+    return prompt.tobytes() + b"|" + completion[: _length(completion, pad)].tobytes()

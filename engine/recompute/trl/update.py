@@ -1,0 +1,167 @@
+"""Micro-batches: which rollouts are in them, their ratios and masks, the loss, its gradient and its metrics."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...runs.updates import Block
+from ..items import Item
+from ..ledger import SINGLE, Report
+from .generation import within
+from .loss import Expected, Row, expected, metrics
+from .settings import Settings
+
+LOSS = 2e-4
+"""Relative to the sum of the absolute terms: float32 sums over thousands of tokens of either sign."""
+SAME_POLICY = {"float32": 2e-3}
+"""How far log-probs of one policy in two forward passes may differ in the mean, by number format."""
+COARSE = 0.1
+KEPT = {True: "there", False: "missing"}
+NOT_ZERO = "not 0 for some token"
+KINDS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
+
+
+class UpdateCheck:
+    """Checks micro-batch after micro-batch. resumed: the record begins within a training."""
+
+    def __init__(self, report: Report, settings: Settings, resumed: bool) -> None:
+        self.report = report
+        self.settings = settings
+        self.resumed = resumed
+        self._uses: Counter[str] = Counter()
+        self._generation: dict[str, Block] = {}
+        """The last generation of each process."""
+        self._moved: set[int] = set()
+        """Steps whose gradient was not zero."""
+        for kind, why in _not_checked(settings):
+            report.given[kind] = why
+
+    def begin(self, blocks: Sequence[Block], items: Mapping[str, Item]) -> None:
+        """Take a new generation. blocks: the parts of the processes."""
+        for block in blocks:
+            last = self._generation.get(block.process)
+            if last is not None and not self.resumed:
+                for id_ in last.data["ids"]:
+                    place = f"step {last.step}, rollout {id_}"
+                    self.report.same(place, "uses in the loss", self._uses[id_], self.settings.num_iterations)
+            self._generation[block.process] = block
+            self.resumed = False
+        self._uses.clear()
+
+    def check(self, block: Block, number: int, items: Mapping[str, Item]) -> None:
+        """Check a micro-batch. number: its place in its step."""
+        place = f"step {block.step}, micro-batch {number + 1}"
+        rows = list(rows_of(block))
+        for row in rows:
+            self._uses[row.id] += 1
+            item = items.get(row.id)
+            self.report.same(place, "rollouts in the loss that were not sampled", int(item is None), 0)
+            if item is None:
+                continue
+            where = f"{place}, rollout {row.id}"
+            self.report.number(where, "advantage in the loss", row.advantage, item.record.advantage, tolerance=SINGLE)
+            uses = self._uses[row.id]
+            self.report.same(where, "uses in the loss", uses, min(uses, self.settings.num_iterations))
+            self._policies(where, row, same_step=item.row.step == block.step)
+        if block.data["by_token"] or self.settings.loss_type not in KINDS:
+            self.report.given["loss"] = f"advantages by token, or loss {self.settings.loss_type}, are not TRL's"
+            return
+        if self.settings.corrected and self.settings.loss_type == "vespo":
+            return
+        result = expected(rows, self.settings, block.data["accumulated"], self._items(block))
+        self._loss(place, block, rows, result)
+        if self.settings.beta and not self.settings.sync_ref_model:
+            self._reference(place, block.step, rows)
+        if any(g for row in rows for g in row.gradient):
+            self._moved.add(block.step)
+
+    def _items(self, block: Block) -> float | None:
+        """Return the tokens that the loss divides by, as the generation has them."""
+        generation = self._generation.get(block.process)
+        return block.data["items"] if generation is None else generation.data["items"]
+
+    def _loss(self, place: str, block: Block, rows: Sequence[Row], result: Expected) -> None:
+        largest = max((abs(g) for own in result.gradients for g in own), default=0.0)
+        for row, right, near in zip(rows, result.gradients, result.near, strict=True):
+            where = f"{place}, rollout {row.id}"
+            recorded = [r if close else g for g, r, close in zip(row.gradient, right, near, strict=True)]
+            self.report.numbers(
+                where, "gradient of the loss for the log-prob", recorded, right, tolerance=LOSS, size=largest
+            )
+            self.report.number(where, "gradient of masked tokens", row.outside, 0.0, tolerance=1e-9, size=largest)
+        if not self.settings.fp16 and block.data["scale"] is not None:
+            self.report.number(place, "factor of the loss", block.data["scale"], 1.0)
+        if not self.settings.aux_loss and not self.settings.use_adaptive_entropy:
+            size = result.size + 1e-6
+            self.report.number(place, "loss", block.data["loss"], result.loss, tolerance=LOSS, size=size)
+        if self.settings.processes == 1:
+            for name, (least, most) in metrics(rows, result, self.settings).items():
+                within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most)
+
+    def _policies(self, where: str, row: Row, same_step: bool) -> None:
+        """Check that the log-probs of other policies are there, and are those of this policy before its update."""
+        if not self.settings.replaced:
+            kept = [row.old is not None, row.reference is not None]
+            right = [self.settings.keeps_old, self.settings.beta != 0]
+            for name, has, should in zip(("sampling policy", "reference"), kept, right, strict=True):
+                self.report.same(where, f"log-probs of the {name}", KEPT[has], KEPT[should])
+        if row.old is None or not same_step or self.settings.dropout or not row.count:
+            return
+        pairs = list(_masked(row.old, row))
+        mean = math.fsum(abs(a - b) for a, b in pairs) / len(pairs)
+        limit = SAME_POLICY.get(self.settings.dtype, COARSE) if not self.settings.bf16 else COARSE
+        right = math.fsum(b for _, b in pairs)
+        if mean > limit:
+            self.report.number(where, "sum of log-probs before the update", math.fsum(a for a, _ in pairs), right)
+        else:
+            self.report.number(where, "sum of log-probs before the update", right, right)
+
+    def _reference(self, place: str, step: int, rows: Sequence[Row]) -> None:
+        """Check that the reference did not move with the policy."""
+        if self.settings.dtype != "float32" or len([s for s in self._moved if s < step]) < 2:
+            return
+        pairs = [pair for row in rows if row.reference is not None for pair in _masked(row.reference, row)]
+        moves = bool(pairs) and max(abs(a - b) for a, b in pairs) < 1e-7
+        self.report.same(place, "log π_ref − log π", "0 for all tokens" if moves else NOT_ZERO, NOT_ZERO)
+
+
+def _masked(values: Sequence[float], row: Row) -> Iterator[tuple[float, float]]:
+    """Yield a value and the policy's log-prob of each unmasked token."""
+    for value, logp, mask in zip(values, row.logps, row.mask, strict=True):
+        if mask and not math.isnan(value):
+            yield value, logp
+
+
+def _not_checked(settings: Settings) -> Iterator[tuple[str, str]]:
+    if settings.aux_loss:
+        yield "loss", "the loss of the router is not recorded; the gradient is checked"
+    if settings.use_adaptive_entropy:
+        yield "loss", "the adaptive weight of the entropy is not followed; the gradient is checked"
+    if settings.processes > 1:
+        yield "metrics of the loss", "they are means over several processes"
+
+
+def rows_of(block: Block) -> Iterator[Row]:
+    """Yield the rows of a micro-batch."""
+    at = 0
+    for facts in block.data["rows"]:
+        end = at + facts["tokens"]
+        part: Mapping[str, Any] = {name: values[at:end] for name, values in block.arrays.items()}
+        at = end
+        yield Row(
+            id=facts["id"],
+            advantage=facts["advantage"],
+            logps=part["logps"],
+            mask=part["mask"] if "mask" in part else [1.0] * facts["tokens"],
+            gradient=part["gradient"],
+            outside=facts["outside"],
+            old=part.get("old_per_token_logps"),
+            reference=part.get("ref_per_token_logps"),
+            sampled=part.get("sampling_per_token_logps"),
+            weights=part.get("importance_sampling_ratio"),
+            entropies=part.get("entropies"),
+            entropy=facts["entropy"],
+        )
