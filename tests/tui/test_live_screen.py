@@ -19,7 +19,7 @@ from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_charts import CHARTS
 from grpo_tui.tui.app.live_data import FOLLOW_SECONDS, read
 from grpo_tui.tui.app.screens import following
-from grpo_tui.tui.app.widgets.log_panel import telling
+from grpo_tui.tui.app.widgets.live_panels import telling
 from grpo_tui.tui.format import fixed
 
 from .demo_run import make_run

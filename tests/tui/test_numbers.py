@@ -44,13 +44,11 @@ from grpo_tui.tui.app.widgets.chart import Chart
 from grpo_tui.tui.app.widgets.component_table import ComponentTable
 from grpo_tui.tui.app.widgets.group_panel import GroupPanel
 from grpo_tui.tui.app.widgets.learning_lines import Learning
+from grpo_tui.tui.app.widgets.live_panels import PHASES, ServingPanel, SnapshotsPanel, SpeedPanel
 from grpo_tui.tui.app.widgets.pane import Pane
 from grpo_tui.tui.app.widgets.policy_panel import ROWS, PolicyPanel
 from grpo_tui.tui.app.widgets.reward_arithmetic import RewardArithmetic
 from grpo_tui.tui.app.widgets.run_columns import columns as run_columns
-from grpo_tui.tui.app.widgets.serving_panel import ServingPanel
-from grpo_tui.tui.app.widgets.snapshots_panel import SnapshotsPanel
-from grpo_tui.tui.app.widgets.speed_panel import PHASES, SpeedPanel
 from grpo_tui.tui.app.widgets.table import Column, Table
 from grpo_tui.tui.text import distinct_names
 
@@ -86,7 +84,6 @@ def test_every_formatter_takes_any_number(value: float | None, cells: int) -> No
         assert isinstance(show(value), str) and len(show(value)) <= 24
     assert len(formats.fitted(value, cells)) <= cells
     if value is not None:
-        assert isinstance(formats.size(value), str)
         assert len(formats.bar(value, cells)) == len(formats.progress(value, cells)) == cells
         assert len(formats.sparkline([value, 0.0, value], cells)) <= cells
 
@@ -175,18 +172,14 @@ def test_numbers_are_whole_or_absent_at_every_width(latest: dict[str, float], wi
         Event("checkpoint", "", 12345, {}, 1e9 - 7200.0, 2),
         Event("snapshot", "", 7, {"version": 123, "action": "published"}, 1e9 - 86400.0, 3),
     ]
-    component_table, policy, serving = ComponentTable(), PolicyPanel(), ServingPanel()
-    versions, speed, actions = SnapshotsPanel(), SpeedPanel(), ActionBars()
-    for pane in (component_table, policy, serving, versions, speed, actions):
+    panes = (ComponentTable(), PolicyPanel(), ServingPanel(), SnapshotsPanel(), SpeedPanel(), ActionBars())
+    for pane in panes:
         framed(pane)
-    component_table.put(latest, trends)
-    serving.put(1234567, latest, trends)
-    speed.put(latest)
-    actions.put(latest, trends)
+    betas = [Event("beta", "m", 9, {"from": 0.1, "to": latest.get("kl/beta", 0.2)})]
     for kind in ("rft", "sft", "online"):
-        policy.put(kind, latest, trends, [Event("beta", "m", 9, {"from": 0.1, "to": latest.get("kl/beta", 0.2)})])
-        versions.put(kind, latest, events)
-        for pane in (component_table, policy, serving, versions, speed, actions):
+        info = RunInfo("ab12", "", kind, "finished", step=1234567)
+        for pane in panes:
+            pane.put(Reading(info, latest=latest, trends=trends, betas=betas, versions=events))
             for line in pane.build(width, height):
                 assert line.width <= width, (pane.name, line.plain)
                 assert not CUT.search(line.plain), (pane.name, line.plain)
@@ -434,5 +427,5 @@ def test_the_dashboard_shows_the_interval_of_held_out_success() -> None:
     policy = PolicyPanel()
     framed(policy)
     latest = {metric.SUCCESS_GREEDY: 0.8, metric.SUCCESS_LOW: 0.68, metric.SUCCESS_HIGH: 0.88}
-    policy.put("rft", latest, {}, [])
+    policy.put(Reading(RunInfo("ab12", "", "rft", "running"), latest=latest))
     assert "held-out 80 % (68 % to 88 %)" in [line.plain.strip() for line in policy.build(60, 8)]

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from ....configs import metric_names as metric
-from ....engine.runs.control.live import in_flight
 from ....engine.runs.search.query import Query
 from ...export import open_outside, write
 from ...text import literal
@@ -29,13 +28,10 @@ from ..widgets.alerts import Alerts
 from ..widgets.component_table import ComponentTable
 from ..widgets.frame import Box
 from ..widgets.line import Line
-from ..widgets.log_panel import LogPanel
+from ..widgets.live_panels import LogPanel, ServingPanel, SnapshotsPanel, SpeedPanel
 from ..widgets.pane import Pane
 from ..widgets.policy_panel import PolicyPanel
 from ..widgets.prompt_bar import ask
-from ..widgets.serving_panel import ServingPanel
-from ..widgets.snapshots_panel import SnapshotsPanel
-from ..widgets.speed_panel import SpeedPanel
 from ..widgets.writing_panel import WritingPanel
 from .chart_keys import ChartKeys
 from .request_keys import RequestKeys
@@ -55,19 +51,15 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.wanted = Wanted()
         self.components = ComponentTable()
         self.actions = ActionBars()
-        self.policy = PolicyPanel()
-        self.serving = ServingPanel()
-        self.snapshots = SnapshotsPanel()
-        self.speed = SpeedPanel()
-        self.log_panel = LogPanel()
-        self.alerts = Alerts()
         self.writing = WritingPanel()
+        self.panels = (
+            self.components, self.actions, PolicyPanel(), ServingPanel(), SnapshotsPanel(), SpeedPanel(), LogPanel(),
+            self.writing,
+        )  # fmt: skip
+        self.alerts = Alerts()
 
     def panes(self) -> list[Pane]:
-        return [
-            self.chart, self.kl, self.components, self.actions, self.policy, self.serving, self.snapshots, self.speed,
-            self.log_panel, self.alerts, self.writing,
-        ]  # fmt: skip
+        return [self.chart, self.kl, *self.panels, self.alerts]
 
     def plan(self, width: int, height: int) -> list[Box]:
         return plan(self.wanted, width, height)
@@ -96,23 +88,14 @@ class LiveScreen(ChartKeys, RequestKeys):
     def show(self, extra: Any) -> None:
         shown = self.shown
         assert shown is not None
-        for pane in (self.components, self.policy, self.snapshots, self.speed):
-            pane.is_dump = shown.is_dump
-        self.components.of_rollouts = shown.info.mode in ("dump", "recorded")
-        self.components.put(shown.latest, shown.trends)
+        for pane in self.panels:
+            pane.put(shown)
         found = findings(shown)
         components = len(self.components.names())
         self.take_curves(extra)
         writing = shown.info.active and (shown.live is not None or shown.kind == "rft")
         wanted = replace(self.wanted, kind=shown.kind, components=components, findings=len(found))
         self._want(replace(wanted, writing=writing, empty=self._empty(shown)))
-        self.writing.put(shown.info, shown.live)
-        self.actions.put(shown.latest, shown.trends)
-        self.policy.put(shown.kind, shown.latest, shown.trends, shown.betas)
-        self.serving.put(shown.step, shown.latest, shown.trends)
-        self.snapshots.put(shown.kind, shown.latest, shown.versions)
-        self.speed.put(shown.latest, in_flight(shown.info.facts) if shown.info.active else None)
-        self.log_panel.put(shown.log)
         self.alerts.put(found)
         self.tell_answers()
         self.frame.refresh_lines()

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ....configs import metric_names as metric
 from ...format import bar, trend, whole_percents
 from ...text import distinct_names
+from ..live_data import Points
 from ..theme import PATTERNS
 from .line import Line
-from .pane import Pane
+from .live_panels import LivePanel
 
 _CHANGE = 0.02
 """Smallest change of a share that gets an arrow."""
 
 
-class ActionBars(Pane):
+class ActionBars(LivePanel):
     """Shares of actions from `behavior/action_distribution/<ACTION>`. The percents add up to 100."""
 
     title = "Actions"
 
-    def __init__(self) -> None:
-        super().__init__("actions")
-        self.latest: Mapping[str, float] = {}
-        self.history: Mapping[str, Sequence[tuple[int, float]]] = {}
-        self.over_time = False
+    box = "actions"
+    over_time = False
 
-    def put(self, latest: Mapping[str, float], history: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        self.latest = {metric.ACTION_SHARE.part(k): v for k, v in latest.items() if k in metric.ACTION_SHARE}
-        self.history = {metric.ACTION_SHARE.part(k): v for k, v in history.items() if k in metric.ACTION_SHARE}
-        self.changed()
+    @property
+    def latest(self) -> Mapping[str, float]:
+        return {metric.ACTION_SHARE.part(k): v for k, v in self.reading.latest.items() if k in metric.ACTION_SHARE}
+
+    @property
+    def trends(self) -> Mapping[str, Points]:
+        return {metric.ACTION_SHARE.part(k): v for k, v in self.reading.trends.items() if k in metric.ACTION_SHARE}
 
     def toggle(self) -> None:
         self.over_time = not self.over_time
@@ -62,12 +63,12 @@ class ActionBars(Pane):
             arrow, tone = ("▲", p.text) if change > _CHANGE else ("▼", p.text) if change < -_CHANGE else (" ", p.faint)
             line.offer(Line(p).add(arrow, tone), width)
             if cells:
-                line.offer(Line(p).gap().add(trend(self.history.get(name, ()), cells), style, cells=cells), width)
+                line.offer(Line(p).gap().add(trend(self.trends.get(name, ()), cells), style, cells=cells), width)
             lines.append(line)
         return lines
 
     def _change(self, name: str) -> float:
-        values = [value for _, value in self.history.get(name, ()) if math.isfinite(value)]
+        values = [value for _, value in self.trends.get(name, ()) if math.isfinite(value)]
         if len(values) < 4:
             return 0.0
         quarter = max(1, len(values) // 4)
@@ -77,7 +78,7 @@ class ActionBars(Pane):
         p = self.palette
         legend = min(max(map(len, names)), 20) + 8
         plot = max(8, width - legend - 1)
-        steps = [step for points in self.history.values() for step, _ in points] or [0]
+        steps = [step for points in self.trends.values() for step, _ in points] or [0]
         ends = min(steps), max(steps)
         columns = [self._resample(name, plot, *ends) for name in names]
         shown = distinct_names(names, legend - 8)
@@ -109,7 +110,7 @@ class ActionBars(Pane):
         return rows
 
     def _resample(self, name: str, cells: int, first: int, last: int) -> list[float]:
-        points = self.history.get(name) or [(last, self.latest[name])]
+        points = self.trends.get(name) or [(last, self.latest[name])]
         steps = [step for step, _ in points]
         out = []
         for i in range(cells):

@@ -7,14 +7,14 @@ total below it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ....configs import metric_names as metric
 from ...format import MINUS, fitted, number, trend
 from ...text import distinct_names, literal
 from ...text import width as width_of
 from .line import Line
-from .pane import Pane
+from .live_panels import LivePanel
 
 _ORDER = ("task", "environment", "curiosity", "coherence", "penalty")
 _PLACES = 3
@@ -25,21 +25,11 @@ _TREND = 5
 """Least cells of a sparkline."""
 
 
-class ComponentTable(Pane):
+class ComponentTable(LivePanel):
     """One row a component, then the total, from the `rewards/...` metrics of the last step."""
 
+    box = "components"
     title = "Reward of a rollout"
-
-    def __init__(self) -> None:
-        super().__init__("components")
-        self.latest: Mapping[str, float] = {}
-        self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
-        self.of_rollouts = False
-        """Whether components are of whole rollouts, as in dumps and recorded runs (docs/recording.md)."""
-
-    def put(self, latest: Mapping[str, float], trends: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        self.latest, self.trends = latest, trends
-        self.changed()
 
     def names(self) -> list[str]:
         """Return the recorded components: user reward functions by name, then built-in ones."""
@@ -48,7 +38,7 @@ class ComponentTable(Pane):
 
     def values(self, name: str) -> dict[str, float | None]:
         get = self.latest.get
-        if self.of_rollouts:
+        if self.reading.info.mode in ("dump", "recorded"):  # components are of whole rollouts (docs/recording.md)
             return {
                 "raw": get(metric.COMPONENT_RAW(name)),
                 "norm": get(metric.COMPONENT_NORMALIZED(name)),

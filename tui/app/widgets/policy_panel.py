@@ -4,16 +4,16 @@ health of the update. Each kind of run has rows of its own."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ....configs import metric_names as metric
 from ....engine.runs.health.headline import INTERVAL, RATE_WINDOW
 from ....engine.runs.types import Event
-from ...format import fixed, number, percent, trend, within
+from ...format import fixed, number, percent, within
 from ...text import wrap
-from ..live_data import Kind
+from ..live_data import Kind, Reading
 from .line import Line
-from .pane import Pane
+from .live_panels import LivePanel
 
 Row = tuple[str, str, Callable[[float | None], str]]
 
@@ -64,33 +64,22 @@ WORTH_SAYING = 0.1
 """Share of a step that somebody has to wait before it is a bottleneck."""
 
 
-class PolicyPanel(Pane):
+class PolicyPanel(LivePanel):
     """KL, beta and the health of updates, from `kl/*`, `online/*`, `train/*` and `beta` events."""
 
-    def __init__(self) -> None:
-        super().__init__("learning")
-        self.kind: Kind = "rft"
-        self.latest: Mapping[str, float] = {}
-        self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
-        self.betas: Sequence[Event] = ()
+    box = "learning"
 
-    def put(
-        self,
-        kind: Kind,
-        latest: Mapping[str, float],
-        trends: Mapping[str, Sequence[tuple[int, float]]],
-        betas: Sequence[Event],
-    ) -> None:
-        self.kind, self.latest, self.trends, self.betas = kind, latest, trends, betas
-        self.title = TITLES[kind]
-        self.changed()
+    def put(self, reading: Reading) -> None:
+        self.title = TITLES[reading.kind]
+        super().put(reading)
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
-        lines = [] if self.kind == "sft" else [*self._kl(width), *self._beta(width)]
+        kind = self.reading.kind
+        lines = [] if kind == "sft" else [*self._kl(width), *self._beta(width)]
         if slower := bottleneck(self.latest):
             lines += [Line(p).add(text, p.muted, cells=width) for text in wrap(slower, width, 400)[:2]]
-        for name, title, show in ROWS[self.kind]:
+        for name, title, show in ROWS[kind]:
             value = self.latest.get(name)
             if value is None:
                 continue
@@ -100,11 +89,11 @@ class PolicyPanel(Pane):
             if len(title) + 1 + said.width <= width:
                 line.add(f"{title} ", p.muted)
             if line.offer(said, width):
-                lines.append(self._with_trend(line, name, width))
+                lines.append(self.with_trend(line, name, width))
         if lines:
             return lines
         when = {"rft": "with the first update", "sft": "with the first step",
-                "online": "with the first update"}[self.kind]  # fmt: skip
+                "online": "with the first update"}[kind]  # fmt: skip
         return [Line(p).add(self.coming(when), p.faint, cells=width, align="^")]
 
     def _interval(self) -> tuple[float, float] | None:
@@ -130,24 +119,18 @@ class PolicyPanel(Pane):
             tone = p.good if verdict == "on target" else p.warn
             if not line.offer(Line(p).add(f" {sign} {verdict}", tone), width):
                 line.offer(Line(p).add(f" {sign}", tone), width)
-        return [self._with_trend(line, metric.KL_MEAN, width)]
+        return [self.with_trend(line, metric.KL_MEAN, width)]
 
     def _beta(self, width: int) -> list[Line]:
         p, beta = self.palette, self.latest.get(metric.BETA)
         line = Line(p).add("β  ", p.muted)
         if beta is None or not line.offer(Line(p).add(number(beta), p.strong), width):
             return []
-        lines = [self._with_trend(line, metric.BETA, width)]
-        if self.betas:
-            reason = wrap(self._reason(self.betas[-1]), max(8, width - 3), 400)
+        lines = [self.with_trend(line, metric.BETA, width)]
+        if self.reading.betas:
+            reason = wrap(self._reason(self.reading.betas[-1]), max(8, width - 3), 400)
             lines += [Line(p).gap(3).add(text, p.muted, cells=max(1, width - 3)) for text in reason[:2]]
         return lines
-
-    def _with_trend(self, line: Line, name: str, width: int) -> Line:
-        cells = min(16, width - line.width - 2)
-        if cells >= 4:
-            line.right(Line(self.palette).add(trend(self.trends.get(name, ()), cells), self.palette.accent), width)
-        return line
 
     @staticmethod
     def _reason(event: Event) -> str:

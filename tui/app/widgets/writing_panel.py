@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ....engine.runs.control.live import Batch, LiveState, LiveText, Purpose, ServerState
-from ....engine.runs.types import Progress, RunInfo
+from ....engine.runs.types import Progress
 from ...format import count, mark, number, progress
 from ...progress_text import PHASES, current_batches, phase_left, rollouts_line
 from ...text import wrap
+from ..live_data import Reading
 from .line import Line
-from .pane import Pane
+from .live_panels import LivePanel
 
 _TEXTS = 3
 """Long texts that are shown together; more where they are short."""
@@ -18,30 +19,34 @@ _LEAST_LINES = 3
 """Lines that a text needs, its heading included, before it is shown below another one."""
 
 
-class WritingPanel(Pane):
+class WritingPanel(LivePanel):
     """Texts that the run's process is writing (`engine.runs.control.live`). Texts in progress come first until the user
     steps to one. The whole panel shows that one with its prompt."""
 
+    box = "writing"
     title = "Writing"
 
     def __init__(self) -> None:
-        super().__init__("writing")
-        self.info: RunInfo | None = None
-        self.live: LiveState | None = None
+        super().__init__()
         self.chosen: tuple[float, int] | None = None
         """The batch (by its beginning) and the row that a person stepped to."""
         self.whole = False
         self._servers_before: tuple[float, Mapping[str, int]] = (0.0, {})
         self._rates: dict[str, float] = {}
 
-    def put(self, info: RunInfo, live: LiveState | None) -> None:
+    @property
+    def live(self) -> LiveState | None:
+        return self.reading.live
+
+    def put(self, reading: Reading) -> None:
+        live = reading.live
         if live is not None and live.servers:
             self._measure(live)
-        self.info, self.live = info, live
+        self.reading = reading
         if self.chosen is not None and self.chosen not in [(b.began, t.row) for b, t in self._all()]:
             self.chosen = None
         self.title = "Writing" if any(not b.ended for b in current_batches(live)) else "Written"
-        self.changed()
+        super().put(reading)
 
     def step(self, by: int) -> None:
         keys = [(b.began, t.row) for b, t in self._all()]
@@ -94,7 +99,7 @@ class WritingPanel(Pane):
         return (going + rest)[:most]
 
     def _waiting(self) -> str:
-        if self.info is not None and self.info.status == "starting":
+        if self.reading.info.status == "starting":
             return "the model is loading; its texts appear here while they are written"
         return "texts appear here while they are written"
 
@@ -105,8 +110,8 @@ class WritingPanel(Pane):
         if not batches:
             return []
         left = ""
-        if self.info is not None and self.info.progress is not None and not all(b.ended for b in batches):
-            left = phase_left(self.info.progress, self.live, self.app.clock())
+        if self.reading.info.progress is not None and not all(b.ended for b in batches):
+            left = phase_left(self.reading.info.progress, self.live, self.app.clock())
         line = Line(p)
         for index, text in enumerate(rollouts_line(batches, left)):
             piece = Line(p).add(" · " if index else "", p.faint).add(text, p.text if index else p.strong)
@@ -116,7 +121,7 @@ class WritingPanel(Pane):
 
     def _phases(self, width: int) -> list[Line]:
         p = self.palette
-        now = self.info.progress if self.info is not None and self.info.status == "running" else None
+        now = self.reading.info.progress if self.reading.info.status == "running" else None
         purpose = next((b.purpose for b in current_batches(self.live)[-1:]), Purpose())
         line = Line(p).add(purpose.name or (f"step {count(purpose.step)}" if purpose.step else ""), p.strong)
         if now is not None and now.phase in PHASES:

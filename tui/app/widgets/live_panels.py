@@ -1,0 +1,301 @@
+"""Panels of the dashboard: serving, versions, speed and log, and the base of all that show a reading of the run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ....configs import metric_names as metric
+from ....engine.runs.control.live import InFlight, in_flight
+from ....engine.runs.health.headline import RATE_WINDOW
+from ....engine.runs.types import Event, RunInfo
+from ...format import ago, bar, count, duration, number, percent, trend
+from ..live_data import Kind, Points, Reading
+from .line import Line, wrapped
+from .pane import Pane
+
+TITLES: Mapping[Kind, str] = {
+    "rft": "Checkpoints", "sft": "Checkpoints", "online": "Versions",
+}  # fmt: skip
+PHASES = (*metric.PHASES, "record")
+_LOGGED = re.compile(
+    r"\d{4}-\d\d-\d\d[ T](?P<time>\d\d:\d\d:\d\d)[,.]?\d* (?P<level>[A-Z]+) [\w.]+: ?(?P<message>.*)", re.DOTALL
+)
+
+_WARNED = re.compile(r"(?P<file>\S+\.py):(?P<line>\d+): (?P<what>\w*Warning: .*)", re.DOTALL)
+"""A line of Python's `warnings`, which precedes an indented source line."""
+_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\d]*)[/\\]")
+_BAR = re.compile(r"(?P<share>\d+)%\|.*\|")
+
+
+class LivePanel(Pane):
+    """A panel of the newest reading of a run."""
+
+    box: ClassVar[str]
+    """The panel's name in `live_layout`."""
+
+    def __init__(self) -> None:
+        super().__init__(self.box)
+        self.reading = Reading(RunInfo("", "", "", "running"))
+
+    def put(self, reading: Reading) -> None:
+        self.reading, self.is_dump = reading, reading.is_dump
+        self.changed()
+
+    @property
+    def latest(self) -> Mapping[str, float]:
+        return self.reading.latest
+
+    @property
+    def trends(self) -> Mapping[str, Points]:
+        return self.reading.trends
+
+    def with_trend(self, line: Line, name: str, width: int) -> Line:
+        """Append a sparkline of a metric if it fits."""
+        cells = min(16, width - line.width - 2)
+        if name and cells >= 4:
+            line.right(Line(self.palette).add(trend(self.trends.get(name, ()), cells), self.palette.accent), width)
+        return line
+
+
+class ServingPanel(LivePanel):
+    """Serving metrics `online/*`. Rates cover the last `RATE_WINDOW` requests."""
+
+    box = "serving"
+    title = f"Serving ─ of the last {RATE_WINDOW} requests"
+
+    def build(self, width: int, height: int) -> list[Line]:
+        p, get, answered = self.palette, self.latest.get, self.reading.step
+        if not answered:
+            return [Line(p).add("waiting for the first request", p.faint, cells=width, align="^")]
+        success, alone = get(metric.ONLINE_SUCCESS), get(metric.ONLINE_SUCCESS_INITIAL)
+        rows = [("requests", count(answered), "", "")]
+        if success is None:
+            rows.append(("success", "not known", "the tasks have no known answer", ""))
+        else:
+            gain = "" if alone is None else f"{percent(alone)} without the vote"
+            rows.append(("success", percent(success), gain, metric.ONLINE_SUCCESS))
+        rows.append(("confidence", percent(get(metric.CONFIDENCE)), "of a vote", metric.CONFIDENCE))
+        latency = get(metric.LATENCY)
+        rows.append(("latency", f"{number(latency)} s" if latency is not None else "–", "", metric.LATENCY))
+        version, waiting = get(metric.SERVING_VERSION), get(metric.QUEUE_DEPTH)
+        rows.append(("version", _whole(version, "v"), f"queue {_whole(waiting)}", metric.SERVING_VERSION))
+        lost = sum(v for v in (get(metric.TASKS_LOST), get(metric.TASKS_DROPPED)) if v is not None and v == v)
+        if lost:
+            rows.append(("lost", number(lost), "updates that found no room", ""))
+        lines = []
+        for title, value, note, name in rows:
+            line = Line(p)
+            if len(title) + len(value) + 1 <= width:
+                line.add(f"{title:<11}"[: max(len(title) + 1, min(11, width - len(value)))], p.muted)
+            if not line.offer(Line(p).add(value, p.strong), width):
+                continue
+            if note:
+                line.offer(Line(p).add(f"  {note}", p.faint), width)
+            lines.append(self.with_trend(line, name, width))
+        return lines
+
+
+def _whole(value: float | None, before: str = "") -> str:
+    return "–" if value is None or not abs(value) < 1e15 else f"{before}{value:.0f}"
+
+
+class SnapshotsPanel(LivePanel):
+    """Events `snapshot`, `checkpoint`, `eval` and the metrics `online/*`."""
+
+    box = "versions"
+
+    def put(self, reading: Reading) -> None:
+        self.title = TITLES[reading.kind]
+        super().put(reading)
+
+    def build(self, width: int, height: int) -> list[Line]:
+        p = self.palette
+        lines = self._now(width)
+        told = set()
+        for event in reversed(self.reading.versions):
+            line = self._event(event, width)
+            if line is not None and (event.kind, event.step, event.kind == "snapshot" and event.id) not in told:
+                told.add((event.kind, event.step, event.kind == "snapshot" and event.id))
+                lines.append(line)
+        if not lines:
+            why = "none yet; c publishes" if self.reading.kind == "online" else "none yet; c saves one"
+            lines.append(Line(p).add(self.coming(why), p.faint, cells=width, align="^"))
+        return lines
+
+    def _now(self, width: int) -> list[Line]:
+        p, now = self.palette, self.app.clock()
+        newest = {str(e.data.get("action", "published")): e for e in self.reading.versions if e.kind == "snapshot"}
+        lines = []
+        for title, action, name in (
+            ("published", "published", metric.SNAPSHOT_VERSION),
+            ("serving", "loaded", metric.SERVING_VERSION),
+        ):
+            event, known = newest.get(action), self.latest.get(name)
+            version = event.data.get("version") if event is not None else None
+            if version is None and known is not None and abs(known) < 1e15:
+                version = f"{known:.0f}"
+            if version is None:
+                continue
+            line = Line(p)
+            line.offer(Line(p).add(f"{title:<10}", p.muted), width - 4)
+            line.offer(Line(p).add(f"v{version}", p.strong), width)
+            if event is not None:
+                line.offer(Line(p).add(f"   {ago(now - event.time)} ago", p.muted), width)
+            lines.append(line)
+        return lines
+
+    def _event(self, event: Event, width: int) -> Line | None:
+        p = self.palette
+        data = event.data
+        if event.kind == "eval":
+            names = ("live", "greedy") if "live" in data else ("greedy", "sampled")
+            said = {"live": "newest ", "greedy": "smoothed " if "live" in data else "greedy ", "sampled": "sampled "}
+            line = Line(p)
+            if not line.offer(Line(p).add(f"eval {event.step} ", p.muted), width):
+                return None
+            for name in names:
+                value, reward = data.get(name), data.get(f"reward_{name}")  # of a graded reward there is no success
+                shown = percent(value) if isinstance(value, (int, float)) else ""
+                shown = number(float(reward)) if isinstance(reward, (int, float)) else shown
+                if shown:
+                    line.offer(Line(p).add(said[name], p.faint).add(shown, p.strong).gap(), width)
+                match data.get(f"{name}_interval"):
+                    case [float(low), float(high)]:
+                        line.offer(Line(p).add(f"({percent(low)} to {percent(high)})", p.faint).gap(), width)
+            return line
+        if event.kind == "checkpoint":
+            line = Line(p)
+            if not line.offer(Line(p).add("checkpoint ", p.muted).add(str(event.step), p.text), width):
+                return None
+            line.offer(Line(p).add(f"   {ago(self.app.clock() - event.time)} ago", p.muted), width)
+            return line
+        if event.kind == "snapshot" and data.get("action") in ("held", "rolled_back"):
+            return Line(p).add("⚠ ", p.warn).add(f"{event.step} {event.message}", p.text, cells=max(1, width - 2))
+        return None
+
+
+class SpeedPanel(LivePanel):
+    """Metrics `time/*`, `tokens/*` and `memory/*` of the last step."""
+
+    box = "speed"
+    title = "Speed of the last step"
+    flying: InFlight | None = None
+
+    def put(self, reading: Reading) -> None:
+        self.flying = in_flight(reading.info.facts) if reading.info.active else None
+        self.title = "Speed of the last step"
+        if self.flying is not None and self.flying.count:
+            self.title = f"Speed ─ {self.flying.count:,} in flight"
+        super().put(reading)
+
+    def build(self, width: int, height: int) -> list[Line]:
+        p = self.palette
+        get = self.latest.get
+        step = get(metric.STEP_SECONDS)
+        lines: list[Line] = []
+        facts: list[Line] = []
+        if step:
+            facts.append(Line(p).add(f"{number(step)} s", p.strong).add("/step", p.muted))
+            tokens = get(metric.TOKENS_AGENT)
+            if tokens:
+                facts.append(Line(p).add(number(tokens / step), p.text).add(" agent tok/s", p.muted))
+        if (rss := get(metric.MEMORY_RSS)) is not None:
+            facts.append(Line(p).add("RAM ", p.muted).add(f"{number(rss / 1024)} GiB", p.text))
+        if (gpu := get(metric.MEMORY_GPU)) is not None and gpu > 0:
+            facts.append(Line(p).add("GPU ", p.muted).add(f"{number(gpu / 1024)} GiB", p.text))
+        for fact in facts:
+            if not (lines and lines[-1].offer(Line(p).gap(2).extend(fact), width)) and fact.width <= width:
+                lines.append(fact)
+        spent = {name: get(metric.PHASE_SECONDS(name)) for name in PHASES}
+        known = [(name, seconds) for name, seconds in spent.items() if seconds is not None]
+        lines += self._in_flight(width, height - len(lines) - len(known) - 1)
+        whole = step or sum(v for _, v in known) or 1.0
+        rest = whole - sum(v for _, v in known)
+        if known and rest > 0.005 * whole:
+            known.append(("other", rest))
+        names = min(12, max(4, width - 8), width)
+        room = width - names - 6 - 9
+        for index, (name, seconds) in enumerate(known):
+            line = Line(p).add(name, p.text, cells=names)
+            if room >= 3:
+                line.add(bar(seconds / whole, room), p.series[index % len(p.series)], cells=room)
+            for text, style, cells in ((percent(seconds / whole), p.text, 6), (f"{number(seconds)} s", p.faint, 9)):
+                line.offer(Line(p).add(text, style, cells=max(cells, len(text) + 1), align=">"), width)
+            lines.append(line)
+        return lines or [Line(p).add(self.coming("measured with the first step"), p.faint, cells=width, align="^")]
+
+    def _in_flight(self, width: int, room: int) -> list[Line]:
+        p, flying = self.palette, self.flying
+        if flying is None:
+            return []
+        line = Line(p).add(f"{flying.count:,}", p.strong).add(" in flight", p.muted)
+        if flying.median is not None:
+            line.offer(Line(p).gap(2).add(f"took {duration(flying.median)}", p.text), width)
+        if flying.p95 is not None:
+            line.offer(Line(p).add(f", 95 % under {duration(flying.p95)}", p.muted), width)
+        lines = [line] if line.width <= width else []
+        now = self.app.clock()
+        for flight in flying.longest[: max(0, room - 1)]:
+            age = duration(max(0.0, now - flight.began))
+            told = Line(p).gap(2).add(age, p.text, cells=8, align=">").gap(2).add(flight.id, p.accent)
+            told.offer(Line(p).gap(2).add(flight.what, p.muted), width)
+            lines += [told] if told.width <= width else []
+        return lines
+
+
+def telling(lines: Sequence[str]) -> list[str]:
+    """Drop warnings of libraries and finished progress bars from a log."""
+    kept: list[str] = []
+    source = False
+    for at, text in enumerate(lines):
+        follows, source = source and text.startswith("  "), False
+        warned = _WARNED.fullmatch(text)
+        bar = _BAR.search(text)
+        if warned is not None:
+            source = True
+            if not _LIBRARY.search(warned["file"]):
+                kept.append(f"{warned['what']} ({os.path.basename(warned['file'])}:{warned['line']})")
+        elif bar is not None:
+            if at == len(lines) - 1 and bar["share"] != "100":
+                kept.append(text)
+        elif text.strip() and not follows:
+            kept.append(text)
+    return kept
+
+
+class LogPanel(LivePanel):
+    """The end of the useful part of the log. `o` opens all of it."""
+
+    box = "log"
+    title = "Log"
+    tail: Sequence[str] = ()
+
+    def put(self, reading: Reading) -> None:
+        tail = telling(reading.log)
+        if tail != self.tail:
+            self.tail = tail
+            self.changed()
+
+    def build(self, width: int, height: int) -> list[Line]:
+        lines = [line for text in self.tail[-height:] for line in self._lines(text, width)]
+        return lines[-height:] or [Line(self.palette).add("the log is empty", self.palette.faint)]
+
+    def _lines(self, text: str, width: int) -> list[Line]:
+        p = self.palette
+        found = _LOGGED.match(text)
+        if found is None:
+            return [Line(p).add(text, p.muted, cells=width)]
+        level, message = found["level"], found["message"]
+        sign, tone = {"WARNING": ("⚠ ", p.warn), "ERROR": ("✗ ", p.bad), "CRITICAL": ("✗ ", p.bad)}.get(
+            level, ("", p.text)
+        )
+        line = Line(p)
+        line.offer(Line(p).add(found["time"], p.faint).gap(), width - 12)
+        left = line.width
+        first, *more = wrapped(p, sign + message, max(1, width - left), tone) or [Line(p)]
+        if len(more) > 1:  # a message takes two lines
+            more = [more[0].cropped(width - left - 1).add("…", p.muted)]
+        return [line.extend(first), *(Line(p).gap(left).extend(rest) for rest in more)]
