@@ -19,7 +19,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:
     """Find keys that contradict each other. The loader fills in `place`."""
-    for check in (_tokens, _rows, _passed, _adapters, _precision, _folders, _data, _servers, _queue):
+    for check in (_tokens, _rows, _passed, _distillation, _adapters, _precision, _folders, _data, _servers, _queue):
         yield from check(config)
 
 
@@ -95,6 +95,22 @@ def _passed(config: RunConfig) -> Iterator[Problem]:
             "rollouts.max_staleness",
             "each batch serves several updates, so its rollouts are off-policy already",
             "0, or neither training.trl.num_iterations nor generation_batch_size",
+        )
+
+
+def _distillation(config: RunConfig) -> Iterator[Problem]:
+    training = config.training
+    if training.distillation.teacher is None:
+        return
+    if training.advantages == "reward" and training.distillation.with_reward:
+        yield Problem(
+            "training.distillation.with_reward",
+            "advantages: reward places each reward on one token, and the teacher scores every token",
+            "false, or another method of training.advantages",
+        )
+    if training.distillation.teacher.startswith(("http://", "https://")) and training.temperature != 1:
+        yield Problem(
+            "training.temperature", f"a server scores at temperature 1, and this is {training.temperature:g}", "1"
         )
 
 

@@ -61,6 +61,7 @@ REWARD_MEAN: Final = _metric("rewards/total/mean", "reward of a rollout, mean")
 REWARD_STD: Final = _metric("rewards/total/std", "reward of a rollout, standard deviation")
 REWARD_NONFINITE: Final = _metric("rewards/nonfinite", "raw values that were NaN or infinite and so not counted")
 ADVANTAGE_STD: Final = _metric("advantage/std", "standard deviation of the rollouts' advantages")
+TEACHER_KL: Final = _metric("distillation/reverse_kl", "reverse KL to the teacher, nats per token of the agent")
 PENALTIES: Final = _metric("penalties/per_trajectory", "penalties of a rollout, mean")
 
 # Each component of it: over the steps where it is defined, and summed over a rollout.

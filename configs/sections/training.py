@@ -59,6 +59,21 @@ class ReplayConfig(Section):
     """`dapo`: how often to generate again before training on what there is."""
 
 
+class DistillationConfig(Section):
+    """On-policy distillation (GKD, arXiv 2306.13649; Thinking Machines Lab, "On-Policy Distillation", 2025).
+
+    A teacher scores the tokens of the policy's own rollouts. The advantage of each token gains
+    `weight` · (log π_teacher − log π), whose mean is minus the reverse KL to the teacher.
+    """
+
+    teacher: str | None = None
+    """A model with the policy's vocabulary (a folder or hub id), a folder of adapters for `model.base`, or the address
+    of a vLLM server (`http://127.0.0.1:8000`, with `#NAME` for a model other than its first); null: no teacher."""
+    weight: float = Field(default=1.0, gt=0)
+    with_reward: bool = True
+    """Keep the advantages of the reward. False: only the teacher's count."""
+
+
 class TrainingConfig(Optimisation):
     """`--mode rft`. Unset values follow from the model: `configs/model_defaults.py`."""
 
@@ -108,6 +123,7 @@ class TrainingConfig(Optimisation):
     max_trajectory_tokens: int = Field(default=2048, ge=1)
 
     replay: ReplayConfig = ReplayConfig()
+    distillation: DistillationConfig = DistillationConfig()
     placement: Literal["auto", "main", "sharded"] = "auto"
     """Where rollouts happen with several processes: on the main one, or each process its share (`auto`)."""
 

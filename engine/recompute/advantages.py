@@ -12,6 +12,7 @@ from ...configs.sections.rewards import SHAPED
 from ...configs.sections.training import TrainingConfig
 from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
 from ...rewards.advantages.base import Group, Returns, learnable, parts_of, states_of
+from ...rewards.advantages.teacher import TEACHER, with_teacher
 from ...rewards.breakdown import GOAL, AdvantageFormula, AdvantageTerm
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
@@ -45,9 +46,27 @@ class AdvantageCheck:
             computed = self.method.compare(returns, self.training.scale_advantages)
             for group, formulas in zip(groups, computed, strict=True):
                 for item, formula in zip(group, formulas, strict=True):
-                    self._formula(item, formula)
+                    self._formula(item, self._taught(item, formula))
             carry = signals(self.method, returns, self.training)
         return self._signal_of(groups, carry, replayed)
+
+    def _taught(self, item: Item, formula: AdvantageFormula | None) -> AdvantageFormula | None:
+        """Return the formula with the terms of a distillation's teacher, where there is one."""
+        distillation, ahead = self.training.distillation, item.teacher_ahead
+        if distillation.teacher is None or formula is None:
+            return formula
+        counts = item.tokens_by_turn
+        if ahead is not None and item.tokens is not None:
+            sums = [0.0] * len(counts)
+            for turn, value in zip(item.tokens.turn, ahead, strict=True):
+                sums[max(turn, 0)] += value
+            means = [s / max(n, 1) for s, n in zip(sums, counts, strict=True)]
+        else:
+            self.report.given["the teacher's log-probs"] = "the tokens of this run were not recorded"
+            recorded = item.record.formula
+            terms = [() if recorded is None else recorded.terms(t) for t in range(len(counts))]
+            means = [sum(term.value for term in each if term.name == TEACHER) for each in terms]
+        return with_teacher(formula, means, distillation.weight, distillation.with_reward)
 
     def _formula(self, item: Item, computed: AdvantageFormula | None) -> None:
         """Compare each recorded term of a rollout with the computed one."""
@@ -117,7 +136,9 @@ class AdvantageCheck:
         if kind == "trained" and formula is not None:
             by_turn = [formula.advantage(t) or 0.0 for t in range(len(counts))]
         shown = by_turn
-        if self.training.advantages == "reward":  # on the last token of the turn alone
+        if (
+            self.training.advantages == "reward" and self.training.distillation.teacher is None
+        ):  # on the last token of the turn alone
             shown = [a / max(n, 1) for a, n in zip(by_turn, counts, strict=True)]
         for t, (recorded, right) in enumerate(zip(item.record.step_advantages, shown, strict=False)):
             self.report.number(f"{item.place}, turn {t + 1}", "advantage", recorded, right, tolerance=SINGLE, size=1.0)
@@ -137,16 +158,23 @@ class AdvantageCheck:
         if tokens is None or tokens.advantages is None:
             return
         last = {turn: i for i, (turn, mask) in enumerate(zip(tokens.turn, tokens.agent_mask, strict=True)) if mask}
-        only_last = self.training.advantages == "reward"
+        distillation, ahead = self.training.distillation, item.teacher_ahead
+        only_last = self.training.advantages == "reward" and distillation.teacher is None
+        formula = item.record.formula
         for i, (turn, mask, value) in enumerate(zip(tokens.turn, tokens.agent_mask, tokens.advantages, strict=True)):
             has = mask and turn >= 0 and (not only_last or last[turn] == i)
             right = by_turn[turn] if has else 0.0
+            if has and ahead is not None and formula is not None:
+                means = [t.value for t in formula.terms(turn) if t.name == TEACHER]
+                right += distillation.weight * (ahead[i] - sum(means))
             self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
 
 
 def signals(method: AdvantageMethod, returns: Sequence[Group], training: TrainingConfig) -> list[bool]:
     """Return which groups carry signal under these settings."""
     filters = training.replay.mode != "off"
+    if training.distillation.teacher is not None:
+        return [True] * len(returns)
     return learnable(
         method,
         returns,

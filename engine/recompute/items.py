@@ -53,6 +53,15 @@ class Item:
         return sum(self.tokens_by_turn)
 
     @cached_property
+    def teacher_ahead(self) -> list[float] | None:
+        """Return log π_teacher − log π of the agent's tokens [T], 0 elsewhere; None without a teacher or tokens."""
+        tokens = self.tokens
+        if tokens is None or "teacher" not in tokens.overlays:
+            return None
+        columns = zip(tokens.overlays["teacher"], tokens.logprobs, tokens.agent_mask, strict=True)
+        return [t - p if mask and i else 0.0 for i, (t, p, mask) in enumerate(columns)]
+
+    @cached_property
     def turn_rewards(self) -> list[float]:
         """The reward of each turn."""
         breakdown = self.record.breakdown

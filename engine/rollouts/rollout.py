@@ -5,6 +5,7 @@ filled in:
 
     environment → token_ids, agent_mask, turn_ids, rewards, logprobs, trajectory      (`trial`)
     reference   → ref_logprobs, embeddings                                            (`training.frozen`)
+    teacher     → teacher_logprobs                                                    (`training.teacher`)
     rewards     → turn_rewards, breakdown                                             (`scoring`)
     advantages  → advantages, formula                                                 (`advantages`)
 
@@ -40,7 +41,8 @@ class Rollout:
 
     logprobs: float32 [T], nats, of the policy that sampled each agent token (None: not known). trained_logprobs:
     float32 [T], nats, of the same policy in the trained pass, where that computes in half precision (else None).
-    ref_logprobs: float32 [T], nats, under the reference. embeddings: float32 [S, D], the reference's last hidden states
+    ref_logprobs: float32 [T], nats, under the reference. teacher_logprobs: float32 [T], nats, under the teacher of a
+    distillation. embeddings: float32 [S, D], the reference's last hidden states
     averaged over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: where
     they come from.
 
@@ -63,6 +65,7 @@ class Rollout:
     logprobs: np.ndarray | None = None
     trained_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
+    teacher_logprobs: np.ndarray | None = None
     embeddings: np.ndarray | None = None
     trajectory: Trajectory | None = None
     turn_rewards: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -161,13 +164,14 @@ class Rollout:
 
     def token_arrays(self) -> TokenArrays:
         """As the run record stores them."""
+        overlays = {"trainer": self.trained_logprobs, "teacher": self.teacher_logprobs}
         return TokenArrays(
             token_ids=self.token_ids.astype(np.int32),
             agent_mask=self.agent_mask,
             logprobs=self.logprobs if self.logprobs is not None else np.zeros(len(self), np.float32),
             turn=self.turn_ids,
             advantages=self.advantages,
-            overlays={} if self.trained_logprobs is None else {"trainer": self.trained_logprobs},
+            overlays={name: values for name, values in overlays.items() if values is not None},
         )
 
 

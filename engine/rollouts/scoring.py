@@ -19,6 +19,7 @@ from ...rewards.advantages.group import GroupAdvantage
 from ...rewards.metrics import batch_metrics
 from ...rewards.orchestrator import RewardOrchestrator
 from .advantages import by_turn, in_groups, with_advantages
+from .distillation import Distillation
 from .rollout import Group, Rollout
 
 Signal = Literal["task", "reward"]
@@ -32,7 +33,8 @@ class Scorer:
     group_size: rollouts per prompt. orchestrator: shaped rewards; without one the environment's own count, as they
     are. min_group_std: a group whose returns have a smaller standard deviation carries no signal; signal: whether these
     are the whole returns, or those of task and environment; solved: shaping that decides between equals is signal
-    enough where all rollouts of a group are right.
+    enough where all rollouts of a group are right. distillation: adds the advantages of a teacher, from which every
+    group can learn.
     """
 
     group_size: int
@@ -42,6 +44,7 @@ class Scorer:
     min_group_std: float = 0.0
     signal: Signal = "reward"
     solved: bool = False
+    distillation: Distillation | None = None
 
     @property
     def needs_embeddings(self) -> bool:
@@ -96,6 +99,8 @@ class Scorer:
         groups = in_groups(rollouts, self.group_size)
         done = with_advantages(rollouts, groups, self.method, self.scale)
         signal = learnable(self.method, groups, self.min_group_std, goal_only=self.signal == "task", solved=self.solved)
+        if self.distillation is not None:
+            done, signal = self.distillation.added(done), [True] * len(groups)
         members = [tuple(done[i : i + self.group_size]) for i in range(0, len(done), self.group_size)]
         return [Group(rows, found) for rows, found in zip(members, signal, strict=True)]
 

@@ -147,6 +147,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                 options.min_group_std,
                 options.signal,
                 solved=replay is not None,
+                distillation=options.distillation,
             ),
             Processes(self.accelerator),
             self.phases,

@@ -22,6 +22,7 @@ from ...rewards.advantages import AdvantageMethod
 from ..policy.precision import Arithmetic
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
+from ..rollouts.distillation import Distillation, Teacher, reverse_kl
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row
@@ -76,7 +77,8 @@ class RolloutOptions:
     signal: whether these are the whole returns, or those of task and environment. mask_truncated: rollouts that a limit
     cut are left out of the loss.
     dynamic_rounds: DAPO's dynamic sampling, so many rounds at most (0: off). placement: where rollouts happen with
-    several processes; both give the same result. servers: for agents whose policy lives on servers.
+    several processes; both give the same result. servers: for agents whose policy lives on servers. teacher: scores
+    rollouts for `distillation`.
     """
 
     advantages: AdvantageMethod = field(default_factory=lambda: advantage_method("group"))
@@ -86,6 +88,8 @@ class RolloutOptions:
     mask_truncated: bool = False
     placement: Placement = "auto"
     servers: ServerOptions = field(default_factory=ServerOptions)
+    teacher: Teacher | None = None
+    distillation: Distillation | None = None
 
 
 class RolloutPipeline:
@@ -156,6 +160,8 @@ class RolloutPipeline:
             metric.REPLAY_SHARE: sum(r.replayed for r in batch) / max(len(batch), 1),
             metric.EFFECTIVE_BATCH: float(np.mean([bool(np.any(r.advantages)) for r in batch])),
         }
+        if self.options.teacher is not None:
+            metrics[metric.TEACHER_KL] = reverse_kl(rollouts_of(generated))
         marked = mark(generated, batch, filters)
         if self.rounds and request.reference:
             left = [i for i, r in enumerate(marked) if r.selected != "trained" and r.trained_logprobs is None]
@@ -227,6 +233,8 @@ class RolloutPipeline:
                 done = self.frozen.behaviour(done)
             if reference or self.scorer.needs_embeddings:
                 done = self.frozen.reference(done, embeddings=self.scorer.needs_embeddings)
+            if self.options.teacher is not None:
+                done = self.options.teacher(done)
             if self.rounds and reference and self.processes.number > 1:  # the trained pass is spread over processes
                 done = self.frozen.trained(done)
         return done

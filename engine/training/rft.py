@@ -48,6 +48,7 @@ from .phases import StepClock
 from .pipeline import RolloutOptions
 from .resumable import StatePart
 from .run import TrainingError, begin_at, save_result, trl_arguments
+from .teacher import distillation_of, open_teacher
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,8 @@ def build_trainer(
             mask_truncated=args.mask_truncated_completions,
             placement=training.placement,
             servers=server_options(config),
+            teacher=open_teacher(config, tokenizer, args.per_device_train_batch_size),
+            distillation=distillation_of(training.distillation),
         ),
         replay=buffer,
         prepare_env=prepares(config.environment, recorder.writer),

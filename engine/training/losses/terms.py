@@ -79,9 +79,9 @@ def loss_terms(
     columns = torch.stack([counted, policy, kl, entropy]).cpu().double().numpy()
     flags = torch.stack([mask, low, high]).cpu().numpy()
     known = how.loss_type in CLIPPED_LOSSES
-    # With weights, sums of a turn say nothing of each token's share: the term could not be computed again.
+    # Advantages of single tokens differ within a turn, and so do weights: sums of a turn do not give the term again.
     return {
-        r.key: _terms(r, columns[:, i], flags[:, i], known and r.importance is None)
+        r.key: _terms(r, columns[:, i], flags[:, i], known and r.importance is None and r.teacher_logprobs is None)
         for i, r in enumerate(rollouts)
         if r.key
     }

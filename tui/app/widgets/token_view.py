@@ -22,9 +22,10 @@ from .pane import Pane
 if TYPE_CHECKING:
     from ....engine.runs.types import TokenArrays
 
-MODES = ("who wrote it", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference")
+MODES = ("who wrote it", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference", "teacher")
 """Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats; reference: of the trainer (else the
-sampler) minus that of the reference. Those that nothing was recorded for are passed over."""
+sampler) minus that of the reference; teacher: of the teacher minus that of the policy. Those that nothing was
+recorded for are passed over."""
 _APART = (0.01, 0.1, 0.5)
 """Nats from which a probability differs slightly, clearly, and strongly."""
 _ENTROPIES = (0.1, 0.7, 1.5)
@@ -166,6 +167,8 @@ class TokenView(Pane):
             found["entropy"] = given["entropy"]
         if reference is not None and (trainer is not None or any(self._logprobs)):
             found["reference"] = [p - r for p, r in zip(trainer or self._logprobs, reference, strict=False)]
+        if "teacher" in given:
+            found["teacher"] = [t - p for t, p in zip(given["teacher"], trainer or self._logprobs, strict=False)]
         return found
 
     def _heading(self) -> str:
@@ -255,7 +258,7 @@ class TokenView(Pane):
         line = Line(p)
         if known:
             line.offer(Line(p).add(f"mean {fixed(sum(known) / len(known), 3)} nats", p.muted), width)
-            if name in ("mismatch", "reference"):
+            if name in ("mismatch", "reference", "teacher"):
                 ratio = sum(math.exp(min(v, 50.0)) for v in known) / len(known)
                 line.offer(Line(p).add(f", largest {fixed(max(known, key=abs), 3, signed=True)}", p.muted), width)
                 line.offer(Line(p).add(f", mean ratio {fixed(ratio, 3)}", p.muted), width)
