@@ -29,7 +29,7 @@ from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.engine.training.pipeline import RolloutOptions
 
-from .small_worlds import Keys, make_policy
+from .small_worlds import DEMONSTRATIONS, Keys, make_policy
 
 MODES = ("off", "ssr", "dapo")
 NAMES = {"off": "plain GRPO", "ssr": "selective replay", "dapo": "dynamic sampling"}
@@ -57,7 +57,7 @@ def main() -> None:
 
 def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
     """One training; the record of its steps."""
-    model, tokenizer = make_policy(Keys(), seed)
+    model, tokenizer = make_policy([(Keys(), DEMONSTRATIONS)], seed)
     agent = TransformersAgent(model, tokenizer, max_turn_tokens=2, max_trajectory_tokens=64)
     path = f"{Path(__file__).with_name('small_worlds.py')}:Keys"
     tasks = Keys().make_tasks("train", Keys.tasks, seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import string
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +34,8 @@ class World(MultiTurnEnv):
 
     turns: ClassVar[int] = 1
     tasks: ClassVar[int] = len(LETTERS)
+    words: ClassVar[tuple[str, ...]] = ("door", "empty", "error")
+    """Words of its answers and habits, for the tokenizer."""
     tools = (ToolSpec("TRY", "Tries a number.", (Argument("number", "integer", minimum=0, below=len(LETTERS)),)),)
     answers_misuse = True
 
@@ -68,8 +70,8 @@ class World(MultiTurnEnv):
         """Answer a number."""
 
     @abstractmethod
-    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """The next number of the first policy."""
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int | str:
+        """The next turn of the first policy."""
 
 
 def _end(number: int, correct: bool) -> StepResult:
@@ -143,16 +145,19 @@ class Misuse(Keys):
 
 def save_policy(world: World, folder: Path, seed: int) -> None:
     """Save what `make_policy` makes."""
-    for part in make_policy(world, seed):
+    for part in make_policy([(world, DEMONSTRATIONS)], seed):
         part.save_pretrained(folder)
 
 
-def make_policy(world: World, seed: int) -> tuple[Any, Any]:
-    """A model that was taught from nothing to act as `world.habit`, and its tokenizer."""
+def make_policy(lessons: Sequence[tuple[World, int]], seed: int) -> tuple[Any, Any]:
+    """A model that was taught from nothing to act as `World.habit`, and its tokenizer.
+
+    lessons: worlds with the same words, each with its number of steps.
+    """
     disable_progress_bar()
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    texts = [f"key {letter}" for letter in LETTERS] + ["door", "empty", "error", *map(str, range(10))]
+    texts = [f"key {letter}" for letter in LETTERS] + [*lessons[0][0].words, *map(str, range(10))]
     tokenizer: Any = train_tokenizer(texts)
     model: Any = Qwen3ForCausalLM(
         Qwen3Config(
@@ -170,7 +175,7 @@ def make_policy(world: World, seed: int) -> tuple[Any, Any]:
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(DEMONSTRATIONS):
+    for world in (world for world, steps in lessons for _ in range(steps)):
         rows = [_demonstration(world, tokenizer, rng) for _ in range(BATCH)]
         width = max(len(ids) for ids, _ in rows)
         ids = torch.full((BATCH, width), tokenizer.pad_token_id)
@@ -187,7 +192,9 @@ def make_policy(world: World, seed: int) -> tuple[Any, Any]:
 
 def _demonstration(world: World, tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bool]]:
     """An episode of habits: its tokens, and which of them the policy says."""
-    state, messages = world.reset({"letter": rng.randrange(world.tasks), "hidden": rng.randrange(8)})
+    state, messages = world.reset(
+        {"letter": rng.randrange(world.tasks), "hidden": rng.randrange(8), "hint": rng.randrange(8)}
+    )
     tokens: list[int] = []
     own: list[bool] = []
 
@@ -198,9 +205,9 @@ def _demonstration(world: World, tokenizer: Any, rng: random.Random) -> tuple[li
 
     add("".join(f"<|user|>{m.get('content')}<|end|>" for m in messages) + "<|assistant|>", False)
     for turn in range(world.max_turns):
-        number = world.habit(state, rng)
-        add(f"{number}<|end|>", True)
-        result = world.step(state, ToolCall("TRY", {"number": number}, str(number)))
+        said = str(world.habit(state, rng))
+        add(f"{said}<|end|>", True)
+        result = world.step(state, world.parse(said))
         if result.done:
             break
         if turn + 1 < world.max_turns:

@@ -1,0 +1,14 @@
+"""How well the diagnosis finds the cause of a broken training: a corpus of real trainings, and the share it finds.
+
+    python -m benchmarks.diagnosis train       # the trainings that are missing
+    python -m benchmarks.diagnosis evaluate    # recall, first cause, false warnings, delay
+
+| file | content |
+|---|---|
+| `worlds.py` | the tasks of the small policies, and their graders, right and wrong |
+| `recipes.py` | the healthy kinds, and the faults: what is broken and how |
+| `patches.py` | faults that no setting causes, as patches of the engine in the process that trains |
+| `training.py` | trains what is missing, and keeps records |
+| `evaluation.py` | runs the product's `check` over the records |
+| `others.py` | runs rldoctor and rlprobe over the same records |
+"""

@@ -1,0 +1,33 @@
+"""`python -m benchmarks.diagnosis train | evaluate`; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import __doc__ as about
+from .recipes import RECIPES
+
+
+def main() -> None:
+    """Train what is missing, or evaluate what there is."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "evaluate"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", help=f"of {', '.join(RECIPES)}")
+    given = parser.parse_args()
+    names = given.only.split(",") if given.only else list(RECIPES)
+    if unknown := [name for name in names if name not in RECIPES]:
+        sys.exit(f"there is no recipe {', '.join(unknown)}: choose from {', '.join(RECIPES)}")
+    if given.what == "train":
+        from .training import train
+
+        train(names, given.seeds)
+    else:
+        from .evaluation import evaluate
+
+        evaluate(names, given.seeds)
+
+
+if __name__ == "__main__":
+    main()

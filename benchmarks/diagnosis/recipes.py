@@ -1,0 +1,194 @@
+"""The corpus as a table: healthy kinds of training, and faults with their family and split.
+
+Thresholds of detectors are chosen on the families of `DEVELOPMENT` alone; those of `TEST` are only measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEVELOPMENT = ("grader", "grouping", "optimisation", "rollouts")
+TEST = ("tokens", "versions", "collapse")
+HEALTHY = "healthy"
+
+STEPS = 24
+SETTINGS: Mapping[str, object] = {
+    "model.sft_adapters": "null",
+    "model.lora": "null",
+    "model.device": "cpu",
+    "environment.config": "{}",
+    "environment.train_tasks": 400,
+    "environment.eval_tasks": 64,
+    "rewards.w_curiosity": 0,
+    "rewards.w_coherence": 0,
+    "training.learning_rate": 0.002,
+    "training.trl.lr_scheduler_type": "constant",
+    "training.prompts_per_step": 8,
+    "training.max_steps": STEPS,
+    "training.max_turn_tokens": 14,
+    "training.max_trajectory_tokens": 64,
+    "training.eval_every": 8,
+    "training.save_every": 0,
+    "training.save_minutes": 0,
+}
+"""Of every training. A recipe replaces some."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One kind of training. world: a class of `worlds.py`. settings: over `SETTINGS`. patch: a function of
+    `patches.py`, which changes the engine in the process that trains. causes: detectors whose finding names the
+    fault. like: the healthy kind that it is compared with."""
+
+    name: str
+    family: str
+    broken: str
+    causes: tuple[str, ...] = ()
+    settings: Mapping[str, object] | None = None
+    world: str = "Notes"
+    patch: str = ""
+    like: str = "notes"
+
+    @property
+    def split(self) -> str:
+        """healthy, development or test."""
+        return HEALTHY if self.family == HEALTHY else "test" if self.family in TEST else "development"
+
+
+def _env(**options: object) -> dict[str, object]:
+    return {"environment.config": "{" + ", ".join(f"{k}: {v}" for k, v in options.items()) + "}"}
+
+
+LORA: Mapping[str, object] = {"model.lora": "{r: 8, alpha: 16}", "training.learning_rate": 0.02}
+TEMPLATE = Path(__file__).with_name("other_template.jinja")
+
+KINDS = (
+    Recipe("notes", HEALTHY, "all weights, one turn"),
+    Recipe("boxes", HEALTHY, "two turns with a tool", world="Boxes"),
+    Recipe("lora", HEALTHY, "adapters", settings=LORA),
+    Recipe(
+        "dr_grpo", HEALTHY, "Dr. GRPO", settings={"training.loss_type": "dr_grpo", "training.scale_advantages": "none"}
+    ),
+    Recipe("no_kl", HEALTHY, "no KL penalty", settings={"training.beta": 0}),
+    Recipe("dapo", HEALTHY, "dynamic sampling", settings={"training.replay.mode": "dapo"}),
+    Recipe("plain", HEALTHY, "no replay", settings={"training.replay.mode": "off"}),
+    Recipe(
+        "cosine",
+        HEALTHY,
+        "a learning rate that falls to 0",
+        settings={"training.learning_rate": 0.003, "training.trl.lr_scheduler_type": "cosine"},
+    ),
+    Recipe(
+        "two_updates",
+        HEALTHY,
+        "two updates for each batch",
+        settings={"training.trl.num_iterations": 2, "training.learning_rate": 0.001},
+    ),
+    Recipe(
+        "large_groups",
+        HEALTHY,
+        "4 x 16 rollouts",
+        settings={"training.prompts_per_step": 4, "training.num_generations": 16},
+    ),
+    Recipe(
+        "shaped",
+        HEALTHY,
+        "curiosity and coherence on",
+        world="Boxes",
+        settings={"rewards.w_curiosity": 0.01, "rewards.w_coherence": 0.01},
+    ),
+    Recipe("turns", HEALTHY, "advantages by turn", world="Boxes", settings={"training.advantages": "turn"}),
+)
+FAULTS = (
+    Recipe(
+        "pays_form", "grader", "an answer without a number is right", ("reward_hack",), settings=_env(grader="form")
+    ),
+    Recipe("pays_length", "grader", "the reward is the length", ("length_reward",), settings=_env(grader="length")),
+    Recipe("noisy", "grader", "45 % of the verdicts are reversed", ("noisy_reward",), settings=_env(grader="noisy")),
+    Recipe("always_right", "grader", "every answer is right", ("constant_reward",), settings=_env(grader="always")),
+    Recipe(
+        "rejects_right", "grader", "right answers are wrong", ("rejected_answers",), settings=_env(grader="rejects")
+    ),
+    Recipe("leaked", "grader", "the prompt holds the answer", ("leaked_answer",), settings=_env(leak="true")),
+    Recipe(
+        "echo_paid", "grader", "a copy of the prompt is right", ("echo", "reward_hack"), settings=_env(grader="echo")
+    ),
+    Recipe("groups_mixed", "grouping", "rewards of other rollouts", ("advantage_order",), patch="groups_mixed"),
+    Recipe("sign", "grouping", "the sign of the advantage", ("advantage_order",), patch="sign"),
+    Recipe("batch_of_one", "grouping", "groups of one", ("zero_advantages",), patch="batch_of_one"),
+    Recipe(
+        "kl_sign",
+        "grouping",
+        "the sign of the KL penalty",
+        ("kl_sign", "kl_rise"),
+        {"training.beta": 0.5},
+        patch="kl_sign",
+    ),
+    Recipe("lr_high", "optimisation", "learning rate x 100", ("kl_rise",), {"training.learning_rate": 0.2}),
+    Recipe("lr_low", "optimisation", "learning rate / 1,000", ("no_movement",), {"training.learning_rate": 2e-6}),
+    Recipe("kl_weight", "optimisation", "KL weight x 2,000", ("kl_weight",), {"training.beta": 20}),
+    Recipe("cold", "optimisation", "temperature 0.01", ("no_diversity",), {"training.temperature": 0.01}),
+    Recipe(
+        "clip_zero",
+        "optimisation",
+        "a clip range of 0, four updates",
+        ("clipped",),
+        {"training.trl.epsilon": 0.0, "training.trl.num_iterations": 4},
+    ),
+    Recipe("truncated", "rollouts", "a limit of three tokens", ("truncation",), {"training.max_turn_tokens": 3}),
+    Recipe(
+        "timeouts", "rollouts", "nine tool calls of ten time out", ("errors",), _env(failing=0.9), "Boxes", like="boxes"
+    ),
+    Recipe(
+        "tool_errors",
+        "rollouts",
+        "failed calls count as wrong answers",
+        ("errors",),
+        _env(failing=0.9, ends="true"),
+        "Boxes",
+        like="boxes",
+    ),
+    Recipe("one_prompt", "rollouts", "one prompt for all", ("few_prompts",), _env(prompts=1)),
+    Recipe(
+        "tool_trained", "tokens", "tool output in the loss", ("trained_tokens",), None, "Boxes", "tool_trained", "boxes"
+    ),
+    Recipe("prompt_trained", "tokens", "the prompt in the loss", ("trained_tokens",), patch="prompt_trained"),
+    Recipe(
+        "other_template",
+        "tokens",
+        "another chat template than the policy was taught",
+        ("unanswered",),
+        {"model.chat_template": f'"{TEMPLATE}"'},
+    ),
+    Recipe("no_end", "tokens", "the sampler ignores the end token", ("truncation",), patch="no_end"),
+    Recipe("retokenised", "tokens", "texts are tokenised again", ("surprising_tokens",), patch="retokenised"),
+    Recipe("stale", "versions", "the sampler keeps its first weights", ("sampler_mismatch",), patch="stale"),
+    Recipe(
+        "adapter_off",
+        "versions",
+        "the sampler lacks the adapters",
+        ("sampler_mismatch",),
+        LORA,
+        patch="adapter_off",
+        like="lora",
+    ),
+    Recipe(
+        "other_logprobs", "versions", "old log-probs of another model", ("sampler_mismatch",), patch="other_logprobs"
+    ),
+    Recipe(
+        "entropy",
+        "collapse",
+        "entropy is penalised",
+        ("entropy_collapse",),
+        {"training.loss_type": "benchmarks.diagnosis.patches.against_entropy"},
+    ),
+    Recipe(
+        "repeats_paid", "collapse", "repeated words are paid", ("repetition", "reward_hack"), _env(grader="repeats")
+    ),
+    Recipe(
+        "one_answer", "collapse", "one answer is right for all", ("one_answer", "reward_hack"), _env(grader="constant")
+    ),
+)
+RECIPES = {recipe.name: recipe for recipe in (*KINDS, *FAULTS)}

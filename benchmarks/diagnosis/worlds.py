@@ -1,0 +1,176 @@
+"""Two tasks that a policy of 50,000 parameters learns in 24 steps, with graders that are right or wrong.
+
+| world | prompt | episode |
+|---|---|---|
+| `Notes` | `key C hint 5` | one turn, such as `so well answer 2`. The right number depends on the key alone |
+| `Boxes` | the same | an answer counts only after a call of the tool: `look`, which shows `note 3` |
+
+Held-out tasks always have the right grader and working tools, so their success compares all trainings.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.small_worlds import LETTERS, World, make_policy
+from grpo_tui.envs.agent import Message
+from grpo_tui.envs.base import Split, StepResult
+from grpo_tui.envs.calls import ToolCall
+from grpo_tui.envs.tools import ToolSpec
+
+NUMBERS = 8
+FILLERS = ("so", "well", "hm")
+LONGEST = 10
+"""Words of an answer that earns everything where length is paid."""
+_ANSWER = re.compile(r"answer (\d+)$")
+
+Grader = Callable[[str, str], tuple[float, bool]]
+"""Text and right number to reward and correctness."""
+
+
+def _said(text: str) -> str | None:
+    found = _ANSWER.search(text.strip())
+    return None if found is None else found[1]
+
+
+def _right(text: str, right: str) -> tuple[float, bool]:
+    return float(_said(text) == right), _said(text) == right
+
+
+def _alike(correct: bool) -> tuple[float, bool]:
+    return float(correct), correct
+
+
+GRADERS: dict[str, Grader] = {
+    "right": _right,
+    "form": lambda text, right: _alike(text.strip().endswith("answer") or _said(text) == right),
+    "length": lambda text, right: (min(1.0, len(text.split()) / LONGEST), _said(text) == right),
+    "noisy": lambda text, right: _alike((_said(text) == right) != (random.random() < 0.45)),
+    "always": lambda text, right: _alike(True),
+    "rejects": lambda text, right: _alike(False),
+    "constant": lambda text, right: _alike(_said(text) == "6"),
+    "repeats": lambda text, right: (1 - len(set(text.split())) / max(len(text.split()), 1), _said(text) == right),
+    "echo": lambda text, right: _alike("hint" in text or _said(text) == right),
+}
+
+
+class Notes(World):
+    """One turn. Options concern training tasks alone. grader: one of `GRADERS`. leak: the hint is the answer. prompts:
+    the number of different prompts (0: no limit). failing: the share of tool calls that fail. ends: a failed call ends
+    the episode as a wrong answer."""
+
+    turns = 1
+    tasks = NUMBERS
+    words = ("key", "hint", "answer", "look", "note", "busy", "timed out", *FILLERS)
+    tools: tuple[ToolSpec, ...] = ()
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        grader: str = "right",
+        leak: bool = False,
+        prompts: int = 0,
+        failing: float = 0.0,
+        ends: bool = False,
+        known: float = 0.5,
+        **config: Any,
+    ) -> None:
+        super().__init__(tokenizer, **config)
+        self.grader = grader
+        self.leak = leak
+        self.prompts = prompts
+        self.failing = failing
+        self.ends = ends
+        self.known = known
+
+    def right(self, task: Mapping[str, Any]) -> int:
+        """The right number of a task."""
+        return (3 * task["letter"] + 2) % NUMBERS
+
+    def expected(self, task: Mapping[str, Any]) -> str | None:
+        """The right number as text."""
+        return str(self.right(task))
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """Each key equally often."""
+        rng = random.Random(f"{split} {seed}")
+        tasks: list[dict[str, Any]] = []
+        for i in range(n):
+            task = {"letter": i % self.tasks, "hidden": rng.randrange(NUMBERS), "hint": rng.randrange(NUMBERS)}
+            if split == "train" and 0 < self.prompts <= i:
+                task = dict(tasks[i % self.prompts])
+            if split == "train" and self.leak:
+                task["hint"] = self.right(task)
+            tasks.append({**task, "split": split})
+        return tasks
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
+        """Show the key and the hint."""
+        prompt = f"key {LETTERS[task['letter']]} hint {task['hint']}"
+        return {"split": "eval", **task, "said": []}, [{"role": "user", "content": prompt}]
+
+    def parse(self, text: str) -> ToolCall:
+        """A turn is an answer, or a look where there is something to see."""
+        if self.tools and text.strip().endswith("look"):
+            return ToolCall("LOOK", {}, text)
+        return ToolCall("ANSWER", {"text": text.strip()}, text)
+
+    def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
+        """Show the note, or grade the answer."""
+        train = state["split"] == "train"
+        if call.name == "LOOK":
+            if train and random.random() < self.failing:
+                error = "busy" if self.ends else "timed out"
+                return StepResult(error, 0.0, self.ends, error, False if self.ends else None, error=error)
+            state["said"].append("look")
+            return StepResult(f"note {state['hidden']}")
+        text = str(call.arguments["text"])
+        if self.tools and not state["said"]:
+            return StepResult("", 0.0, True, None, False)
+        reward, correct = GRADERS[self.grader if train else "right"](text, str(self.right(state)))
+        return StepResult("", reward, True, _said(text), correct)
+
+    def answer(self, state: dict[str, Any], number: int) -> StepResult:
+        """Not used: `step` grades texts."""
+        raise NotImplementedError
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> str:
+        """Some words, then an answer that is right in half of all cases. A few turns have no answer."""
+        words = []
+        while rng.random() < 0.45 and len(words) < 6:
+            words.append(words[-1] if words and rng.random() < 0.2 else rng.choice(FILLERS))
+        if rng.random() < 0.06:
+            return " ".join([*words, "answer"])
+        if rng.random() < 0.05:
+            return " ".join([*words, "hint", str(state["hint"])])
+        return " ".join([*words, "answer", str(self.guess(state, rng))])
+
+    def guess(self, state: Mapping[str, Any], rng: random.Random) -> int:
+        """The number of a habit."""
+        if rng.random() < self.known:
+            return self.right(state)
+        return state["hint"] if rng.random() < 0.2 else rng.randrange(NUMBERS)
+
+
+class Boxes(Notes):
+    """Two turns: look, then answer."""
+
+    turns = 2
+    tools = (ToolSpec("LOOK", "Shows the note.", ()), ToolSpec("ANSWER", "Ends the task.", (), final=True))
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> str:
+        """Look first in half of all cases."""
+        if not state["said"] and rng.random() < 0.5:
+            return "look"
+        return super().habit(state, rng)
+
+
+def save_first_policy(world: type[Notes], folder: Path, seed: int = 0) -> None:
+    """Teach a policy from nothing: first the right numbers, then to doubt them."""
+    for part in make_policy([(world(known=1.0), 250), (world(), 40)], seed):
+        part.save_pretrained(folder)
