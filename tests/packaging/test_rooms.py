@@ -187,7 +187,6 @@ NEVER_IMPORTS = {
                 "run_requests",
                 "run_list",
                 "curves",
-                "axes",
             )
         ),
         ("textual", "rich", "tui.app.widgets", "tui.app.screens"),
@@ -275,18 +274,13 @@ SHARED = (
     "among_rollouts",
     "base",
     "dialogs",
-    "modal",
     "query_list",
     "outline_keys",
     "reading_screen",
     "rollout_keys",
     "following",
     "chart_keys",
-    "request_keys",
-    "run_keys",
-    "metric_picker",
     "pager",
-    "stepper_plan",
 )
 """What screens are made with, beside them: none of these is a screen that a destination opens."""
 

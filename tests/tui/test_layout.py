@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.tui.app.axes import ticks
-from grpo_tui.tui.app.curves import Series, smooth
+from grpo_tui.tui.app.curves import Series, smooth, ticks
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.widgets.canvas import Braille as _Canvas
 from grpo_tui.tui.app.widgets.frame import Box, Part, split

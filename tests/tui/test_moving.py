@@ -15,7 +15,7 @@ from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
-from grpo_tui.tui.app.list_texts import route, shared_beginning, telling
+from grpo_tui.tui.app.rollout_columns import route, shared_beginning, telling
 from grpo_tui.tui.app.screens.dialogs import Question
 
 from .demo_run import make_run

@@ -25,8 +25,7 @@ from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui import format as formats
 from grpo_tui.tui.app.app import GrpoApp
-from grpo_tui.tui.app.axes import decades, labels, ticks
-from grpo_tui.tui.app.curves import Series, by_scale
+from grpo_tui.tui.app.curves import Series, by_scale, decades, labels, ticks
 from grpo_tui.tui.app.destinations import Live, Runs
 from grpo_tui.tui.app.findings import findings, merged, tally
 from grpo_tui.tui.app.live_charts import along
@@ -48,7 +47,7 @@ from grpo_tui.tui.app.widgets.live_panels import PHASES, ServingPanel, Snapshots
 from grpo_tui.tui.app.widgets.pane import Pane
 from grpo_tui.tui.app.widgets.policy_panel import ROWS, PolicyPanel
 from grpo_tui.tui.app.widgets.reward_arithmetic import RewardArithmetic
-from grpo_tui.tui.app.widgets.run_columns import columns as run_columns
+from grpo_tui.tui.app.widgets.run_card import columns as run_columns
 from grpo_tui.tui.app.widgets.table import Column, Table
 from grpo_tui.tui.text import distinct_names
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -11,15 +12,46 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.search.query import EVERYTHING
+from ....engine.runs.search.query import EVERYTHING, Query
 from ..bindings import SCREEN_TITLES, Key, hints
-from ..destinations import Destination, Help, Stepper
+from ..data import Reads
+from ..destinations import Destination, Groups, Help, Live, Runs, Stepper, Trajectories
 from ..shell import Shell
 from ..theme import Palette
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Table
+
+HINT = "812 or an id: that trajectory (in the stepper: that step) · 812/3: its third step · step 40 · live, list, runs"
+_NUMBER = re.compile(r"(\d{1,18})\s*(?:/\s*(\d{1,9}))?")
+_STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
+
+
+def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destination:
+    """Return the screen for a typed text. Raises LookupError with a message for the user."""
+    text = text.strip()
+    run = reads.path
+    screens = {
+        "runs": Runs(),
+        "live": Live(run),
+        "dashboard": Live(run),
+        "list": Trajectories(run),
+        "trajectories": Trajectories(run),
+        "groups": Groups(run, query),
+    }
+    begun = [place for name, place in screens.items() if text and name.startswith(text.lower())]
+    if begun:
+        return begun[0]
+    step = _STEP.fullmatch(text)
+    if step is not None:
+        return Trajectories(run, Query(filter=f"step={int(step[1])}"))
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        return Stepper(run, reads.now.bodies.number(text), query)
+    n = reads.now.bodies.number(int(number[1]))
+    return Stepper(run, n, query, step=max(0, int(number[2] or 1) - 1))
+
 
 ALWAYS = ("?", "esc", "q")
 """Keys that are shown at every width, without labels on narrow screens."""
@@ -140,8 +172,8 @@ class AppScreen(Screen[Any]):
         self.shell.open(Help(self.view))
 
     def action_go_to(self) -> Awaitable[None] | None:
-        from ..go_to import HINT, destination
         from ..widgets.prompt_bar import ask
+        from .base import HINT, destination
 
         run = getattr(self.destination, "run", None)
         if run is None:

@@ -14,7 +14,7 @@ from ...format import bar, fitted, percent, whole
 from ..bindings import GROUPS, bindings
 from ..data import Reads
 from ..destinations import Stepper
-from ..list_texts import shared_beginning, telling
+from ..rollout_columns import shared_beginning, telling
 from ..theme import Palette
 from ..widgets.line import Line
 from ..widgets.pane import Pane

@@ -21,8 +21,7 @@ from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
-from .reading_screen import ReadingScreen
-from .stepper_plan import is_wide
+from .reading_screen import ReadingScreen, is_wide
 
 if TYPE_CHECKING:
     from ....engine.launch.play import Continuation, Event, Play, Situation

@@ -26,9 +26,8 @@ from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.token_view import TokenView
 from .outline_keys import OutlineKeys
-from .reading_screen import ReadingScreen
+from .reading_screen import ImageBox, ReadingScreen, Side, is_wide, stepper_boxes
 from .rollout_keys import RolloutKeys
-from .stepper_plan import ImageBox, Side, is_wide, stepper_boxes
 
 
 class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):

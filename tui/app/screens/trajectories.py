@@ -17,10 +17,9 @@ from ..data import Reads
 from ..destinations import Groups, Live, Stepper
 from ..rollout_columns import extras_shown, rollout_columns
 from ..widgets.frame import Box, Part, split
-from ..widgets.histogram import Histogram
 from ..widgets.line import Line
+from ..widgets.list_panels import Histogram, Preview
 from ..widgets.pane import Pane
-from ..widgets.preview import Preview
 from ..widgets.table import PAGE, Column, Table
 from .base import PagedScreen
 from .query_list import QueryList

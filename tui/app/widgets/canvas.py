@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ..axes import clamp
-from ..curves import Series
+from ..curves import Series, clamp
 from ..theme import Palette
 from .line import Line
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...format import number
-from ..axes import clamp, decades, labels, ticks
-from ..curves import Series, by_scale, positive, smooth
+from ..curves import Series, by_scale, clamp, decades, labels, positive, smooth, ticks
 from .canvas import MARKS, Braille
 from .line import Line
 from .pane import Pane
