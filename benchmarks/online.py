@@ -1,4 +1,4 @@
-"""Learning while serving, measured: `python -m benchmarks.online [learning|publishing|latency|feedback|all]`.
+"""Learning while serving, measured: `python -m benchmarks.online [learning|publishing|latency|all]`.
 
 learning: a policy from a short offline training on the usual scenes serves a stream of *shifted* scenes (larger
 objects, noisier pictures). The same stream with the same seeds three times: updates off, updates on, and updates on
@@ -6,12 +6,6 @@ with 30 % of the pseudo-labels forced wrong. Served success (the vote of 4) in t
 Candidates are drawn at temperature 1.5: a vote is worth something where its voters differ; at 1.0 this policy's errors
 are alike.
 Required: at least 10 points above updates off at the end, mean of 3 seeds; with wrong labels not below the start.
-
-feedback: SmolLM2-135M-Instruct answers "Which number is larger, A or B?" over HTTP (`grpo-tui online --model …`) and
-learns from feedback on a share of the requests. `--arm answers` gives the right answer, `ratings` a verdict, `reversed`
-verdicts of which one source turns a third around, `majority` nothing (votes label). Greedy success on held-out pairs by
-the served policy, and by version 0 beside it; a text counts where its first number is the larger one. Rows are appended
-to `--results`, so that seeds and arms can be measured one at a time.
 
 publishing: `SnapshotWriter.publish` against a plain safetensors save and fsync of the same tensors. Required: 1.25×.
 
@@ -25,14 +19,11 @@ import argparse
 import json
 import os
 import random
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -303,141 +294,10 @@ def latency(stretches: int, requests: int, settings: dict[str, Any]) -> dict[str
     return {"p95_ratio": ratio, **rows}
 
 
-# ------------------------------------------------------------------------------------------------------------ feedback
-
-ASK = "Which number is larger, {} or {}? Answer with the number only."
-FIRST_NUMBER = r"^\D*(\d+)"
-
-
-def pairs(n: int, seed: int) -> list[tuple[str, str]]:
-    """Questions with their answers."""
-    rng = np.random.default_rng(seed)
-    drawn = [rng.choice(np.arange(10, 99), 2, replace=False).tolist() for _ in range(n)]
-    return [(ASK.format(*pair), str(max(pair))) for pair in drawn]
-
-
-def right(text: str, answer: str) -> bool:
-    """Whether the first number of a text is the answer."""
-    return re.findall(r"\d+", text)[:1] == [answer]
-
-
-def asked(client: Any, model: str, question: str, **more: Any) -> dict[str, Any]:
-    """The completion of a question."""
-    body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 24, **more}
-    response = client.post("/v1/chat/completions", json=body)
-    response.raise_for_status()
-    return response.json()
-
-
-def greedy(client: Any, model: str, questions: Sequence[tuple[str, str]], callers: int) -> float:
-    """Success of the default answers, which are greedy for this model."""
-    with ThreadPoolExecutor(callers) as pool:
-        texts = pool.map(lambda q: asked(client, model, q[0])["choices"][0]["message"]["content"], questions)
-        return statistics.fmean(right(text, q[1]) for text, q in zip(texts, questions, strict=True))
-
-
-def feedback(arm: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
-    """One row: serve, give feedback, wait until all of it is learnt, and compare held-out success."""
-    import httpx
-
-    from benchmarks.smollm2 import smollm2
-    from grpo_tui.engine.online.store.folder import OnlineFolder
-    from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
-
-    began = time.monotonic()
-    rng = random.Random(f"feedback {seed}")
-    base = str(smollm2())
-    with tempfile.TemporaryDirectory() as home:
-        settings = {
-            "answer": json.dumps(FIRST_NUMBER),
-            "learn_from": "all" if arm == "majority" else "feedback",
-            "max_turn_tokens": 24,
-            "max_trajectory_tokens": 128,
-        }
-        options = [part for k, v in settings.items() for part in ("--set", f"online.{k}={v}")]
-        command = [sys.executable, "-m", "grpo_tui.tui.cli", "online", "--runs-dir", home, "--run-id", "feedback"]
-        command += ["--model", base, "--serve", "127.0.0.1:0", "--headless", "--set", f"seed={seed}", *options]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        run_dir = Path(home) / "feedback"
-        try:
-            address = run_dir / "online" / "address.json"
-            while not address.exists():
-                if process.poll() is not None:
-                    raise SystemExit("the server did not start")
-                time.sleep(0.2)
-            client = httpx.Client(base_url=json.loads(address.read_text())["url"], timeout=600)
-            held = pairs(given.held_out, 10_000 + seed)
-            before = greedy(client, f"{base}@0", held, given.callers)
-            print(f"{arm}, seed {seed}: base {before:.3f}", flush=True)
-            told: list[str] = []
-
-            def one(item: tuple[int, tuple[str, str]]) -> None:
-                number, (question, answer) = item
-                completion = asked(client, base, question, user=f"person-{number % 3}")
-                if arm == "majority" or number not in chosen:
-                    return
-                said: dict[str, Any] = {"id": completion["id"], "source": f"person-{number % 3}"}
-                if arm == "answers":
-                    said["answer"] = answer
-                else:
-                    good = right(completion["choices"][0]["message"]["content"], answer)
-                    turned = arm == "reversed" and number % 3 == 0
-                    said["verdict"] = "right" if good != turned else "wrong"
-                client.post("/v1/feedback", json=said).raise_for_status()
-                told.append(completion["id"])
-
-            chosen = set(rng.sample(range(given.requests), round(given.share * given.requests)))
-            with ThreadPoolExecutor(given.callers) as pool:
-                list(pool.map(one, enumerate(pairs(given.requests, seed))))
-            outcomes: dict[str, dict[str, Any]] = {}
-            until = time.monotonic() + given.wait
-            while time.monotonic() < until:
-                outcomes = {i: client.get(f"/v1/feedback/{i}").json() for i in told}
-                learnt = sum(bool(o["update"]) for o in outcomes.values())
-                waiting = [
-                    o for o in outcomes.values() if "wait" in o.get("reason", "") or "drawn" in o.get("reason", "")
-                ]
-                print(
-                    f"  {learnt} of {len(told)} learnt, {len(waiting)} wait, {time.monotonic() - began:.0f} s",
-                    flush=True,
-                )
-                if not waiting and told:
-                    break
-                time.sleep(15)
-            time.sleep(given.settle)  # validation and publication of the last updates
-            after = greedy(client, base, held, given.callers)
-            queue = SqliteQueue(OnlineFolder(run_dir).queue)
-            progress = queue.get("validating") or {}
-            row = {
-                "arm": arm,
-                "seed": seed,
-                "requests": given.requests,
-                "feedback": len(told),
-                "updates": int(queue.get("update", 0)),
-                "version": client.get("/health").json()["policy_version"],
-                "held_out": given.held_out,
-                "base": before,
-                "served": after,
-                "texts": progress.get("texts"),
-                "seconds": time.monotonic() - began,
-            }
-            queue.close()
-            if given.results:
-                with given.results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-            return row
-        finally:
-            stop = [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "feedback", "--runs-dir", home]
-            subprocess.run(stop, stdout=subprocess.DEVNULL)
-            process.wait(120)
-
-
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what", nargs="?", default="all", choices=["learning", "publishing", "latency", "feedback", "all"]
-    )
+    parser.add_argument("what", nargs="?", default="all", choices=["learning", "publishing", "latency", "all"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=320)
     parser.add_argument("--offline-steps", type=int, default=15)
@@ -447,14 +307,6 @@ def main() -> None:
     parser.add_argument("--stretches", type=int, default=4)
     parser.add_argument("--set", default="{}", help="JSON merged into the configuration")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
-    parser.add_argument("--arm", default="answers", choices=["answers", "ratings", "reversed", "majority"])
-    parser.add_argument("--share", type=float, default=0.3, help="share of the requests that get feedback")
-    parser.add_argument("--held-out", type=int, default=100)
-    parser.add_argument("--callers", type=int, default=8)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--wait", type=float, default=7200, help="longest time for all feedback to be learnt, s")
-    parser.add_argument("--settle", type=float, default=60, help="time for the last publication, s")
-    parser.add_argument("--results", type=Path, help="append each row of `feedback` to this file")
     parser.add_argument("--engine", metavar="RUN_DIR", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engine:
@@ -466,10 +318,6 @@ def main() -> None:
         sys.exit(run_process("engine", corrupted, [given.engine]))
     settings = json.loads(given.set)
     results: dict[str, Any] = {}
-    if given.what == "feedback":
-        for seed in range(given.first_seed, given.first_seed + given.seeds):
-            print(json.dumps(feedback(given.arm, seed, given)), flush=True)
-        return
     if given.what in ("publishing", "all"):
         results["publishing"] = publishing([float(m) for m in given.megabytes.split(",")], given.repeats)
     if given.what in ("latency", "all"):

@@ -32,6 +32,8 @@ from .influence import Influence, RobustBaseline
 
 CLIP = 0.2
 """The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
+NO_SIGNAL = 1e-9
+"""Advantages up to this size teach nothing."""
 _STATEFUL = ("beta", "baseline", "ratings", "influence")
 """The parts of `PolicyUpdater` with a state of their own."""
 _torch: Any = torch
@@ -132,6 +134,42 @@ class PolicyUpdater:
             peers=task.facts.get("peers", ()),
         )
         returns, advantages, baseline = self._advantages(task)
+        signal = float(advantages.abs().max()) > NO_SIGNAL
+        measured = (None if signal else self._without_step(task)) or self._step(task, advantages, weight)
+        self.update += 1
+        (self.ratings if task.facts.get("feedback") == "rating" else self.baseline).add(float(returns.mean()))
+        beta, kl = self.beta.beta, measured["kl"]
+        change = self.beta.update(kl, self.update, measured["kl_start"]) if math.isfinite(kl) else None
+        report = UpdateReport(
+            update=self.update,
+            mean_kl=self.beta.mean_kl_divergence,
+            beta=beta,
+            learning_rate=task.learning_rate,
+            mean_return=float(returns.mean()),
+            baseline=baseline,
+            advantage=float(advantages.abs().mean()),
+            tokens=len(advantages),
+            advantages=tuple(float(part.mean()) for part in advantages.split(task.experience.counts)),
+            weight=weight,
+            **measured,
+        )
+        return report, change
+
+    def _without_step(self, task: UpdateTask) -> dict[str, Any] | None:
+        """Return the measurements of a task without signal, or None when the penalty has to lead back first.
+
+        Near the answering policy the penalty's gradient is almost 0, and Adam would enlarge it to a whole step of
+        noise.
+        """
+        kl, kl_forward, kl_start = self._measure(task)
+        if not kl <= min(self.config.kl.target_kl, self.config.kl.limit):  # also true for NaN
+            return None
+        names = ("rl_loss", "grad_norm", "clipped_grad_norm", "step_norm", "clip_fraction")
+        measured = {"kl": kl, "kl_before": kl, "kl_forward": kl_forward, "kl_start": kl_start}
+        return {**dict.fromkeys(names, 0.0), **measured, "loss": self.beta.beta * kl, "clipped": False}
+
+    def _step(self, task: UpdateTask, advantages: Tensor, weight: float) -> dict[str, Any]:
+        """Make a step of the optimiser, or revert it; return the measurements. Raises TaskError."""
         self.optimizer.zero_grad(set_to_none=True)
         rl_loss, kl_before, clip_fraction = self._backward(task, advantages)
         loss = rl_loss + self.beta.beta * kl_before
@@ -162,36 +200,20 @@ class PolicyUpdater:
         else:
             _torch._foreach_lerp_(self._ema, self._live, 1.0 - self.config.ema_decay)
         self.optimizer.zero_grad(set_to_none=True)
-
-        self.update += 1
-        (self.ratings if task.facts.get("feedback") == "rating" else self.baseline).add(float(returns.mean()))
-        beta = self.beta.beta
-        change = self.beta.update(kl, self.update, kl_start) if math.isfinite(kl) else None
-        report = UpdateReport(
-            update=self.update,
-            loss=loss,
-            rl_loss=rl_loss,
-            kl=kl,
-            kl_before=kl_before,
-            kl_forward=kl_forward,
-            mean_kl=self.beta.mean_kl_divergence,
-            beta=beta,
-            learning_rate=task.learning_rate,
-            grad_norm=grad_norm,
-            clipped_grad_norm=clipped,
-            step_norm=step_norm,
-            clip_fraction=clip_fraction,
-            mean_return=float(returns.mean()),
-            baseline=baseline,
-            advantage=float(advantages.abs().mean()),
-            tokens=len(advantages),
-            clipped=cut,
-            advantages=tuple(float(part.mean()) for part in advantages.split(task.experience.counts)),
-            rejected=rejected,
-            weight=weight,
-            kl_start=kl_start,
-        )
-        return report, change
+        return {
+            "loss": loss,
+            "rl_loss": rl_loss,
+            "kl": kl,
+            "kl_before": kl_before,
+            "kl_forward": kl_forward,
+            "kl_start": kl_start,
+            "grad_norm": grad_norm,
+            "clipped_grad_norm": clipped,
+            "step_norm": step_norm,
+            "clip_fraction": clip_fraction,
+            "clipped": cut,
+            "rejected": rejected,
+        }
 
     # ------------------------------------------------------------------------------------------------- the pieces
 

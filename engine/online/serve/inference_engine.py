@@ -319,12 +319,13 @@ class InferenceEngine:
         always: draw the vote of a single answer even if its gate is closed.
         """
         found = {a.request.number: a for a in answers}
-        wanted = {number: self._extra(a, always) for number, a in found.items()}
-        for extra in {*wanted.values()} - {0}:
-            able = [a for number, a in found.items() if wanted[number] == extra]
+        wanted = {n: (self._extra(a, always), a.request.sampling.max_tokens) for n, a in found.items()}
+        for extra, limit in dict.fromkeys(kind for kind in wanted.values() if kind[0]):
+            able = [a for number, a in found.items() if wanted[number] == (extra, limit)]
             seed = -1 - self.seed - able[0].request.number
+            shorter = {"max_turn_tokens": limit} if limit and limit < self.config.max_turn_tokens else {}
             try:
-                drawn = self._drawn([a.request for a in able], extra, {}, seed)
+                drawn = self._drawn([a.request for a in able], extra, shorter, seed)
             except Exception:
                 log.exception("samples of %d requests could not be drawn", len(able))
                 continue

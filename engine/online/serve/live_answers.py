@@ -139,7 +139,8 @@ class LiveAnswers:
         prompt = self._prompt(answer.request)
         assert prompt is not None, "its answer began with this prompt"
         config, number = self.engine.config, answer.request.number
-        limit = min(config.max_turn_tokens, config.max_trajectory_tokens - len(prompt))
+        asked = answer.request.sampling.max_tokens or config.max_turn_tokens
+        limit = min(asked, config.max_turn_tokens, config.max_trajectory_tokens - len(prompt))
         sampling = SamplingSettings(config.temperature)
         seeds = [seed_of(-1 - self.engine.seed, number, i) for i in range(count)]
         rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]

@@ -19,7 +19,7 @@ from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, 
 from grpo_tui.engine.policy.forward import use_packed_forward
 from grpo_tui.engine.policy.kl import BetaController, BetaSettings
 
-from .tiny import logprobs_of, lora_model, make_task, online_config
+from .tiny import logits_of, logprobs_of, lora_model, make_task, online_config
 
 
 def updater(model: Any = None, **changes: Any) -> PolicyUpdater:
@@ -173,6 +173,21 @@ def test_learning_makes_the_rewarded_row_likelier_and_the_other_less_likely() ->
         u.apply(task)
     gained = likelihood() - before
     assert gained[0] > 0 > gained[1]
+
+
+def test_a_task_without_signal_moves_nothing() -> None:
+    """Adam would enlarge the rounding errors of the penalty's gradient to a whole step."""
+    u = updater()
+    task = make_task(u.model, rewards=torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]]]))
+    task = replace(task, components=("task",), facts={**task.facts, "feedback": "answer"})
+    noisy = replace(task, original_logits=OriginalLogits(full=logits_of(u.model, task.experience) + 1e-6))
+    u.baseline = RobustBaseline()
+    for _ in range(3):
+        u.baseline.add(1.0)
+    before = parameters(u)
+    report, _ = u.apply(noisy)
+    assert report.update == 1 and report.advantages == (0.0, 0.0) and report.mean_return == 1.0
+    assert report.step_norm == 0.0 and torch.equal(parameters(u), before) and not u.optimizer.state
 
 
 def test_state_goes_on_bit_for_bit() -> None:
