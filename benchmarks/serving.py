@@ -88,11 +88,11 @@ def exact(count: int, tokens: int, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from benchmarks.online import pairs, right
+    from benchmarks.questions import TASKS, split
     from benchmarks.smollm2 import smollm2
 
     base = str(smollm2())
-    questions = pairs(count, 0)
+    task, questions = TASKS["larger"], split("larger", 0, 0, count)[1]
     with tempfile.TemporaryDirectory() as home:
         command = [
             sys.executable,
@@ -112,8 +112,9 @@ def exact(count: int, tokens: int, dtype: str) -> None:
             url = _address(Path(home) / "exact" / "online" / "address.json", process)
             with httpx.Client(base_url=url, timeout=300) as client:
                 served = []
-                for question, _ in questions:
-                    body = {"model": base, "messages": [{"role": "user", "content": question}], "max_tokens": tokens}
+                for question in questions:
+                    chat = [{"role": "user", "content": question.text}]
+                    body = {"model": base, "messages": chat, "max_tokens": tokens}
                     answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
                     served.append(str(answer["choices"][0]["message"]["content"]))
         finally:
@@ -125,15 +126,18 @@ def exact(count: int, tokens: int, dtype: str) -> None:
     words = AutoTokenizer.from_pretrained(base)
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
     plain = []
-    for question, _ in questions:
+    for question in questions:
         given = words.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+            [{"role": "user", "content": question.text}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
         )
         out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
         plain.append(words.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
     equal = sum(a == b for a, b in zip(served, plain, strict=True))
     for name, texts in (("served", served), ("transformers", plain)):
-        success = statistics.fmean(right(t, a) for t, (_, a) in zip(texts, questions, strict=True))
+        success = statistics.fmean(task.right(t, q) for t, q in zip(texts, questions, strict=True))
         print(f"{name:14} success {success:.3f}")
     print(f"{dtype}: {equal} of {count} texts are equal", flush=True)
 
