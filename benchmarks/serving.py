@@ -3,6 +3,9 @@
 A real run (`grpo-tui online`, updates off) answers questions about a picture. For each number of callers: latency
 (median and 99th percentile), answers and tokens per second, and the ratio to one caller. Last row: short questions of 8
 callers while another sends prompts of the greatest allowed length.
+
+`--exact 200` compares default answers with greedy generation by transformers, and `--against-transformers` compares
+streaming with `transformers serve`. Both use SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
@@ -159,11 +162,21 @@ def row(name: str, measured: tuple[list[float], int, float], alone: float | None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--callers", default="1,4,16,50")
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=60, help="answers of a row, or of a stretch")
     parser.add_argument("--exact", type=int, metavar="N", help="compare N default answers with greedy generation")
-    parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer with --exact")
+    parser.add_argument("--tokens", type=int, default=24, help="length limit of an answer in both comparisons")
     parser.add_argument("--dtype", default="float32", help="number format with --exact")
+    parser.add_argument("--against-transformers", action="store_true", help="see benchmarks/serving_peer.py")
+    parser.add_argument("--learning", action="store_true", help="learn while --against-transformers measures")
+    parser.add_argument("--stretches", type=int, default=3, help="of each server, with --against-transformers")
+    parser.add_argument("--packages", type=Path, help="a folder with fastapi, for transformers serve")
+    parser.add_argument("--continuous-batching", action="store_true", help="of transformers serve")
     given = parser.parse_args()
+    if given.against_transformers:
+        from benchmarks.serving_peer import compare
+
+        compare(given)
+        return
     if given.exact:
         exact(given.exact, given.tokens, given.dtype)
         return
