@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from grpo_tui.engine.online.serve import inference_engine
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.serve.feedback import correct, label, rate
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
+from grpo_tui.engine.online.serve.live_answers import LiveAnswers
 from grpo_tui.engine.online.serve.requests import (
     Request,
     RequestError,
@@ -31,6 +33,7 @@ from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
 from grpo_tui.engine.online.voting import canonical
 from grpo_tui.engine.policy.kl import kl_directions
+from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
@@ -375,6 +378,24 @@ def test_a_conversation_gets_the_models_own_text_and_the_vote_comes_after_it() -
     assert len(learned.records) == 6 and learned.answer.label_vote.correct[0] is None
     voted = made.answer([conversation(number=2, ensemble=True)], policy_version=3)[0]
     assert len(voted.samples) == 5 and not voted.single
+
+
+def test_samples_of_a_vote_are_no_longer_than_their_callers_answer(tmp_path: Path) -> None:
+    made = engine(answer="last_number", max_turn_tokens=6)
+    short, whole = (made.answer([conversation(number=n, **m)], 0)[0] for n, m in ((1, {"max_tokens": 2}), (2, {})))
+    follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
+    live = LiveAnswers(made, follower, answered=pytest.fail)
+    drawn: dict[int, list[Rollout]] = {}
+    for answer in (short, whole):
+        live.draw(answer, 5, partial(drawn.__setitem__, answer.request.number))
+    while len(drawn) < 2:
+        live.advance()
+    live.pause()
+    lengths = {number: [int(r.agent_mask.sum()) for r in rollouts] for number, rollouts in drawn.items()}
+    assert max(lengths[1]) == 2 < max(lengths[2]) <= 6
+    widened = made.widen([short, whole])
+    lengths = {a.request.number: [int(r.agent_mask.sum()) for r in a.samples[1:]] for a in widened}
+    assert max(lengths[1]) == 2 < max(lengths[2]) <= 6
 
 
 def test_free_text_without_an_extractor_gives_no_pseudo_label() -> None:
