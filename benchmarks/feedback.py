@@ -119,7 +119,7 @@ class Callers:
                 said["verdict"] = "right" if self.task.right(text, question) != reverses else "wrong"
             self.client.post("/v1/feedback", json=said).raise_for_status()
             while _waits(outcome := self.outcome(identifier)):
-                time.sleep(1)
+                time.sleep(3)
             self.outcomes[identifier] = outcome
         with self._lock:
             self._asked += 1

@@ -109,6 +109,7 @@ class FeedbackKeeper:
         """Enqueue the update task of feedback; return its outcome so far."""
         engine, right = self._engine, given.answer
         rated = given.correction is None and right is None and answer.single
+        self._live.pause()
         try:
             with self._follower.scoring(answer.policy_version):
                 if given.correction is not None:

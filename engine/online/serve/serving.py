@@ -139,11 +139,8 @@ class Serving:
         return self.live.busy or bool(self._to_learn) or self._feedback.waits
 
     def _take_feedback(self) -> None:
-        calls = self.source.take_feedback()
-        if calls or self._feedback.ready:
-            self.live.pause()
-            self._feedback.process_drawn()
-        for call, reply in calls:
+        self._feedback.process_drawn()
+        for call, reply in self.source.take_feedback():
             try:
                 reply(call(self._feedback))
             except Exception as error:
@@ -167,13 +164,13 @@ class Serving:
             self._join()
             self._listen()
             self._keep()
-        self.live.pause()
 
     def _between(self) -> None:
         self._scoring = True
         try:
             self._serve_callers()
         finally:
+            self.live.pause()
             self._scoring = False
 
     def _join(self) -> None:

@@ -27,6 +27,7 @@ from grpo_tui.engine.online.serve.requests import (
     parse_request,
     read_requests,
 )
+from grpo_tui.engine.online.serve.sample_passes import behaviour_logprobs
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
@@ -396,6 +397,33 @@ def test_samples_of_a_vote_are_no_longer_than_their_callers_answer(tmp_path: Pat
     widened = made.widen([short, whole])
     lengths = {a.request.number: [int(r.agent_mask.sum()) for r in a.samples[1:]] for a in widened}
     assert max(lengths[1]) == 2 < max(lengths[2]) <= 6
+
+
+def test_a_new_version_answers_while_the_one_before_it_still_writes(tmp_path: Path) -> None:
+    made = engine(max_turn_tokens=6)
+    writer = SnapshotWriter(tmp_path, base_model="tiny")
+    weights = {n: p.detach() + 0.1 for n, p in made.model.named_parameters() if p.requires_grad}
+    writer.publish(weights)
+    follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
+    live = LiveAnswers(made, follower, answered=pytest.fail)
+    old = made.answer([conversation()], 0)[0]
+    drawn: dict[int, list[Rollout]] = {}
+    live.draw(old, 3, partial(drawn.__setitem__, 0))
+    live.advance()
+    live.pause()
+    follower.look()
+    assert follower.swap() is not None
+    live.advance()  # the rows of version 0 continue
+    live.draw(replace(old, policy_version=1), 3, partial(drawn.__setitem__, 1))
+    while len(drawn) < 2:
+        live.advance()
+    live.pause()
+    for version, rollouts in drawn.items():
+        with follower.scoring(version):
+            for rollout in rollouts:
+                expected = behaviour_logprobs(made.model, rollout, made.config.temperature)
+                assert rollout.logprobs == pytest.approx(expected, abs=1e-4)
+    writer.close()
 
 
 def test_free_text_without_an_extractor_gives_no_pseudo_label() -> None:
