@@ -383,9 +383,10 @@ def test_a_conversation_gets_the_models_own_text_and_the_vote_comes_after_it() -
 
 def test_samples_of_a_vote_are_no_longer_than_their_callers_answer(tmp_path: Path) -> None:
     made = engine(answer="last_number", max_turn_tokens=6)
-    short, whole = (made.answer([conversation(number=n, **m)], 0)[0] for n, m in ((1, {"max_tokens": 2}), (2, {})))
+    short = made.answer([conversation(max_tokens=2)], 0)[0]
+    whole = made.answer([conversation(number=2)], 0)[0]
     follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
-    live = LiveAnswers(made, follower, answered=pytest.fail)
+    live = LiveAnswers(made, follower, answered=lambda answer: pytest.fail(str(answer.text)))
     drawn: dict[int, list[Rollout]] = {}
     for answer in (short, whole):
         live.draw(answer, 5, partial(drawn.__setitem__, answer.request.number))
@@ -405,7 +406,7 @@ def test_a_new_version_answers_while_the_one_before_it_still_writes(tmp_path: Pa
     weights = {n: p.detach() + 0.1 for n, p in made.model.named_parameters() if p.requires_grad}
     writer.publish(weights)
     follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
-    live = LiveAnswers(made, follower, answered=pytest.fail)
+    live = LiveAnswers(made, follower, answered=lambda answer: pytest.fail(str(answer.text)))
     old = made.answer([conversation()], 0)[0]
     drawn: dict[int, list[Rollout]] = {}
     live.draw(old, 3, partial(drawn.__setitem__, 0))
