@@ -138,9 +138,6 @@ def describe(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-T = TypeVar("T")
-
-
 _ONE_ASKS = threading.Lock()
 
 

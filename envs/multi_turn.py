@@ -34,12 +34,11 @@ from .checks import find_problem
 from .content import pictures_of, with_text_before
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
-from .pacing import OnProgress, Stopwatch, Turns
 from .seeds import task_id
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import StepContext, StopReason, TokenArrays, Trajectory
 from .trial_pictures import KeptPictures, cleaned, loaded, shown_in, with_seen
-from .under_way import Answer, RolloutUnderWay
+from .under_way import Answer, OnProgress, RolloutUnderWay, Stopwatch, Turns
 
 logger = logging.getLogger(__name__)
 

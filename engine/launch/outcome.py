@@ -86,9 +86,6 @@ def set_up_logging() -> None:
     warnings.filterwarnings("ignore", RENAMED, FutureWarning)
 
 
-log = logging.getLogger(__name__)
-
-
 def alert_sender(run_dir: Path) -> AlertSender | None:
     """Return the sender of a run's alerts; None if the user asked for none. A mistake in the settings is logged and
     costs only the alerts."""
