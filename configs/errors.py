@@ -12,6 +12,9 @@ class GrpoTuiError(Exception):
     Every such error derives from it and from the standard class that fits (`ValueError`, …).
     """
 
+    exit_code = 1
+    """Of a command that ends with this error: 2 for wrong options or configurations, 3 for runs that are not there."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -31,6 +34,8 @@ class Problem:
 
 class ConfigError(GrpoTuiError, ValueError):
     """The configuration cannot be used. `problems` holds all faults, not only the first."""
+
+    exit_code = 2
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

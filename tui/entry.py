@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..configs.errors import GrpoTuiError
-from .cli.output import write_any_character
+from .cli.output import show, write_any_character
 
 
 def main() -> None:
@@ -93,12 +93,8 @@ def _open_dump(home: Path, reference: str) -> None:
     try:
         open_dumped(home, reference)
     except GrpoTuiError as error:
-        from .cli.common import CliError
-
-        if not isinstance(error, CliError):
-            raise
-        error.show()
-        raise SystemExit(error.code) from None
+        show(error)
+        raise SystemExit(error.exit_code) from None
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ POINTS = (1, 3, 5)
 class EvaluationError(GrpoTuiError, ValueError):
     """Evaluations cannot be read or compared; the message is one sentence."""
 
+    exit_code = 2
+
 
 @dataclass
 class Task:

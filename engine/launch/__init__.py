@@ -9,3 +9,5 @@ from ...configs.errors import GrpoTuiError
 
 class LaunchError(GrpoTuiError, RuntimeError):
     """A run cannot be started, resumed, stopped or deleted. The message is one sentence with the remedy."""
+
+    exit_code = 2

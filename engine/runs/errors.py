@@ -12,6 +12,8 @@ class RecordError(GrpoTuiError):
 class RunNotFound(RecordError, LookupError):
     """No run, or more than one, matches a reference. The message names the nearest ids."""
 
+    exit_code = 3
+
 
 class RecordDamaged(RecordError, OSError):
     """A part of a record cannot be read: damaged, cut off, or of a version that is not understood."""
@@ -23,6 +25,8 @@ class RecordVersion(RecordDamaged):
 
 class FilterError(RecordError, ValueError):
     """A filter or search expression cannot be understood. `position` is the offset of the first wrong character."""
+
+    exit_code = 2
 
     def __init__(self, message: str, position: int = 0) -> None:
         super().__init__(message)

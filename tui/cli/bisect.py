@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import ExitCode, Home, Importers, Maps, fail, json_line, say, warn
+from .common import Home, Importers, Maps, fail, json_line, say, warn
 
 
 def bisect(
@@ -33,20 +33,16 @@ def bisect(
     """
     from ...engine.evaluation.bisect import ODDS, change_point
     from ...engine.imports.readers import open_reader
-    from ...engine.runs.errors import FilterError, RecordError
     from ...engine.runs.search.query import Query
     from ..text import literal
     from .dumps import run_or_dump
 
     info = run_or_dump(reference, home, maps or (), importers or ())
     trained = "not (split:eval or split:validation or split:replaced)"
-    try:
-        with closing(open_reader(Path(info.path))) as reader:
-            notes = reader.rollouts.filter_notes(behaviour)
-            shown = reader.rollouts.per_step(Query(f"({behaviour}) and {trained}"))
-            counts = [(s, n, shown.get(s, 0)) for s, n in reader.rollouts.per_step(Query(trained)).items()]
-    except (FilterError, RecordError) as error:
-        fail(str(error), ExitCode.USAGE)
+    with closing(open_reader(Path(info.path))) as reader:
+        notes = reader.rollouts.filter_notes(behaviour)
+        shown = reader.rollouts.per_step(Query(f"({behaviour}) and {trained}"))
+        counts = [(s, n, shown.get(s, 0)) for s, n in reader.rollouts.per_step(Query(trained)).items()]
     found = change_point(counts)
     if not evaluate and found is not None and found.odds >= ODDS:
         if as_json:

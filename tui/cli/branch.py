@@ -43,9 +43,8 @@ def branch(
     policy writes it again; half begin after it. The difference of their mean rewards estimates the true advantage of
     the step. The continuations are a run of their own that can be inspected.
     """
-    from ...configs.errors import GrpoTuiError
     from ...engine.evaluation.branch import branch_config, read_branch, start_branch
-    from ...engine.launch.find import RunNotFound, find_run
+    from ...engine.launch.find import find_run
     from ...engine.launch.stop import stop_run
     from ...engine.runs.read.reader import RunReader
     from ..text import literal
@@ -59,10 +58,8 @@ def branch(
         source = Path(find_run(home, reference).path)
         config = branch_config(source, rollout, step, token=token, samples=samples, policy=policy)
         run = start_branch(config)
-    except (RunNotFound, LookupError) as problem:
+    except LookupError as problem:
         fail(str(problem), ExitCode.NOT_FOUND)
-    except GrpoTuiError as problem:
-        fail(str(problem), ExitCode.USAGE)
     if run.active:
         code = follow(run, stop=lambda: stop_run(run), out=warn)
         ended = find_run(home, run.path)

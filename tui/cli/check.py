@@ -99,15 +99,15 @@ def _steps(found: Found) -> str:
 def recompute_run(reference: str, as_json: bool, home: Path) -> None:
     """Print each number of a training that differs from its recomputation. Exits with 1 if there is one."""
     from ...configs.errors import ConfigError
+    from ...engine.launch.find import find_run
     from ...engine.launch.settings import read_config
     from ...engine.recompute import recompute
     from ...engine.recompute.trl import recompute_trl
     from ...engine.runs.errors import RecordError
     from ...engine.runs.read.reader import RunReader
     from ..text import literal
-    from .runs import find
 
-    info = find(home, reference)
+    info = find_run(home, reference)
     try:
         config = None if info.mode == "recorded" else read_config(info.path)
         if config is not None and config.mode != "rft":

@@ -83,9 +83,13 @@ def ask(module: str, config: RunConfig, *arguments: str) -> Answer:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(to_yaml(config))
         file.flush()
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", module, file.name, *arguments], capture_output=True, text=True, check=False
-        )
+        return run_module(module, file.name, *arguments)
+
+
+def run_module(module: str, *arguments: str) -> Answer:
+    """Run `python -m module ARGUMENTS`."""
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return Answer(done.stdout)
     return Answer("", (done.stderr.strip().splitlines() or ["no reason was given"])[-1])

@@ -23,16 +23,12 @@ POLL_S = 0.2
 def dry_run(config: RunConfig) -> int:
     """Print prompts, completions, components, advantages and cost of a trial step. Returns the exit code of the
     command."""
-    from ...engine.launch import LaunchError
     from ...engine.launch.start import start_run
     from ...engine.runs.read.reader import RunReader
     from .follow import crash_reason
 
     with tempfile.TemporaryDirectory(prefix="grpo-tui-dry-run-", ignore_cleanup_errors=True) as folder:
-        try:
-            run = start_run(small(config, Path(folder)), runs_dir=Path(folder))
-        except LaunchError as error:
-            fail(str(error), ExitCode.USAGE)
+        run = start_run(small(config, Path(folder)), runs_dir=Path(folder))
         say(f"dry run: {ROLLOUTS} rollouts of one prompt of {run.environment} with {run.model}; nothing of it is kept")
         ended = _wait(Path(run.path))
         if ended.status == "crashed":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.imports import cache
 from ...engine.imports.behind import Opened, is_path_of_dump
-from ...engine.imports.errors import DumpError
 from ...engine.imports.options import Options
 from ...engine.imports.readers import open_reader
 from ...engine.runs.search.query import Query
@@ -27,10 +26,10 @@ def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequ
     """Return the run, or the indexed dump, that a person named to a command. Prints which parts of a dump were
     skipped."""
     if not (maps or importers or is_path_of_dump(reference, home)):
-        from .runs import find
+        from ...engine.launch.find import find_run
 
         missing(reference, home)
-        return find(home, reference)
+        return find_run(home, reference)
     info, dump = opened_dump(reference, maps, importers, whole=True)
     for text in dump_notes(dump.summary):
         if not text.startswith("not in "):
@@ -47,8 +46,6 @@ def opened_dump(
     options = options_of(maps, importers)
     try:
         opened = open_dump(reference, options, whole=whole, searchable=searchable)
-    except DumpError as error:
-        fail(str(error))
     except PermissionError as error:
         fail(f"{reference} cannot be read: {error.strerror}")
     return info_of(opened.folder), opened
@@ -62,10 +59,7 @@ def info_of(folder: Path) -> RunInfo:
 
 def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:
     """Return how to read a dump. A wrong option ends the command with one line."""
-    try:
-        return Options.of(maps, (*importers, *own_importers()))
-    except DumpError as error:
-        fail(str(error))
+    return Options.of(maps, (*importers, *own_importers()))
 
 
 def dump_notes(summary: Mapping[str, Any]) -> list[str]:

@@ -61,26 +61,19 @@ def evaluate(
     rewards are those of the first run, unless --config or --dataset name others. Each evaluation is a run of its own
     that can be inspected; one that was stopped continues, and one that exists is not repeated.
     """
-    from ...configs.errors import GrpoTuiError
     from ...configs.sections.model import ENDPOINT
     from ...engine.evaluation.results import compare, read_evaluation
     from ...engine.evaluation.subjects import find_subject
-    from ...engine.launch.find import RunNotFound
 
-    try:
-        found = [find_subject(text, home, model) for text in subjects]
-        if (model or api_key_env) and not any(s.name.startswith(ENDPOINT) for s in found):
-            fail("--model and --api-key-env are for an endpoint, such as http://127.0.0.1:8000/v1", ExitCode.USAGE)
-        base = _base_config(found, config, dataset, reward, set_)
-        if base is not None and api_key_env is not None:
-            base.evaluation.api_key_env = api_key_env
-        folders = [evaluated(home, s, base, tasks, samples, temperature, seed, quiet=json_) for s in found]
-        results = [read_evaluation(folder) for folder in folders]
-        compared = [compare(results[0], other) for other in results[1:]]
-    except RunNotFound as problem:
-        fail(str(problem), ExitCode.NOT_FOUND)
-    except GrpoTuiError as problem:
-        fail(str(problem), ExitCode.USAGE)
+    found = [find_subject(text, home, model) for text in subjects]
+    if (model or api_key_env) and not any(s.name.startswith(ENDPOINT) for s in found):
+        fail("--model and --api-key-env are for an endpoint, such as http://127.0.0.1:8000/v1", ExitCode.USAGE)
+    base = _base_config(found, config, dataset, reward, set_)
+    if base is not None and api_key_env is not None:
+        base.evaluation.api_key_env = api_key_env
+    folders = [evaluated(home, s, base, tasks, samples, temperature, seed, quiet=json_) for s in found]
+    results = [read_evaluation(folder) for folder in folders]
+    compared = [compare(results[0], other) for other in results[1:]]
     if json_:
         say(json_line({"evaluations": [_plain(r) for r in results], "differences": [_plain_pair(c) for c in compared]}))
     else:

@@ -70,8 +70,8 @@ def inspect(
     data instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
     """
     from ...engine.imports.behind import is_path_of_dump
+    from ...engine.launch.find import find_run
     from .dumps import matching, missing, opened
-    from .runs import find
 
     listing = filter_ is not None or search is not None
     plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
@@ -102,7 +102,7 @@ def inspect(
             warn(read)
     else:
         missing(run, home)
-        info = find(home, run)
+        info = find_run(home, run)
     if report is not None:
         from .report import write_report
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from ...configs.errors import GrpoTuiError
 from . import bisect as cli_bisect
 from . import branch as cli_branch
 from . import check as cli_check
@@ -32,7 +33,8 @@ from . import rescore as cli_rescore
 from . import rollouts as cli_rollouts
 from . import runs as cli_runs
 from . import train as cli_train
-from .common import CliError, ExitCode, fail, on_terminal, warn, write_any_character
+from .common import ExitCode, fail, on_terminal, warn, write_any_character
+from .output import show
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -120,9 +122,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         result = command.main(args=arguments, prog_name="grpo-tui", standalone_mode=False)
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
-    except CliError as error:
-        error.show()
-        return error.code
+    except GrpoTuiError as error:
+        show(error)
+        return error.exit_code
     except _UsageError as wrong:
         error: Any = wrong
         context = getattr(error, "ctx", None)

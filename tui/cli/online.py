@@ -43,8 +43,8 @@ def online(
     Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
     over HTTP (--serve HOST:PORT).
     """
+    from ...engine.launch.find import find_run
     from ..text import literal
-    from .runs import find
 
     if requests is not None and serve is not None:
         fail("--requests and --serve exclude each other; give one", ExitCode.USAGE)
@@ -55,7 +55,7 @@ def online(
             "--dataset and --reward out",
             ExitCode.USAGE,
         )
-    old = find(home, resume) if resume is not None else None
+    old = find_run(home, resume) if resume is not None else None
     source = str(Path(old.path) / "config.yaml") if old is not None else config
     overrides = list(set_ or ())
     if requests is not None:
@@ -68,24 +68,20 @@ def online(
         options |= _conversations(model or "", overrides)
     settings = load(source, overrides, "online", options=options, paths=old is None)
 
-    from ...engine.launch import LaunchError
     from ...engine.launch.start import start_run
 
     piped = settings.online.requests == "-"
     if old is None:
         for line in chosen_lines(settings, config, overrides, options):
             (warn if piped else say)(literal(line))
-    try:
-        run = start_run(
-            settings,
-            runs_dir=home,
-            run_id=run_id,
-            resume=old.id if old is not None else None,
-            stdin=sys.stdin.fileno() if piped else None,
-            stdout=sys.stdout.fileno() if piped else None,
-        )
-    except LaunchError as error:
-        fail(str(error), ExitCode.USAGE)
+    run = start_run(
+        settings,
+        runs_dir=home,
+        run_id=run_id,
+        resume=old.id if old is not None else None,
+        stdin=sys.stdin.fileno() if piped else None,
+        stdout=sys.stdout.fileno() if piped else None,
+    )
     # in a pipe standard output carries the answers, so what is told goes to standard error
     watch(home, run, headless=headless or piped, out=warn if piped else say)
 

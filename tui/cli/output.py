@@ -33,15 +33,16 @@ class CliError(GrpoTuiError):
     """Ends the command with one line (or one line a problem) on standard error."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
-        self.message, self.code = message, code
+        self.exit_code = code
         super().__init__(message)
 
-    def show(self) -> None:
-        """Print the message on standard error, one line for each of its lines. Every character is visible."""
-        from ..text import literal
 
-        for line in self.message.splitlines():
-            warn(literal(line))
+def show(error: GrpoTuiError) -> None:
+    """Print the message on standard error, one line for each of its lines. Every character is visible."""
+    from ..text import literal
+
+    for line in str(error).splitlines():
+        warn(literal(line))
 
 
 def write_any_character() -> None:
@@ -91,10 +92,6 @@ def own_importers() -> Sequence[str]:
     """Return the importers of the personal settings. Nothing is loaded if there are none."""
     if not personal_path().is_file():
         return ()
-    from ...configs.errors import ConfigError
     from ...configs.personal import load_personal
 
-    try:
-        return load_personal().importers
-    except ConfigError as error:
-        fail(str(error), ExitCode.USAGE)
+    return load_personal().importers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, Home, SetOption, fail, on_terminal, say
+from .common import Home, SetOption, fail, on_terminal, say
 from .config import ConfigArgument, load
 from .train import DatasetOption, ModelOption, RewardOption, own
 
@@ -36,15 +36,11 @@ def play(
 
     Without a terminal, each line of standard input is a turn, or one of /model, /again, /next and /quit.
     """
-    from ...engine.launch import LaunchError
     from ...engine.launch.play import Play
     from .follow import crash_reason
 
     settings = for_play(load(config, set_, "rft", options=own(model, dataset, reward), paths=True))
-    try:
-        game = Play(settings, home, run_id)
-    except LaunchError as error:
-        fail(str(error), ExitCode.USAGE)
+    game = Play(settings, home, run_id)
     try:
         if on_terminal():
             from ..app.app import run_app

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, Home, fail, say, warn
+from .common import ExitCode, Home, fail, run_module, say, warn
 
 if TYPE_CHECKING:
     from ...engine.evaluation.subjects import Subject
@@ -46,11 +44,9 @@ def merge(
         require("merging")
     except LaunchError as error:
         fail(str(error))
-    module = "grpo_tui.engine.training.merge"
-    command = [sys.executable, "-P", "-m", module, str(subject.folder), subject.weights, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        fail((done.stderr.strip().splitlines() or ["the merge gave no reason"])[-1])
+    merged = run_module("grpo_tui.engine.training.merge", str(subject.folder), subject.weights, str(folder))
+    if merged.problem:
+        fail(merged.problem)
     say(f"{folder} is the merged model")
 
 
@@ -104,16 +100,9 @@ def push(
 
 def _found(reference: str, home: Path) -> Subject:
     """Return a run's result, or one of its checkpoints."""
-    from ...configs.errors import GrpoTuiError
     from ...engine.evaluation.subjects import find_subject
-    from ...engine.launch.find import RunNotFound
 
-    try:
-        subject = find_subject(reference, home)
-    except RunNotFound as problem:
-        fail(str(problem), ExitCode.NOT_FOUND)
-    except GrpoTuiError as problem:
-        fail(str(problem), ExitCode.USAGE)
+    subject = find_subject(reference, home)
     if subject.folder is None or subject.weights is None:
         fail(f"{reference} names no trained policy: name a training run, or RUN@STEP", ExitCode.USAGE)
     return subject

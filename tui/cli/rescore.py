@@ -33,16 +33,16 @@ def rescore(
     does not predict later rollouts, which another policy would have sampled.
     """
     from ...configs.errors import GrpoTuiError
+    from ...engine.launch.find import find_run
     from ...engine.launch.settings import read_config
     from ...engine.recompute.items import steps_of
     from ...engine.recompute.rescore import rescore as computed
     from ...engine.runs.paths import CONFIG_FILE
     from ...engine.runs.read.reader import RunReader
     from .config import load
-    from .runs import find
     from .train import own
 
-    info = find(home, reference)
+    info = find_run(home, reference)
     if info.mode != "rft":
         fail(
             f"{info.id} has mode {info.mode}; only trainings by reinforcement (rft) can be scored again", ExitCode.USAGE

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .common import ExitCode, Home, RunReference, fail, known_runs, on_terminal, say
-
-if TYPE_CHECKING:
-    from ...engine.runs.types import RunInfo
-
-
-def find(home: Path, reference: str) -> RunInfo:
-    """Return the run that `reference` names. Ends the command with the nearest ids if there is none."""
-    from ...engine.launch.find import find_run
-    from ...engine.runs.errors import RunNotFound
-
-    try:
-        return find_run(home, reference)
-    except RunNotFound as error:
-        fail(str(error), ExitCode.NOT_FOUND)
 
 
 def runs(
@@ -45,9 +31,10 @@ def stop(
 ) -> None:
     """Let a run save and stop."""
     from ...engine.launch import LaunchError
+    from ...engine.launch.find import find_run
     from ...engine.launch.stop import living, stop_run
 
-    info = find(home, run)
+    info = find_run(home, run)
     left = living(Path(info.path))
     if not info.active and not left:
         say(f"run {info.id} is not running ({info.status} at step {info.step})")
@@ -68,12 +55,13 @@ def stop(
 
 def repair(run: RunReference, *, home: Home) -> None:
     """Save the readable part of a run's damaged record into a new one. The damaged file is kept."""
+    from ...engine.launch.find import find_run
     from ...engine.launch.stop import living
     from ...engine.runs.errors import RecordError
     from ...engine.runs.health.repair import repair as repaired
     from ...engine.runs.read.record import damage
 
-    info = find(home, run)
+    info = find_run(home, run)
     path = Path(info.path)
     if info.active or living(path):
         fail(f"run {info.id} is {info.status}: stop it before its record is repaired")
@@ -106,7 +94,7 @@ def live(
 
     With RUN, open the dashboard of that run, active or ended. Any terminal will do, also over ssh.
     """
-    from ...engine.launch.find import list_runs
+    from ...engine.launch.find import find_run, list_runs
 
     if not on_terminal():
         fail(
@@ -114,7 +102,7 @@ def live(
             ExitCode.USAGE,
         )
     if run is not None:
-        info = find(home, run)
+        info = find_run(home, run)
     else:
         runs = list_runs(home)
         info = next((r for r in runs if r.active), None)

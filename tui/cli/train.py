@@ -132,21 +132,17 @@ def train(
     if old is not None:
         _refuse_or_end(old, settings)
 
-    from ...engine.launch import LaunchError
     from ...engine.launch.start import start_run
 
     def start(settings: RunConfig, run_id: str | None, resume: str | None) -> RunInfo:
-        try:
-            return start_run(
-                settings,
-                runs_dir=home,
-                run_id=run_id,
-                resume=resume,
-                num_processes=num_processes,
-                accelerate_config=accelerate_config,
-            )
-        except LaunchError as error:
-            fail(str(error), ExitCode.USAGE)
+        return start_run(
+            settings,
+            runs_dir=home,
+            run_id=run_id,
+            resume=resume,
+            num_processes=num_processes,
+            accelerate_config=accelerate_config,
+        )
 
     if seeds > 1:
         from .seeds import train_seeds
@@ -168,12 +164,12 @@ def _recorded(
     home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None
 ) -> tuple[RunInfo, RunConfig]:
     """Return the run to resume, and its own configuration. Any `given` option would make another configuration."""
-    from .runs import find
+    from ...engine.launch.find import find_run
 
     wrong = next((name for name, value in given.items() if value is not None), None)
     if wrong is not None:
         fail(f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)", ExitCode.USAGE)
-    old = find(home, resume)
+    old = find_run(home, resume)
     return old, load(str(Path(old.path) / "config.yaml"), set_)
 
 
