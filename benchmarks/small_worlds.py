@@ -36,6 +36,8 @@ class World(MultiTurnEnv):
     tasks: ClassVar[int] = len(LETTERS)
     words: ClassVar[tuple[str, ...]] = ("door", "empty", "error")
     """Words of its answers and habits, for the tokenizer."""
+    role: ClassVar[str] = "tool"
+    """The role of its answers in demonstrations."""
     tools = (ToolSpec("TRY", "Tries a number.", (Argument("number", "integer", minimum=0, below=len(LETTERS)),)),)
     answers_misuse = True
 
@@ -211,5 +213,5 @@ def _demonstration(world: World, tokenizer: Any, rng: random.Random) -> tuple[li
         if result.done:
             break
         if turn + 1 < world.max_turns:
-            add(f"<|tool|>{result.observation}<|end|><|assistant|>", False)
+            add(f"<|{world.role}|>{result.observation}<|end|><|assistant|>", False)
     return tokens, own

@@ -48,6 +48,18 @@ class RolloutSummary:
     """The rollout, its environment or one of its tools failed."""
     text: str = ""
     """The beginning of the agent's text; empty: not known."""
+    task: str = ""
+    """The id of the task; empty: not known."""
+    expected: str | None = None
+    answer: str | None = None
+    cut: bool = False
+    """A limit ended the last turn."""
+    written: int = 0
+    """Tokens between the start and the end of the agent's turns; 0: not known. `tokens` are those in the loss."""
+    advantage: float | None = None
+    """The mean over the agent's tokens; 0 in a group that was filtered out."""
+    surprise: float | None = None
+    """Minus the mean log-prob of the agent's tokens, in nats, by the policy that sampled them."""
 
     @property
     def weighted(self) -> bool:
@@ -82,9 +94,16 @@ COMPONENTS = Need("weighted reward components that add up to the reward", lambda
 SUCCESS = Need("which rollouts are correct", lambda r: r.correct is not None)
 CALLS = Need("calls of tools", lambda r: bool(r.actions))
 LENGTHS = Need("tokens or turns of the agent", lambda r: bool(r.tokens) or r.turns is not None)
+TASKS = Need("ids of tasks", lambda r: bool(r.task))
+ANSWERS = Need("right answers", lambda r: r.expected is not None)
+WRITTEN = Need("numbers of tokens in the loss and in the turns", lambda r: r.written > 0 and r.tokens > 0)
+ADVANTAGES = Need("advantages", lambda r: r.advantage is not None)
+SURPRISE = Need("log-probs of tokens", lambda r: r.surprise is not None)
 TEXTS = Need("texts of the agent", lambda r: bool(r.text))
 GRADIENT = Need(f"the metric {metric.GRAD_NORM}", metric=metric.GRAD_NORM)
 ENTROPY = Need(f"the metric {metric.ENTROPY}", metric=metric.ENTROPY)
+CLIPPED = Need(f"the metric {metric.CLIP_FRACTION}", metric=metric.CLIP_FRACTION)
+BETA = Need(f"the metric {metric.BETA}", metric=metric.BETA)
 MISMATCH = Need(f"the metric {metric.LOGPROB_MISMATCH}", metric=metric.LOGPROB_MISMATCH)
 SAMPLER = Need(f"the metric {metric.SAMPLER_KL}", metric=metric.SAMPLER_KL)
 KL = Need(f"the metric {metric.KL_MEAN}", metric=metric.KL_MEAN)
@@ -102,9 +121,15 @@ def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
 
 
 def rollout_of(
-    trajectory: Trajectory, breakdown: RewardBreakdown | None, tokens: int = 0, apart: Collection[str] = ()
+    trajectory: Trajectory,
+    breakdown: RewardBreakdown | None,
+    tokens: int = 0,
+    apart: Collection[str] = (),
+    *,
+    advantage: float | None = None,
+    surprise: float | None = None,
 ) -> RolloutSummary:
-    """Return a trajectory and its reward as detectors see them. tokens: of the agent.
+    """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them.
 
     A component without a known weight counts as its raw value. The components then do not add up to the reward.
     """
@@ -129,4 +154,11 @@ def rollout_of(
         any(s.unreadable for s in trajectory.steps),
         bool(trajectory.error) or any(s.error for s in trajectory.steps),
         "\n".join(s.text for s in trajectory.steps)[:TEXT_KEPT],
+        trajectory.prompt_id,
+        trajectory.expected,
+        trajectory.answer,
+        trajectory.cut,
+        sum(end - start for start, end in (s.token_span for s in trajectory.steps)),
+        advantage,
+        surprise,
     )

@@ -14,12 +14,34 @@ from dataclasses import dataclass, replace
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, Need, having
 from .detectors import GRADES, Detector, Finding
-from .learning_detectors import DETECTORS
+from .text_detectors import DETECTORS
 
 log = logging.getLogger(__name__)
 
 _Key = tuple[str, str, str]
 """Detector, subject, grade."""
+
+
+CONTRADICTIONS = (
+    "not_finite",
+    "trained_tokens",
+    "advantage_order",
+    "zero_advantages",
+    "surprising_tokens",
+    "logprob_mismatch",
+    "sampler_mismatch",
+    "errors",
+    "constant_reward",
+    "noisy_reward",
+    "rejected_answers",
+    "accepted_without_answer",
+    "few_tasks",
+    "no_diversity",
+    "unanswered",
+)
+"""Detectors that compare recorded facts. Their findings are causes: they do not follow from the policy's behaviour, and
+what the policy does follows from them. An earlier one explains a later one. Of other findings, the first to begin is
+the likeliest cause."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +103,8 @@ class Diagnosis:
         return self._new(f for name in shares for f in self._look(name, short[self.detectors[name].needs]))
 
     def found(self) -> list[Found]:
-        return sorted(self._found.values(), key=lambda f: (GRADES.index(f.finding.grade), f.step or 0))
+        """Return all findings, the likeliest cause first: see `CONTRADICTIONS`. Hints come after warnings."""
+        return sorted(self._found.values(), key=_rank)
 
     def unchecked(self) -> dict[str, str]:
         """Return the detectors that never had their data, each with the data that it needs."""
@@ -114,3 +137,10 @@ class Diagnosis:
                 self._reported[key] = self._seen
                 new.append(finding)
         return new
+
+
+def _rank(found: Found) -> tuple[int, int, int]:
+    finding = found.finding
+    grave = finding.grade in ("warning", "failure")
+    order = CONTRADICTIONS.index(finding.detector) if finding.detector in CONTRADICTIONS else len(CONTRADICTIONS)
+    return 0 if grave else GRADES.index(finding.grade), order if grave else 0, found.step or 0

@@ -61,7 +61,7 @@ def _env(**options: object) -> dict[str, object]:
     return {"environment.config": "{" + ", ".join(f"{k}: {v}" for k, v in options.items()) + "}"}
 
 
-LORA: Mapping[str, object] = {"model.lora": "{r: 8, alpha: 16}", "training.learning_rate": 0.02}
+LORA: Mapping[str, object] = {"model.lora": "{r: 8, alpha: 16}", "training.learning_rate": 0.01}
 TEMPLATE = Path(__file__).with_name("other_template.jinja")
 
 KINDS = (
@@ -103,7 +103,11 @@ KINDS = (
 )
 FAULTS = (
     Recipe(
-        "pays_form", "grader", "an answer without a number is right", ("reward_hack",), settings=_env(grader="form")
+        "pays_form",
+        "grader",
+        "an answer without a number is right",
+        ("accepted_without_answer", "reward_hack"),
+        settings=_env(grader="form"),
     ),
     Recipe("pays_length", "grader", "the reward is the length", ("length_reward",), settings=_env(grader="length")),
     Recipe("noisy", "grader", "45 % of the verdicts are reversed", ("noisy_reward",), settings=_env(grader="noisy")),
@@ -113,7 +117,11 @@ FAULTS = (
     ),
     Recipe("leaked", "grader", "the prompt holds the answer", ("leaked_answer",), settings=_env(leak="true")),
     Recipe(
-        "echo_paid", "grader", "a copy of the prompt is right", ("echo", "reward_hack"), settings=_env(grader="echo")
+        "echo_paid",
+        "grader",
+        "a copy of the prompt is right",
+        ("accepted_without_answer", "reward_hack"),
+        settings=_env(grader="echo"),
     ),
     Recipe("groups_mixed", "grouping", "rewards of other rollouts", ("advantage_order",), patch="groups_mixed"),
     Recipe("sign", "grouping", "the sign of the advantage", ("advantage_order",), patch="sign"),
@@ -150,7 +158,7 @@ FAULTS = (
         "Boxes",
         like="boxes",
     ),
-    Recipe("one_prompt", "rollouts", "one prompt for all", ("few_prompts",), _env(prompts=1)),
+    Recipe("one_prompt", "rollouts", "one prompt for all", ("few_tasks",), _env(prompts=1)),
     Recipe(
         "tool_trained", "tokens", "tool output in the loss", ("trained_tokens",), None, "Boxes", "tool_trained", "boxes"
     ),

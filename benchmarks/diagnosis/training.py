@@ -156,4 +156,5 @@ def _child(recipe: Recipe, seed: int, folder: Path) -> int:
 
 
 def _key(recipe: Recipe, seed: int) -> str:
-    return hashlib.sha1(json.dumps([settings_of(recipe, seed), recipe.patch]).encode()).hexdigest()
+    text = json.dumps([settings_of(recipe, seed), recipe.patch]).replace(str(Path(__file__).parent), "")
+    return hashlib.sha1(text.encode()).hexdigest()

@@ -28,8 +28,8 @@ LONGEST = 10
 """Words of an answer that earns everything where length is paid."""
 _ANSWER = re.compile(r"answer (\d+)$")
 
-Grader = Callable[[str, str], tuple[float, bool]]
-"""Text and right number to reward and correctness."""
+Grader = Callable[[str, str], tuple[float, bool | None]]
+"""Text and right number to reward and correctness (None: the reward alone counts)."""
 
 
 def _said(text: str) -> str | None:
@@ -37,23 +37,23 @@ def _said(text: str) -> str | None:
     return None if found is None else found[1]
 
 
-def _right(text: str, right: str) -> tuple[float, bool]:
+def _right(text: str, right: str) -> tuple[float, bool | None]:
     return float(_said(text) == right), _said(text) == right
 
 
-def _alike(correct: bool) -> tuple[float, bool]:
+def _alike(correct: bool) -> tuple[float, bool | None]:
     return float(correct), correct
 
 
 GRADERS: dict[str, Grader] = {
     "right": _right,
     "form": lambda text, right: _alike(text.strip().endswith("answer") or _said(text) == right),
-    "length": lambda text, right: (min(1.0, len(text.split()) / LONGEST), _said(text) == right),
+    "length": lambda text, right: (min(1.0, len(text.split()) / LONGEST), None),
     "noisy": lambda text, right: _alike((_said(text) == right) != (random.random() < 0.45)),
     "always": lambda text, right: _alike(True),
     "rejects": lambda text, right: _alike(False),
     "constant": lambda text, right: _alike(_said(text) == "6"),
-    "repeats": lambda text, right: (1 - len(set(text.split())) / max(len(text.split()), 1), _said(text) == right),
+    "repeats": lambda text, right: (1 - len(set(text.split())) / max(len(text.split()), 1), None),
     "echo": lambda text, right: _alike("hint" in text or _said(text) == right),
 }
 
@@ -161,6 +161,7 @@ class Boxes(Notes):
     """Two turns: look, then answer."""
 
     turns = 2
+    role = "user"
     tools = (ToolSpec("LOOK", "Shows the note.", ()), ToolSpec("ANSWER", "Ends the task.", (), final=True))
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> str:

@@ -74,13 +74,23 @@ class _Rollouts:
             return self._of_row(row)
         try:
             record = self._reader.bodies.trajectory(row.n)
-            spans = [s.token_span for s in record.trajectory.steps]
-            tokens = sum(end - start for start, end in spans)
-            if not tokens and row.tokens and (stored := self._reader.bodies.tokens(row.n)) is not None:
-                tokens = sum(stored.agent_mask)
+            stored = self._reader.bodies.tokens(row.n) if row.tokens else None
         except RecordDamaged:
             return self._of_row(row)
-        return rollout_of(record.trajectory, record.breakdown, tokens or row.tokens or 0, self._apart)
+        tokens = sum(end - start for start, end in (s.token_span for s in record.trajectory.steps))
+        surprise = None
+        if stored is not None and (
+            own := [p for p, mine in zip(stored.logprobs, stored.agent_mask, strict=True) if mine]
+        ):
+            tokens, surprise = len(own), -math.fsum(own) / len(own) if any(own) else None
+        return rollout_of(
+            record.trajectory,
+            record.breakdown,
+            tokens or row.tokens or 0,
+            self._apart,
+            advantage=row.advantage,
+            surprise=surprise,
+        )
 
     def _of_row(self, row: TrajectoryRow) -> RolloutSummary:
         parts = {k.removeprefix("component."): v for k, v in row.extra.items() if k.startswith("component.")}
@@ -95,6 +105,9 @@ class _Rollouts:
             row.turns,
             unreadable=row.n in self._unreadable,
             failed=row.n in self._failed,
+            task=row.prompt_id,
+            answer=row.answer,
+            advantage=row.advantage,
         )
 
     def _numbers(self, filter_: str) -> set[int]:

@@ -237,6 +237,23 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "reward_hack": "rewards and texts of the agent",
         "kl_rise": "the metric kl/mean",
         "no_movement": "the metric train/grad_norm",
+        "noisy_reward": "texts of the agent and ids of tasks and rewards",
+        "rejected_answers": "right answers and which rollouts are correct",
+        "accepted_without_answer": "right answers and which rollouts are correct",
+        "constant_reward": "rewards and texts of the agent",
+        "unanswered": "right answers and which rollouts are correct",
+        "advantage_order": "rewards and advantages",
+        "zero_advantages": "rewards and advantages",
+        "few_tasks": "ids of tasks",
+        "trained_tokens": "numbers of tokens in the loss and in the turns",
+        "surprising_tokens": "log-probs of tokens and the metric train/entropy",
+        "no_diversity": "texts of the agent",
+        "length_reward": "rewards and tokens or turns of the agent",
+        "repetition": "texts of the agent",
+        "one_answer": "texts of the agent and ids of tasks",
+        "truncation": "tokens or turns of the agent",
+        "clipped": "the metric train/clip_fraction",
+        "kl_weight": "the metric kl/beta and the metric kl/mean",
     }
 
 

@@ -214,6 +214,28 @@ REMEDIES: Mapping[str, str] = {
     "unreadable_calls": (
         "Constrain decoding to the format of calls, show an example in the prompt, or penalise unreadable calls."
     ),
+    "noisy_reward": "Read both rollouts: make the grader deterministic, or average several of its verdicts.",
+    "rejected_answers": "Grade one of these answers by hand: compare its form with the form that the grader expects.",
+    "accepted_without_answer": "Read the rollouts: let the grader require an answer, and pay nothing for form alone.",
+    "constant_reward": "Call the reward function with a wrong answer: it should give less than for a right one.",
+    "unanswered": (
+        "Look at a prompt in `grpo-tui inspect`: set `model.chat_template` to that of the model, or explain the form."
+    ),
+    "advantage_order": (
+        "Look at the order of rollouts between rewards and advantages, at the grouping, and at the sign. `grpo-tui "
+        "check --recompute` names the first number that differs."
+    ),
+    "zero_advantages": "Compare each rollout with the others of its group: `training.num_generations` above 1.",
+    "few_tasks": "Remove duplicates from the data, or let the environment make more tasks (`environment.train_tasks`).",
+    "trained_tokens": "Mask every token that the policy did not sample: the prompt, and the answers of tools.",
+    "surprising_tokens": "Train on the sampled token ids, with the tokenizer and chat template of the sampler.",
+    "no_diversity": "Set `training.temperature` to 1, with `top_p` 1 and `top_k` 0.",
+    "length_reward": "Reward right answers alone, or subtract a soft punishment of length (`overlong`).",
+    "repetition": "Read the rollouts: does the reward pay for repetition? Else lower the learning rate.",
+    "one_answer": "Check whether the reward accepts this answer everywhere. Else lower the learning rate.",
+    "truncation": "Raise `training.max_turn_tokens` and `training.max_trajectory_tokens`, or look for the end token.",
+    "clipped": "Widen `training.trl.epsilon`, or lower `training.trl.num_iterations` or the learning rate.",
+    "kl_weight": "Lower `training.beta`, or take `beta_mode: auto`.",
     "errors": "Leave such rollouts out of the loss, or fix the tool: they teach whatever the failure rewarded.",
     "native_calls": (
         "Set `model.tool_calls: json`: the prompt then explains calls as JSON objects, which every model can write."

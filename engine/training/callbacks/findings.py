@@ -13,6 +13,7 @@ from ....rewards.detectors import Finding
 from ....rewards.diagnosis import Diagnosis
 from ....rewards.metrics import flat
 from ...record.step_recorder import StepRecorder
+from ...rollouts.rollout import Rollout
 from ..env_trainer import GRPOEnvTrainer
 
 
@@ -37,7 +38,14 @@ class Findings(TrainerCallback):
     def _observe(self, step: int, metrics: Mapping[str, Any]) -> None:
         apart = SHAPED if self._trainer.pipeline.scorer.method.shaping_apart else ()
         rollouts = [
-            rollout_of(r.trajectory, r.breakdown, r.agent_tokens, apart)
+            rollout_of(
+                r.trajectory,
+                r.breakdown,
+                r.agent_tokens,
+                apart,
+                advantage=None if r.advantages is None else r.advantage,
+                surprise=_surprise(r),
+            )
             for r in self._trainer.rollouts.generated
             if r.trajectory is not None
         ]
@@ -56,3 +64,10 @@ class Findings(TrainerCallback):
                 threshold=finding.threshold,
                 trajectories=list(finding.trajectories),
             )
+
+
+def _surprise(rollout: Rollout) -> float | None:
+    """Return minus the mean log-prob of the agent's tokens, in nats."""
+    if rollout.logprobs is None or not rollout.agent_mask.any():
+        return None
+    return -float(rollout.logprobs[rollout.agent_mask].mean())

@@ -1,0 +1,243 @@
+"""Contradictions in the record: verdicts, advantages, tokens and tasks that no right training has.
+
+Each compares two recorded facts, so it needs few steps. Registered with those of `detectors.py`. No torch, no numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from ..configs import metric_names as metric
+from ..configs.sections.rewards import DiagnosisConfig
+from . import batches as need
+from .batches import GOALS, Batch, RolloutSummary
+from .detectors import SAME, SOLVED, Finding, detector, ids_of
+from .learning_detectors import DETECTORS
+
+__all__ = ["DETECTORS"]  # with those of the modules above
+
+STEPS = 3
+"""Steps of evidence at least."""
+ENOUGH = 16
+"""Rollouts or groups of evidence at least."""
+NOISE = 0.1
+"""Share of repeated answers with contradicting rewards."""
+CONTRADICTED = 0.6
+"""Share of verdicts that contradict the expected answer. Below it, the verdicts are noisy."""
+ORDERED = 0.3
+"""Correlation of reward and advantage within groups, which is near 1."""
+ALIKE = 0.8
+"""Share of groups with a single text."""
+DISTINCT = 0.5
+"""Distinct tasks of a step, as a share of its groups."""
+
+
+@detector("noisy_reward", need.TEXTS, need.TASKS, need.REWARDS)
+def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find equal answers to one task that earn different rewards. Only single turns count: tools may answer anew."""
+    earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
+    for r in _rollouts(batches):
+        if r.turns in (1, None) and not r.failed:
+            earned[r.task, r.text].append(r)
+    repeated = [same for same in earned.values() if len(same) > 1]
+    noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > SAME]
+    share = len(noisy) / len(repeated) if repeated else 0.0
+    if len(repeated) < ENOUGH or share <= NOISE:
+        return []
+    low, high = min(noisy[0], key=goal), max(noisy[0], key=goal)
+    message = (
+        f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}. "
+        f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
+    )
+    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high), limits))]
+
+
+@detector("rejected_answers", need.ANSWERS, need.SUCCESS)
+def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find answers that equal the expected one and count as wrong."""
+    equal = [r for r in _rollouts(batches) if r.answer is not None and _plain(r.answer) == _plain(r.expected or "")]
+    wrong = [r for r in equal if r.correct is False]
+    share = len(wrong) / len(equal) if equal else 0.0
+    if len(equal) < ENOUGH or share <= CONTRADICTED:
+        return []
+    message = (
+        f"right answers count as wrong: {wrong[0].answer!r} is expected and earns {wrong[0].total or 0:.2g}. "
+        f"{len(wrong):,} of {len(equal):,} answers that equal the expected one count as wrong."
+    )
+    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong, limits))]
+
+
+@detector("accepted_without_answer", need.ANSWERS, need.SUCCESS)
+def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rollouts that count as right and hold no answer, where others hold one."""
+    rollouts = _rollouts(batches[-STEPS:])
+    right = [r for r in rollouts if r.correct]
+    empty = [r for r in right if not (r.answer or "").strip()]
+    if len(right) < ENOUGH or not any((r.answer or "").strip() for b in batches for r in b.rollouts):
+        return []
+    share = len(empty) / len(right)
+    refused = [r for r in rollouts if r.correct is False and not (r.answer or "").strip()]
+    if share <= NOISE or len(refused) > len(empty) / 4:
+        return []
+    message = (
+        f"the grader pays for a form: {empty[0].text[:60]!r} counts as right and holds no answer. That is so in "
+        f"{len(empty):,} of {len(right):,} right rollouts."
+    )
+    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty, limits))]
+
+
+@detector("constant_reward", need.REWARDS, need.TEXTS)
+def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a reward above 0 that every rollout of the first steps earns, although their texts differ."""
+    rollouts = _rollouts(batches)
+    if len(batches) != STEPS or len(rollouts) < ENOUGH or batches[0].step not in (0, 1):
+        return []
+    totals = [goal(r) for r in rollouts]
+    if max(totals) - min(totals) > SAME or min(totals) <= 0 or len({r.text for r in rollouts}) < len(rollouts) / 4:
+        return []
+    message = (
+        f"the reward does not depend on the answer: all {len(rollouts):,} rollouts of the first {STEPS} steps earn "
+        f"{totals[0]:.2g}, and their texts differ."
+    )
+    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(rollouts, limits))]
+
+
+@detector("unanswered", need.ANSWERS, need.SUCCESS)
+def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rollouts in which no answer can be read, from the first step on."""
+    rollouts = _rollouts(batches)
+    if len(batches) != STEPS or len(rollouts) < ENOUGH or batches[0].step not in (0, 1):
+        return []
+    without = [r for r in rollouts if r.unreadable or not (r.answer or "").strip()]
+    share = len(without) / len(rollouts)
+    if share <= SOLVED or any(r.correct for r in without) or fmean(r.cut for r in rollouts) > 0.5:
+        return []
+    message = (
+        f"the policy does not know the form of the task: compare the chat template with that of the model. In "
+        f"{len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
+    )
+    return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits))]
+
+
+@detector("advantage_order", need.REWARDS, need.ADVANTAGES)
+def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find advantages that do not follow the reward within their groups."""
+    pairs: list[tuple[float, float]] = []
+    for group in _groups(batches):
+        if any(abs(r.advantage or 0.0) > SAME for r in group):
+            mean_reward, mean_advantage = fmean(map(goal, group)), fmean(r.advantage or 0.0 for r in group)
+            pairs += [(goal(r) - mean_reward, (r.advantage or 0.0) - mean_advantage) for r in group]
+    squares = math.fsum(x * x for x, _ in pairs), math.fsum(y * y for _, y in pairs)
+    if len(pairs) < 4 * ENOUGH or min(squares) <= SAME:
+        return []
+    correlation = math.fsum(x * y for x, y in pairs) / math.sqrt(squares[0] * squares[1])
+    if correlation >= ORDERED:
+        return []
+    what = "the sign of the advantage is wrong" if correlation < -ORDERED else "advantages come from other rollouts"
+    message = (
+        f"{what}: better rollouts of a group do not get higher advantages. The correlation of reward and advantage "
+        f"within groups is {correlation:.2f}, and it should be near 1."
+    )
+    return [Finding("advantage_order", message, correlation, ORDERED, ids_of(batches[-1].rollouts, limits))]
+
+
+@detector("zero_advantages", need.REWARDS, need.ADVANTAGES)
+def zero_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find groups whose rewards differ and whose advantages are all 0."""
+    mixed = [g for g in _groups(batches) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
+    if len(mixed) < ENOUGH or any(r.advantage is None or abs(r.advantage) > SAME for r in _rollouts(batches)):
+        return []
+    message = (
+        f"every advantage is 0, so nothing is learned: are rollouts compared with themselves (a group of one)? The "
+        f"rewards differ in {len(mixed):,} groups."
+    )
+    return [Finding("zero_advantages", message, 0.0, 0.0, ids_of(mixed[0], limits), grade="failure")]
+
+
+@detector("few_tasks", need.TASKS)
+def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find steps whose groups share few tasks."""
+    counts = [(len({r.task for r in b.rollouts}), len({r.group for r in b.rollouts})) for b in batches]
+    tasks, groups = sum(n for n, _ in counts), sum(n for _, n in counts)
+    if len(batches) < STEPS or groups < ENOUGH or groups < 4 * len(batches) or tasks > DISTINCT * groups:
+        return []
+    every = len({r.task for r in _rollouts(batches)})
+    message = (
+        f"training repeats few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and a "
+        "step has the same task several times. Look for duplicates in the data."
+    )
+    return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids_of(batches[-1].rollouts, limits))]
+
+
+@detector("trained_tokens", need.WRITTEN)
+def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find tokens in the loss that the agent did not write."""
+    rollouts = _rollouts(batches[-1:])
+    more = [r for r in rollouts if r.tokens > r.written > 0]
+    share = len(more) / len(rollouts)
+    if share <= 0.5:
+        return []
+    extra = fmean(r.tokens - r.written for r in more)
+    message = (
+        f"the loss trains on tokens that the agent did not write: mask the prompt and the answers of tools. "
+        f"{len(more):,} of {len(rollouts):,} rollouts have {extra:.0f} such tokens in the mean."
+    )
+    return [Finding("trained_tokens", message, share, 0.5, ids_of(more, limits), grade="failure")]
+
+
+@detector("surprising_tokens", need.SURPRISE, need.ENTROPY)
+def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find tokens that the policy finds much less likely than its own samples, whose mean -log p is its entropy."""
+    recent = batches[-STEPS:]
+    if len(recent) < STEPS:
+        return []
+    surprise = fmean(fmean(r.surprise or 0.0 for r in b.rollouts) for b in recent)
+    entropy = fmean(b.metrics[metric.ENTROPY] for b in recent)
+    limit = 2 * entropy + 0.5
+    if surprise <= limit:
+        return []
+    message = (
+        f"the tokens in the loss are not those that the policy sampled: train on the sampled ids, not on tokenised "
+        f"text. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g}."
+    )
+    return [Finding("surprising_tokens", message, surprise, limit, ids_of(batches[-1].rollouts, limits))]
+
+
+@detector("no_diversity", need.TEXTS)
+def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find groups whose rollouts are all the same text, although the tasks are not solved."""
+    groups = [g for g in _groups(batches[-STEPS:]) if len(g) > 2]
+    alike = [g for g in groups if len({r.text for r in g}) == 1]
+    share = len(alike) / len(groups) if groups else 0.0
+    wrong = [g for g in alike if not all(r.correct for r in g)]
+    if len(groups) < ENOUGH or share <= ALIKE or len(wrong) <= (1 - ALIKE) * len(groups):
+        return []
+    message = (
+        f"all rollouts of a group are the same text: sample at temperature 1. That is so in {len(alike):,} of "
+        f"{len(groups):,} groups, so there is nothing to compare."
+    )
+    return [Finding("no_diversity", message, share, ALIKE, ids_of((g[0] for g in wrong), limits))]
+
+
+def goal(rollout: RolloutSummary) -> float:
+    """Return the reward for the task alone, or the whole reward where its parts are not known."""
+    parts = [v for n, v in rollout.contributions.items() if n in GOALS or n in rollout.goals]
+    return math.fsum(parts) if parts else rollout.total or 0.0
+
+
+def _rollouts(batches: Iterable[Batch]) -> list[RolloutSummary]:
+    return [r for b in batches for r in b.rollouts]
+
+
+def _groups(batches: Iterable[Batch]) -> list[list[RolloutSummary]]:
+    groups: dict[str, list[RolloutSummary]] = defaultdict(list)
+    for r in _rollouts(batches):
+        groups[r.group].append(r)
+    return [g for g in groups.values() if len(g) > 1]
+
+
+def _plain(text: str) -> str:
+    return text.strip().casefold()
