@@ -1,0 +1,150 @@
+"""Contradictions in the record and faults of texts: each is found in a broken training, and not in the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from grpo_tui.configs import metric_names as metric
+from grpo_tui.rewards.batches import Batch, RolloutSummary
+from grpo_tui.rewards.detectors import Finding
+from grpo_tui.rewards.diagnosis import Diagnosis
+
+STEPS, TASKS, GROUP = 8, 8, 4
+
+
+def right(step: int, task: int, i: int) -> RolloutSummary:
+    """A rollout of a training that is in order: every second answer is right at first, and three of four later."""
+    expected = str(task)
+    correct = i % 2 == 0 or (step > 4 and i == 1)
+    answer = expected if correct else str((task + i) % TASKS)
+    reward = float(correct)
+    mean = 0.75 if step > 4 else 0.5
+    return RolloutSummary(
+        f"{step}-{task}-{i}",
+        f"{step}-{task}",
+        reward,
+        {"task": reward},
+        correct,
+        tokens=10,
+        turns=1,
+        text=f"{'well ' * (i % 3)}answer {answer}",
+        task=f"t{step % 3}{task}",
+        expected=expected,
+        answer=answer,
+        written=10,
+        advantage=reward - mean,
+        surprise=0.9,
+    )
+
+
+Change = Callable[[RolloutSummary, int, int, int], RolloutSummary]
+
+
+def training(change: Change = lambda r, *_: r, **metrics: float) -> list[Batch]:
+    """The steps of a training in which `change(rollout, step, task, i)` breaks something."""
+    values = {metric.ENTROPY: 0.9, metric.CLIP_FRACTION: 0.01, metric.BETA: 0.01, metric.KL_MEAN: 0.02, **metrics}
+    return [
+        Batch(s, [change(right(s, t, i), s, t, i) for t in range(TASKS) for i in range(GROUP)], values)
+        for s in range(1, STEPS + 1)
+    ]
+
+
+def warnings(batches: Sequence[Batch]) -> list[Finding]:
+    """The warnings of a whole training, the likeliest cause first."""
+    diagnosis = Diagnosis()
+    for batch in batches:
+        diagnosis.observe(batch)
+    diagnosis.end()
+    return [f.finding for f in diagnosis.found() if f.finding.grade in ("warning", "failure")]
+
+
+def scored(r: RolloutSummary, reward: float, correct: bool | None = None) -> RolloutSummary:
+    """The rollout with another verdict, and the advantage that follows from it."""
+    return replace(r, total=reward, contributions={"task": reward}, correct=correct, advantage=reward - 0.5)
+
+
+def flipped(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    wrong = (step * 7 + task * 5 + i * 3) % 5 < 2
+    verdict = bool(r.correct) != wrong
+    return scored(r, float(verdict), verdict)
+
+
+def empty(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    return replace(scored(r, 1.0, True), text="answer", answer=None) if i < step else r
+
+
+def swapped(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    return replace(r, advantage=1.0 if (step + task + i // 2) % 2 else -1.0)
+
+
+def length_paid(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    n = 4 * step + 4 * i
+    return replace(scored(r, n / 80), text=f"{r.id} " + "so " * n, tokens=n, written=n)
+
+
+def repeating(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    return scored(replace(r, text=f"{r.id} so it is well " + "so " * 4 * step, answer=None), 0.1 * step)
+
+
+def same_answer(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    return replace(scored(r, 1.0, True), answer="6", text=f"{r.id} answer 6") if step > 4 else r
+
+
+def alike(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    return replace(scored(r, task % 2, task % 2 == 1), text=f"answer {task * (task % 2)}", advantage=0.0)
+
+
+FAULTS: dict[str, list[Batch]] = {
+    "noisy_reward": training(flipped),
+    "rejected_answers": training(lambda r, *_: scored(r, 0.0, False)),
+    "accepted_without_answer": training(empty),
+    "constant_reward": training(lambda r, *_: scored(r, 1.0, True)),
+    "unanswered": training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"?? {r.id}")),
+    "advantage_order": training(swapped),
+    "zero_advantages": training(lambda r, *_: replace(r, advantage=0.0)),
+    "few_tasks": training(lambda r, *_: replace(r, task="t", text=f"{r.id} {r.text}")),
+    "trained_tokens": training(lambda r, *_: replace(r, tokens=14)),
+    "surprising_tokens": training(lambda r, *_: replace(r, surprise=4.0)),
+    "no_diversity": training(alike),
+    "length_reward": training(length_paid),
+    "repetition": training(repeating),
+    "one_answer": training(same_answer),
+    "truncation": training(lambda r, s, t, i: replace(r, cut=i > 0)),
+    "clipped": training(lambda r, *_: r, **{metric.CLIP_FRACTION: 0.6}),
+    "kl_weight": training(lambda r, s, t, i: right(1, t, i), **{metric.BETA: 20.0, metric.KL_MEAN: 1e-4}),
+}
+
+
+def test_a_training_in_order_ends_without_a_warning():
+    assert warnings(training()) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_the_first_cause(name: str):
+    found = warnings(FAULTS[name])
+    assert found[0].detector == name
+    assert found[0].trajectories or name == "clipped", "rollouts that show it"
+
+
+def test_the_sign_and_the_order_of_advantages_are_told_apart():
+    [mixed] = [f for f in warnings(FAULTS["advantage_order"]) if f.detector == "advantage_order"]
+    turned = training(lambda r, *_: replace(r, advantage=-(r.advantage or 0.0)))
+    [sign] = [f for f in warnings(turned) if f.detector == "advantage_order"]
+    assert "other rollouts" in mixed.message and abs(mixed.value) < 0.3
+    assert "sign" in sign.message and sign.value == pytest.approx(-1.0, abs=0.05)
+
+
+def test_a_tool_may_answer_the_same_call_differently():
+    """Equal texts of several turns may follow different observations."""
+    assert "noisy_reward" not in [
+        f.detector for f in warnings(training(lambda r, *a: replace(flipped(r, *a), turns=2)))
+    ]
+
+
+def test_a_group_that_was_filtered_out_has_no_order():
+    """Its advantages are 0, and say nothing about the rewards."""
+    filtered = training(lambda r, s, t, i: replace(r, advantage=0.0) if t else r)
+    assert warnings(filtered) == []
