@@ -29,6 +29,9 @@ ROUNDING = 1e-6
 TROUBLE_SHARE = 0.1
 """Share of rollouts with an unreadable call, or with an error, that is reported."""
 
+SOON = 3
+"""Steps of evidence for an urgent share."""
+
 Grade = Literal["good", "hint", "warning", "failure"]
 """good: no trouble at all; hint: worth knowing; warning: training may go wrong; failure: it does."""
 GRADES: tuple[Grade, ...] = ("failure", "warning", "hint", "good")
@@ -66,13 +69,14 @@ class Detector:
     """A function over batches, the data that it needs, and other metrics that it reads where a step has them.
 
     share: it measures a share of all given rollouts. `Diagnosis` gives it the later half of a full window, and a record
-    that ends before the window is full as a whole.
+    that ends before the window is full as a whole. urgent: a share that is reported after `SOON` steps already.
     """
 
     look: Look
     needs: tuple[Need, ...] = ()
     reads: tuple[str, ...] = ()
     share: bool = False
+    urgent: float = math.inf
 
     def __call__(self, batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
         return self.look(batches, limits)
@@ -81,11 +85,13 @@ class Detector:
 DETECTORS: dict[str, Detector] = {}
 
 
-def detector(name: str, *needs: Need, reads: tuple[str, ...] = (), share: bool = False) -> Callable[[Look], Look]:
+def detector(
+    name: str, *needs: Need, reads: tuple[str, ...] = (), share: bool = False, urgent: float = math.inf
+) -> Callable[[Look], Look]:
     """Register a function over batches under a name. The arguments are those of `Detector`."""
 
     def register(look: Look) -> Look:
-        DETECTORS[name] = Detector(look, needs, reads, share)
+        DETECTORS[name] = Detector(look, needs, reads, share, urgent)
         return look
 
     return register
@@ -298,7 +304,7 @@ def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return _trouble("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
 
 
-@detector("errors", share=True)
+@detector("errors", share=True, urgent=0.5)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts that failed, or whose tools did."""
     return _trouble("errors", "ended in an error or met one", batches, limits, lambda r: r.failed)

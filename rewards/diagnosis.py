@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, Need, having
-from .detectors import GRADES, Detector, Finding
+from .detectors import GRADES, SOON, Detector, Finding
 from .text_detectors import DETECTORS
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,8 @@ class Diagnosis:
                 found += self._look(name, batches)
             elif len(batches) == self.config.window:
                 found += self._look(name, batches[len(batches) // 2 :])
+            elif len(batches) >= SOON and detector.urgent < 1:
+                found += [f for f in self._look(name, batches) if f.value > detector.urgent]
         return self._new(found)
 
     def reads(self, name: str, value: float) -> bool:

@@ -45,8 +45,10 @@ def evaluate(names: Sequence[str], seeds: int) -> None:
         judged.setdefault(run.recipe.name, []).append(_judge(run))
     for split in (HEALTHY, "development", "test"):
         rows = [j for j in judged.values() if j[0].run.recipe.split == split]
-        if rows:
-            (_healthy if split == HEALTHY else _faults)(split, rows, judged)
+        if rows and split == HEALTHY:
+            _healthy(rows)
+        elif rows:
+            _faults(split, rows, judged)
 
 
 def _judge(run: Trained) -> Judged:
@@ -57,14 +59,16 @@ def _judge(run: Trained) -> Judged:
 
 
 def admitted(recipe: Recipe, judged: Mapping[str, Sequence[Judged]]) -> bool:
-    """Return whether a fault lowers held-out success by more than three standard deviations of healthy seeds."""
-    healthy = [j.run.after for j in judged.get(recipe.like, ())]
-    if len(healthy) < 2:
+    """Return whether a fault lowers held-out success by more than three standard deviations of the healthy trainings
+    of its world."""
+    every = [j.run for row in judged.values() for j in row]
+    healthy = [r.after for r in every if r.recipe.family == HEALTHY and r.recipe.world == recipe.world]
+    if len(healthy) < 3:
         return False
     return fmean(j.run.after for j in judged[recipe.name]) < fmean(healthy) - 3 * stdev(healthy)
 
 
-def _healthy(split: str, rows: Sequence[Sequence[Judged]], judged: Mapping[str, Sequence[Judged]]) -> None:
+def _healthy(rows: Sequence[Sequence[Judged]]) -> None:
     print(f"{'healthy':16}{'seeds':>6}{'held-out':>16}{'false warnings a run':>22}")
     for row in rows:
         names = sorted({name for j in row for name, _ in j.found})

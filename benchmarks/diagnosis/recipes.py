@@ -40,7 +40,7 @@ SETTINGS: Mapping[str, object] = {
 class Recipe:
     """One kind of training. world: a class of `worlds.py`. settings: over `SETTINGS`. patch: a function of
     `patches.py`, which changes the engine in the process that trains. causes: detectors whose finding names the
-    fault. like: the healthy kind that it is compared with."""
+    fault."""
 
     name: str
     family: str
@@ -49,7 +49,6 @@ class Recipe:
     settings: Mapping[str, object] | None = None
     world: str = "Notes"
     patch: str = ""
-    like: str = "notes"
 
     @property
     def split(self) -> str:
@@ -146,9 +145,7 @@ FAULTS = (
         {"training.trl.epsilon": 0.0, "training.trl.num_iterations": 4},
     ),
     Recipe("truncated", "rollouts", "a limit of three tokens", ("truncation",), {"training.max_turn_tokens": 3}),
-    Recipe(
-        "timeouts", "rollouts", "nine tool calls of ten time out", ("errors",), _env(failing=0.9), "Boxes", like="boxes"
-    ),
+    Recipe("timeouts", "rollouts", "nine tool calls of ten time out", ("errors",), _env(failing=0.9), "Boxes"),
     Recipe(
         "tool_errors",
         "rollouts",
@@ -156,12 +153,9 @@ FAULTS = (
         ("errors",),
         _env(failing=0.9, ends="true"),
         "Boxes",
-        like="boxes",
     ),
     Recipe("one_prompt", "rollouts", "one prompt for all", ("few_tasks",), _env(prompts=1)),
-    Recipe(
-        "tool_trained", "tokens", "tool output in the loss", ("trained_tokens",), None, "Boxes", "tool_trained", "boxes"
-    ),
+    Recipe("tool_trained", "tokens", "tool output in the loss", ("trained_tokens",), None, "Boxes", "tool_trained"),
     Recipe("prompt_trained", "tokens", "the prompt in the loss", ("trained_tokens",), patch="prompt_trained"),
     Recipe(
         "other_template",
@@ -180,7 +174,6 @@ FAULTS = (
         ("sampler_mismatch",),
         LORA,
         patch="adapter_off",
-        like="lora",
     ),
     Recipe(
         "other_logprobs", "versions", "old log-probs of another model", ("sampler_mismatch",), patch="other_logprobs"

@@ -148,3 +148,13 @@ def test_a_group_that_was_filtered_out_has_no_order():
     """Its advantages are 0, and say nothing about the rewards."""
     filtered = training(lambda r, s, t, i: replace(r, advantage=0.0) if t else r)
     assert warnings(filtered) == []
+
+
+def test_failures_of_most_rollouts_are_found_before_the_window_is_full():
+    """A few failures wait for the full window, because they often stop by themselves."""
+    for failing, count in ((3, 1), (1, 0)):
+        batches = training(lambda r, s, t, i, failing=failing: replace(r, failed=i < failing))
+        diagnosis = Diagnosis()
+        early = [f.detector for batch in batches[:3] for f in diagnosis.observe(batch)]
+        assert early.count("errors") == count
+        assert "errors" in [f.detector for f in warnings(batches)]
