@@ -12,7 +12,7 @@ from .content import Block, Content
 from .multi_turn import MultiTurnEnv
 from .pictures import picture_of
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 class ChatEnv(MultiTurnEnv):

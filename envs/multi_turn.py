@@ -275,7 +275,7 @@ class MultiTurnEnv(Env):
         for message in messages:
             if not isinstance(message, Mapping) or not isinstance(message.get("content"), (str, list, tuple)):
                 raise TypeError('every message of reset must be {"role": str, "content": str or blocks}')
-            if message.get("role") not in ("system", "user", "assistant"):
+            if message.get("role") not in ("system", "user", "assistant", "tool"):
                 raise ValueError(f"a message of reset has the role {message.get('role')!r}")
         told: list[Message] = [{**m, "content": cleaned(m.get("content", ""))} for m in messages]
         asked = rollout.task.get("system_prompt")

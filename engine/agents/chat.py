@@ -120,6 +120,18 @@ class ChatBridge:
         tokens, images = self.sight.encode(close + observation + opening, pictures)
         return Encoded(self._after_own_end(tokens, last_token), images)
 
+    def after(
+        self, last_token: int, messages: Sequence[Message], at: int, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the token ids from the end of the agent's turn `messages[at]`, which ended with `last_token`, to its
+        next turn. Raises ChatTemplateError.
+        """
+        marked: list[Message] = [*messages[:at], {"role": "assistant", "content": AGENT}, *messages[at + 1 :]]
+        before, agent, rest = self.prompt_text(marked, tools).partition(AGENT)
+        if not (before and agent and rest) or AGENT in rest:
+            raise ChatTemplateError("the chat template does not show an assistant turn exactly once")
+        return self._after_own_end(self.encode(rest), last_token)
+
     def prompt_text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, opened: bool = True
     ) -> str:

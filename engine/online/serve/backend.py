@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import queue
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ....configs.schema import RunConfig
-from ....envs.agent import sees
+from ....envs.agent import Message, sees
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
+from ...agents.chat import ChatTemplateError
 from ...agents.remote.pool import Standing
 from ...agents.transformers_agent import TransformersAgent
 from ...runs.control.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
+from .conversations import Conversation, Told, Turn
 from .feedback import FeedbackKeeper
 from .http.asking import future_and_reply
 from .http.conversation import CHAT_ENVIRONMENT
@@ -53,6 +57,7 @@ class EngineBackend:
         self.environment = config.environment
         self.env_class = _env_class(config)
         self.sees = sees(agent)
+        self._engine = engine
         self._chats = engine.is_single(parse_request({"task_data": {}}, config.environment))
         self._keeps_rows = isinstance(agent, TransformersAgent) and agent.keeps_rows
         self.max_trajectory_tokens = online.max_trajectory_tokens
@@ -69,6 +74,39 @@ class EngineBackend:
         """Return whether the running batch answers tasks of an environment class, each with one text."""
         chats = environment == CHAT_ENVIRONMENT or self._chats
         return self._keeps_rows and (chats if ensemble is None else not ensemble)
+
+    def tools_problem(self) -> str:
+        """Return the reason why callers cannot use tools; empty where they can."""
+        reader = self._engine.call_reader
+        if reader is None:
+            return f"the chat template of {self.model} shows no tools. Serve a model whose template does"
+        return "the chat template shows tools, but no parser reads its calls" if getattr(reader, "problem", "") else ""
+
+    def conversation(
+        self, source: str, messages: Sequence[Told], tools: Sequence[Mapping[str, Any]], *, prompted: bool
+    ) -> Conversation:
+        """Return the conversation of a request, as the continuation of an earlier turn if that is remembered.
+
+        prompted: whether its prompt is made here in any case. Raises ChatTemplateError.
+        """
+        agent, caller = self._engine.runner.agent, _caller(source, tools)
+        assert isinstance(agent, TransformersAgent)
+        given, previous = cast("Sequence[Message]", messages), self._engine.conversations.find(caller, messages)
+        if previous is not None:
+            before = previous.rollout.token_ids.tolist()
+            # Some templates do not show the turn: then the turns so far are read as a new prompt.
+            with contextlib.suppress(ChatTemplateError):
+                after = agent.chat.after(before[-1], given, len(previous.messages) - 1, tools or None)
+                return Conversation(tuple(messages), caller, (*before, *after), previous)
+        prompt = tuple(agent.chat.prompt(given, tools or None)) if prompted else None
+        return Conversation(tuple(messages), caller, prompt)
+
+    def turn(self, source: str, identifier: str) -> Turn | None:
+        """Return a remembered turn of a caller without tools, by the id of its answer."""
+        try:
+            return self._engine.conversations.turn(_caller(source, ()), _number(identifier))
+        except KeyError:
+            return None
 
     def text_of_token(self, token: int) -> str:
         return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
@@ -126,6 +164,11 @@ class EngineBackend:
             raise
         except Exception as error:
             raise HttpProblem(500, "the feedback could not be used. See the run's log.") from error
+
+
+def _caller(source: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the key of a caller's conversations: its source and its tools, which the prompt shows."""
+    return f"{source} {json.dumps(list(tools), sort_keys=True)}"
 
 
 def _number(identifier: str) -> int:

@@ -26,7 +26,9 @@ from ....envs.loading import EnvLoadError
 from ....envs.trajectory import Trajectory
 from ....rewards.functions import RewardFunctionError
 from ....rewards.orchestrator import RewardOrchestrator
+from ...agents.chat_agent import ChatAgent
 from ...agents.sampling import SamplingSettings
+from ...agents.tool_calls import NativeCalls
 from ...policy.forward import vocabulary_of
 from ...policy.prepared import acting
 from ...rollouts.rollout import Rollout
@@ -37,6 +39,7 @@ from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
 from .answers import Answer
+from .conversations import Conversations
 from .experience_buffer import ExperienceBuffer
 from .requests import Request, Sampling
 from .sample_passes import embeddings_and_logits, request_embeddings, update_task
@@ -96,6 +99,10 @@ class InferenceEngine:
         self.seed = seed
         self.judge = judge
         self.extract = make_extractor(config.answer)
+        self.conversations = Conversations()
+        agent = runner.agent
+        self.call_reader = agent.call_reader or NativeCalls.of(agent.chat) if isinstance(agent, ChatAgent) else None
+        """Reads calls of callers' tools, in the syntax of the chat template; None if that shows no tools."""
         self.between: Callable[[], None] | None = None
         """Called between two forward passes of learning, so that callers need not wait for all of them."""
         vocabulary = vocabulary_of(model)
@@ -201,6 +208,8 @@ class InferenceEngine:
             return Gate(GateCode.OWN_SAMPLING, "the caller chose the version")
         if self.config.learn_from == "feedback":
             return FEEDBACK_ONLY
+        if request.wanted is not None and request.wanted.tools:
+            return Gate(GateCode.NO_LABEL, "a conversation with the caller's tools is learned from by feedback")
         if self.judge is None and self.extract is None:
             return Gate(
                 GateCode.NO_LABEL, "no answer can be extracted from free text: set online.answer, or give feedback"

@@ -8,17 +8,16 @@ takes the next requests.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from ....envs.agent import AgentTurn
 from ....envs.multi_turn import MultiTurnEnv
 from ....envs.seeds import seed_of
-from ....envs.trajectory import TokenArrays
+from ....envs.trajectory import Call
 from ...agents.live_batch import LiveBatch, LiveRow
 from ...agents.sampling import SamplingSettings
 from ...agents.transformers_agent import TransformersAgent
@@ -26,11 +25,16 @@ from ...policy.prepared import acting
 from ...policy.sight.processor import Encoded
 from ...rollouts.rollout import Rollout
 from .answers import Answer
+from .conversations import continued, with_calls
 from .inference_engine import InferenceEngine
 from .requests import BATCH_TOKENS, Request, RequestDropped
 from .texts import Piece, TextStream, Written, before_stop
+from .wanted import NotAsWanted
 from .weights import WeightFollower
+from .written_agent import WrittenAgent
 
+ATTEMPTS = 3
+"""Attempts at a text of the form that its caller asked for."""
 VISIT = 8
 """Tokens before another version's batch takes its turn."""
 
@@ -128,11 +132,13 @@ class LiveAnswers:
             return False
         running = self._of(request.version)
         rows = [self._row(request, prompt, index) for index in range(request.sampling.texts)]
+        self._start(running, request, rows, lambda: self._answer(request, rows, running))
+        return True
+
+    def _start(self, running: _Running, request: Request, rows: Sequence[LiveRow], finish: Callable[[], None]) -> None:
         running.waiting += rows
         self._requests |= dict.fromkeys(rows, request)
-        job = _Job(rows, lambda rows: self._answer(request, rows, running.version))
-        self._jobs |= dict.fromkeys(rows, job)
-        return True
+        self._jobs |= dict.fromkeys(rows, _Job(list(rows), lambda _: finish()))
 
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
         """Draw `count` samples of an answered request with its version. Raises SnapshotError."""
@@ -182,13 +188,14 @@ class LiveAnswers:
 
     # ------------------------------------------------------------------------------------------------------ rows
 
-    def _row(self, request: Request, prompt: list[int], index: int) -> LiveRow:
+    def _row(self, request: Request, prompt: Sequence[int], index: int, attempt: int = 1) -> LiveRow:
         """Return the row of a caller's text, which reports its pieces and ends before a stop string."""
         chosen = request.sampling
         sampling, limit = self.engine.sampling(chosen)
         room = self.engine.config.max_trajectory_tokens - len(prompt)
         seed = seed_of(self.engine.seed, request.number) if chosen.seed is None else chosen.seed
         seed = seed if chosen.seed is None and not index else seed_of(seed, index)
+        seed = seed if attempt == 1 else seed_of(seed, attempt)
         row = LiveRow(prompt, min(room, limit or room), sampling, seed, likeliest=chosen.likeliest)
         if request.on_text is None and not chosen.stop:
             return row
@@ -249,21 +256,68 @@ class LiveAnswers:
         elif all(r not in self._jobs for r in job.rows):
             job.finish(job.rows)
 
-    def _answer(self, request: Request, rows: list[LiveRow], version: int) -> None:
-        written = tuple(self._written(row, request.sampling.stop) for row in rows)
-        answer = self.engine.single_answer(request, self._rollouts(request, rows), version)
-        self._answered(replace(answer, written=written))
+    def _answer(
+        self,
+        request: Request,
+        rows: list[LiveRow],
+        running: _Running,
+        written: Mapping[int, Written] = MappingProxyType({}),
+        attempt: int = 1,
+    ) -> None:
+        """Answer with the texts of `rows`. Texts that are not as the caller wants them are written again.
 
-    def _written(self, row: LiveRow, stop: Sequence[str]) -> Written:
+        written: earlier texts, by their rows' places.
+        """
+        texts = {i: written.get(i) or self._written(request, row) for i, row in enumerate(rows)}
+        failed = [i for i, text in texts.items() if text.problem]
+        if failed and attempt < ATTEMPTS and rows[0].sampling.temperature > 0:  # a greedy text would be the same
+            for i in failed:
+                rows[i] = self._row(request, rows[i].prompt, i, attempt + 1)
+            kept = {i: text for i, text in texts.items() if i not in failed}
+            self._running.setdefault(running.version, running)
+            again = [rows[i] for i in failed]
+            self._start(running, request, again, lambda: self._answer(request, rows, running, kept, attempt + 1))
+            return
+        if failed:
+            times = "one attempt" if attempt == 1 else f"{attempt} attempts"
+            request.send(
+                NotAsWanted(f"the policy wrote no text of the form asked for in {times}: {texts[failed[0]].problem}")
+            )
+        samples = self._rollouts(request, rows)
+        if (talk := request.conversation) is not None:
+            tools = request.wanted.tools if request.wanted is not None else ()
+            for i, text in texts.items():
+                samples[i] = with_calls(samples[i], text.calls, text.text, tools) if tools else samples[i]
+                if talk.previous is not None:
+                    samples[i] = continued(talk.previous, talk.new, samples[i])
+                self.engine.conversations.keep(talk, text.text, text.calls, samples[i], request.number)
+        answer = self.engine.single_answer(request, samples, running.version)
+        self._answered(replace(answer, written=tuple(texts.values())))
+
+    def _written(self, request: Request, row: LiveRow) -> Written:
+        """Return the text of a finished row, with the calls of the caller's tools in it."""
+        wanted, stop = request.wanted, request.sampling.stop
         words, stream = self._words(row), self._streams.pop(row, None)
+        text = before_stop(self._text(words), stop)
         scored = stream.complete if stream is not None and stream.stopped else len(words)
-        return Written(before_stop(self._text(words), stop), tuple(row.scores[:scored]))
+        scores = tuple(row.scores[:scored])
+        if wanted is None:
+            return Written(text, scores)
+        calls: tuple[Call, ...] = ()
+        if wanted.tools:
+            assert self._agent is not None and self.engine.call_reader is not None
+            read = self.engine.call_reader.read(before_stop(self._agent.chat.decode(row.tokens), stop), wanted.tools)
+            calls = wanted.calls(read)
+            text = read.thought if calls else text
+        return Written(text, scores, calls, wanted.problem(text, calls) or "")
 
     # ------------------------------------------------------------------------------------- from and to environments
 
     def _prompt(self, request: Request) -> list[int] | None:
         """Return the prompt's tokens; None when the environment or the policy refuses the task, or there is no room."""
         assert self._agent is not None
+        if request.conversation is not None and request.conversation.prompt is not None:
+            return list(request.conversation.prompt)
         env: Any = self.engine.runner.environment(request.row)
         if not isinstance(env, MultiTurnEnv):
             return None
@@ -288,51 +342,10 @@ class LiveAnswers:
 
     def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:
         """Return the rows as rollouts of the request's environment, which judges them as usual."""
-        runner = replace(self.engine.runner, agent=_Written(self._agent, rows, request.sampling.stop))
+        runner = replace(self.engine.runner, agent=WrittenAgent(self._agent, rows, request.sampling.stop))
         return runner.run([request.row], step=request.number, first=request.number, num_rollouts=len(rows))
 
 
 def _left(request: Request) -> bool:
     """Whether the caller has left. A started stream has no deadline."""
     return request.cancelled.is_set() if request.on_text is not None else request.gone() is not None
-
-
-class _Written:
-    """An agent whose only turns were written before; in all else it is the agent that wrote them."""
-
-    def __init__(self, agent: Any, rows: list[LiveRow], stop: Sequence[str]) -> None:
-        self._agent = agent
-        self._rows = rows
-        self._stop = stop
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._agent, name)
-
-    def start(self, prompts: Any, num_rollouts: int = 1, **_: Any) -> _Written:
-        return self
-
-    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        turns = []
-        for row in (self._rows[i] for i in rows):
-            start, text = len(row.prompt), before_stop(self._agent.chat.decode(row.tokens), self._stop)
-            full = start + len(row.tokens) >= self._agent.config.max_trajectory_tokens
-            reason = "stop" if row.ended else "token_limit" if full else "turn_limit"
-            turns.append(AgentTurn(text, (start, start + len(row.tokens)), reason))
-        return turns
-
-    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
-        raise RequestDropped("a conversation has one turn")
-
-    def tokens(self, row: int) -> TokenArrays:
-        written = self._rows[row]
-        start, count = len(written.prompt), len(written.tokens)
-        agent = np.arange(start + count) >= start
-        return TokenArrays(
-            token_ids=np.array([*written.prompt, *written.tokens], np.int32),
-            agent_mask=agent,
-            logprobs=np.array([0.0] * start + written.logprobs, np.float32),
-            turn=np.where(agent, 0, -1).astype(np.int16),
-        )
-
-    def close(self) -> None:
-        pass

@@ -15,7 +15,9 @@ from typing import Any
 from ....configs.errors import GrpoTuiError
 from ....configs.sections import EnvironmentConfig
 from ...rollouts.runner import Row, RowError, parse_row
+from .conversations import Conversation
 from .texts import Piece
+from .wanted import Wanted
 
 BATCH_TOKENS = 32768
 """Maximum number of tokens, of all samples, in requests that are answered together."""
@@ -84,6 +86,10 @@ class Request:
     source: str = ""
     on_text: Callable[[int, Piece], None] | None = None
     """Receives the request's number and each piece of its texts, on the engine's thread."""
+    conversation: Conversation | None = None
+    """The messages of a caller's conversation."""
+    wanted: Wanted | None = None
+    """The form of the text, if the caller asked for one."""
     attempts: int = 0
     """Number of attempts that broke off because the policy was unavailable."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from .enqueuer import Enqueuer
 from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
+from .open_turns import OpenTurns
 from .record_keeper import RecordKeeper
 from .requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
-from .watching import Absence, ValidationProcess, WorkerWatch
+from .watching import Absence, FailureWatch, ValidationProcess, WorkerWatch
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ LISTEN_S = 0.05
 """Interval of looking for control requests (stop, pause), which reads a folder."""
 RESERVED = 64
 """Request numbers reserved in advance, so that no number is used twice after a kill."""
-FAILURES = 5
-"""Requests in a row that fail in the environment before it is reported."""
 ATTEMPTS = 3
 """Attempts to answer a request while rollout servers fail."""
 
@@ -100,9 +99,10 @@ class Serving:
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._worker = WorkerWatch(self.run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
-        self._failed_in_a_row = 0
+        self._failures = FailureWatch(self.keeper.event)
         self._broken_off: deque[Request] = deque()
         """Requests whose attempt broke off while the policy was unavailable."""
+        self._open_turns = OpenTurns()
         self._to_learn: deque[Answer] = deque()
         """Delivered single answers, with the samples of their vote if there is one."""
 
@@ -122,6 +122,8 @@ class Serving:
             self._keep()
         self.live.pause()
         self._tell_broken_off(ServerEnds())
+        for answer in self._open_turns.due(all_=True):
+            self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
         finished = not self._stopped
         if finished:
             if not self.config.is_shared:
@@ -194,6 +196,8 @@ class Serving:
         """Deliver a conversation's answer, and draw the samples of its vote in the background."""
         self._deliver([answer])
         self._feedback.remember([answer])
+        if self._open_turns.hold(answer):
+            return
         if not answer.gate.open or answer.error or not self.engine.drawn_later:
             self._to_learn.append(answer)
             return
@@ -294,12 +298,12 @@ class Serving:
 
     def _keep_learned(self, learned: Sequence[Learned], requests: int, seconds: float) -> None:
         """Enqueue the tasks, and record answers and positions. seconds: the engine time of the requests."""
-        self._report_failures(item.answer for item in learned)
+        self._failures.look(item.answer for item in learned)
         for item in learned:
             if item.task is not None:
                 self.enqueuer.put(item.task)
         # A request that broke off or is under way is asked again after a kill: nothing behind it counts as answered.
-        under_way = [self.live.oldest, *(a.request.number for a in self._to_learn)]
+        under_way = [self.live.oldest, *self._open_turns.numbers, *(a.request.number for a in self._to_learn)]
         reached = min([self.answered + 1, *(n for n in under_way if n is not None)]) - 1
         position = {} if self._broken_off else {"request": reached, "row": self.source.rows_taken}
         self.enqueuer.put(None, **position)
@@ -372,6 +376,7 @@ class Serving:
         now = time.monotonic()
         if force or now - self._kept >= KEEPING_S:
             self._kept = now
+            self._to_learn += self._open_turns.due()
             while self.keeper.copy_journal():
                 continue
             if (sure := self.keeper.settled()) is not None:
@@ -387,15 +392,6 @@ class Serving:
         self._listen()
         self._keep()
         return not self._stopped
-
-    def _report_failures(self, answers: Iterable[Answer]) -> None:
-        """Report an environment that fails for every request, once for each series of failures."""
-        for answer in answers:
-            self._failed_in_a_row = self._failed_in_a_row + 1 if answer.error else 0
-            if self._failed_in_a_row == FAILURES:
-                message = f"The last {FAILURES} requests all failed in the environment: {answer.error}"
-                evidence = [s.trajectory.id for s in answer.samples if s.trajectory is not None]
-                self.keeper.event("alert", message, detector="environment", trajectories=evidence)
 
 
 def _cannot_answer(request: Request, error: SnapshotError) -> RequestError:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ....envs.trajectory import Call
 from ...agents.sampling import TokenScores
 
 
@@ -20,10 +21,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """A whole text for the caller. scores: of its tokens, if the caller wants them."""
+    """A whole text for the caller. scores: of its tokens, if the caller wants them. calls: of the caller's tools, after
+    the text. problem: why it has not the form that the caller wants, else empty.
+    """
 
     text: str
     scores: tuple[TokenScores, ...] = ()
+    calls: tuple[Call, ...] = ()
+    problem: str = ""
 
 
 class TextStream:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ...runs.control.requests import request
 from ...runs.control.status import ENDED, is_elsewhere, process_state
 from ..store.folder import OnlineFolder
 from ..store.update_queue import QueueError, UpdateQueue
+from .answers import Answer
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ RESTART_S = 10.0
 """Pause before a restart, three times as long after each further failure."""
 ATTEMPTS = 3
 """Failures in a row, without progress in between, after which it is not restarted."""
+FAILURES = 5
+"""Requests in a row that fail in the environment before it is reported."""
 
 
 class Absence:
@@ -237,3 +240,22 @@ class ValidationProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+class FailureWatch:
+    """Reports an environment that fails for every request, once for each series of failures.
+
+    event: see `RecordKeeper.event`.
+    """
+
+    def __init__(self, event: Callable[..., Any]) -> None:
+        self._event = event
+        self._in_a_row = 0
+
+    def look(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            self._in_a_row = self._in_a_row + 1 if answer.error else 0
+            if self._in_a_row == FAILURES:
+                message = f"The last {FAILURES} requests all failed in the environment: {answer.error}"
+                evidence = [s.trajectory.id for s in answer.samples if s.trajectory is not None]
+                self._event("alert", message, detector="environment", trajectories=evidence)

@@ -65,6 +65,9 @@ class StandIn(EngineBackend):
     def writes_text(self, environment: str, ensemble: bool | None) -> bool:
         return False
 
+    def tools_problem(self) -> str:
+        return "this policy has none"
+
     def count_tokens(self, text: str) -> int:
         return len(text.split())
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ....agents.chat import ChatTemplateError
 from ..answers import answer_as_json
+from ..conversations import Conversation
 from ..requests import BATCH_TOKENS, Request, RequestError, Sampling, parse_request
 from .asking import Engine, ServerMetrics
 from .completion import ChatForm, ResponseForm
 from .conversation import Uploads, row_of
+from .dialogue import recorded, told, tools_of, wanted_of
 from .guard import Guard
 from .problems import HttpProblem
 from .schema import Asked, ChatMessage, ChatRequest, Feedback, ResponsesRequest, read
@@ -49,16 +53,20 @@ class Api:
         asked = read(ChatRequest, await self.guard.json_body(request))
         if (asked.messages is None) == (asked.task_data is None):
             raise HttpProblem(400, "give messages, or task_data, and not both", param="messages")
-        if asked.messages is not None:
-            row = await self._row(asked.messages)
-        else:
-            row = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}
         if asked.top_logprobs and not asked.logprobs:
             raise HttpProblem(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        tools = tools_of(asked)
+        wanted = wanted_of(asked, tools)
+        if asked.messages is not None:
+            row, talk = await self._row(request, asked, asked.messages, tools)
+        else:
+            row, talk = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}, None
         limit = asked.max_completion_tokens or asked.max_tokens
         likeliest = (asked.top_logprobs or 0) if asked.logprobs else None
         more = {"seed": asked.seed, "stop": asked.stops, "texts": asked.n or 1, "likeliest": likeliest}
         ask = self._request(request, row, asked, limit, **more)
+        ask = replace(ask, conversation=talk, wanted=wanted)
+        self._check_texts(ask)
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
         form = ChatForm(self._model_name(ask.version), self.backend.text_of_token, usage)
         return await self._answer(asked, ask, request, form)
@@ -66,9 +74,21 @@ class Api:
     async def responses(self, request: HttpRequest) -> Response:
         asked = read(ResponsesRequest, await self.guard.json_body(request))
         messages = [ChatMessage(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
+        if asked.previous_response_id is not None:
+            before = self.backend.turn(self._source(request, asked), asked.previous_response_id)
+            if before is None:
+                raise HttpProblem(
+                    400,
+                    f"the response {asked.previous_response_id[:100]!r} is not remembered; only recent ones are, and "
+                    "only their caller continues them",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            messages = [*(ChatMessage(role=m["role"], content=m["content"]) for m in before.messages), *messages]
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
-        ask = self._request(request, await self._row(messages), asked, asked.max_output_tokens)
+        row, talk = await self._row(request, asked, messages)
+        ask = replace(self._request(request, row, asked, asked.max_output_tokens), conversation=talk)
         form = ResponseForm(self._model_name(ask.version), self.backend.text_of_token)
         return await self._answer(asked, ask, request, form)
 
@@ -142,12 +162,46 @@ class Api:
 
     # ------------------------------------------------------------------------------------ from the body to a task
 
-    async def _row(self, messages: list[ChatMessage]) -> dict[str, Any]:
-        """Make the task of a conversation on a thread, since decoding a picture would block other callers."""
-        backend = self.backend
-        return await asyncio.to_thread(
-            row_of, messages, self.uploads, backend.environment, backend.env_class, backend.sees
-        )
+    async def _row(
+        self,
+        request: HttpRequest,
+        asked: Asked,
+        messages: list[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[dict[str, Any], Conversation | None]:
+        """Make the task of a conversation, and its prompt, on a thread: both would block other callers.
+
+        The conversation is None where no running batch answers it. Raises HttpProblem.
+        """
+        return await asyncio.to_thread(self._made_row, self._source(request, asked), asked, messages, tools)
+
+    def _made_row(
+        self, source: str, asked: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], Conversation | None]:
+        backend, talk = self.backend, told(messages)
+        if tools and (problem := backend.tools_problem()):
+            raise HttpProblem(400, f"tools: {problem}", param="tools", code="unsupported_value")
+        with_tools = bool(tools) or any(m["role"] == "tool" or "tool_calls" in m for m in talk)
+        env_class = None if with_tools else backend.env_class
+        row = row_of(messages, self.uploads, backend.environment, env_class, backend.sees)
+        if with_tools:
+            row["task_data"] = {"messages": recorded(talk)}
+        if not backend.writes_text(row["env_class_path"], asked.ensemble):
+            return row, None
+        limit = backend.max_trajectory_tokens
+        characters = sum(map(len, _texts(row["task_data"]))) + len(json.dumps(list(tools)))
+        if characters > CHARACTERS_A_TOKEN * limit:  # before anything is made of them
+            raise _too_long(f"{characters} characters", limit)
+        try:
+            made = backend.conversation(source, talk, tools, prompted=with_tools)
+        except ChatTemplateError as error:
+            raise HttpProblem(400, " ".join(str(error).split())[:400], param="messages") from None
+        if made.prompt is not None and len(made.prompt) >= limit:
+            raise _too_long(f"{len(made.prompt)} tokens", limit)
+        return row, made
+
+    def _source(self, request: HttpRequest, asked: Asked) -> str:
+        return self.guard.source(request, asked.user or asked.safety_identifier)
 
     def _request(
         self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None, **more: Any
@@ -163,21 +217,27 @@ class Api:
         max_tokens = None if max_tokens is None else min(max_tokens, room)
         sampling = Sampling(asked.temperature, max_tokens, asked.ensemble, **more)
         longest = min(room, prompt + (max_tokens or room))
-        self._check_texts(request.row.env_class_path, sampling, longest)
         return replace(
             request,
             sampling=sampling,
             version=version,
             tokens=self.backend.samples * longest,
             deadline=time.perf_counter() + self.backend.timeout_s,
-            source=self.guard.source(http, asked.user or asked.safety_identifier),
+            source=self._source(http, asked),
         )
 
-    def _check_texts(self, environment: str, sampling: Sampling, longest: int) -> None:
+    def _check_texts(self, ask: Request) -> None:
         """Refuse settings of texts for an answer of another kind, and too many texts. Raises HttpProblem."""
-        asked = {"n": sampling.texts > 1, "stop": sampling.stop, "logprobs": sampling.likeliest is not None}
+        sampling, wanted = ask.sampling, ask.wanted
+        asked = {
+            "n": sampling.texts > 1,
+            "stop": sampling.stop,
+            "logprobs": sampling.likeliest is not None,
+            "tools": wanted is not None and wanted.tools,
+            "response_format": wanted is not None and wanted.json,
+        }
         name = next((name for name, given in asked.items() if given), None)
-        if name is not None and not self.backend.writes_text(environment, sampling.ensemble):
+        if name is not None and not self.backend.writes_text(ask.row.env_class_path, sampling.ensemble):
             raise HttpProblem(
                 400,
                 f"{name} is not supported for this answer: it needs a conversation that the policy answers in its "
@@ -185,6 +245,7 @@ class Api:
                 param=name,
                 code="unsupported_value",
             )
+        longest = ask.tokens // self.backend.samples
         if sampling.texts * longest > max(longest, BATCH_TOKENS):
             reason = f"{sampling.texts} texts of up to {longest} tokens exceed {BATCH_TOKENS}: lower n or max_tokens"
             raise HttpProblem(400, reason, param="n")
@@ -201,12 +262,7 @@ class Api:
             size = f"{tokens} tokens"
         else:
             size = f"{characters} characters"
-        raise HttpProblem(
-            400,
-            f"the prompt has {size}; a whole trajectory has at most {limit} tokens (online.max_trajectory_tokens)",
-            param="messages",
-            code="context_length_exceeded",
-        )
+        raise _too_long(size, limit)
 
     # -------------------------------------------------------------------------------------------- models by name
 
@@ -231,6 +287,15 @@ class Api:
             param="model",
             code="model_not_found",
         )
+
+
+def _too_long(size: str, limit: int) -> HttpProblem:
+    return HttpProblem(
+        400,
+        f"the prompt has {size}; a whole trajectory has at most {limit} tokens (online.max_trajectory_tokens)",
+        param="messages",
+        code="context_length_exceeded",
+    )
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from ..answers import Answer
 from ..requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from ..texts import Piece
+from ..wanted import NotAsWanted
 from .completion import ChatForm, event
 from .problems import HttpProblem
 
@@ -120,7 +121,8 @@ class Engine:
         def on_text(number: int, piece: Piece) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, (number, piece))
 
-        request = replace(request, on_text=on_text)
+        if request.wanted is None:  # else a text is sent once it has the form that the caller wants
+            request = replace(request, on_text=on_text)
         future = self._submit(request)
         future.add_done_callback(lambda _: arrived.put_nowait(None))
 
@@ -167,6 +169,8 @@ class Engine:
             raise HttpProblem(503, f"{error}. Try again later.", retry_after_s=AWAY_AGAIN_S)
         if isinstance(error, RequestDropped):
             raise _late(request)
+        if isinstance(error, NotAsWanted):
+            raise HttpProblem(422, str(error), code="invalid_output")
         if isinstance(error, RequestError):
             raise HttpProblem(404, str(error), param="model", code="model_not_found")
         if error is not None:

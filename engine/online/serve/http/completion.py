@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .....envs.trajectory import Call
 from ....agents.sampling import TokenScores
 from ....rollouts.rollout import Rollout
 from ..answers import Answer, answer_as_json
@@ -44,7 +45,10 @@ class ChatForm:
         self.name(answer.request.number)
         choices = []
         for index, written in enumerate(_texts(answer)):
-            message = {"role": "assistant", "content": written.text, "refusal": None}
+            content = None if written.calls and not written.text else written.text
+            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            if written.calls:
+                message["tool_calls"] = [_called(call) for call in written.calls]
             logprobs, reason = self._logprobs(written.scores), _finish_reason(answer, index)
             choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
         return self._body("chat.completion", choices, usage=self._spent(answer), grpo_tui=answer_as_json(answer))
@@ -69,6 +73,8 @@ class ChatForm:
             while text or scores:
                 yield self.piece(Piece(text[:PIECE], index, scores))
                 text, scores = text[PIECE:], ()
+            for place, call in enumerate(written.calls):
+                yield self._chunk({"tool_calls": [{"index": place, **_called(call)}]}, index)
 
     def end(self, answer: Answer) -> Iterator[str]:
         """Yield the finish reasons, the usage if requested, and the end mark."""
@@ -236,9 +242,15 @@ def _tokens(answer: Answer) -> tuple[int, int]:
     return (len(given[0]) - int(given[0].agent_mask.sum()) if given else 0), written
 
 
+def _called(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+
+
 def _finish_reason(answer: Answer, index: int) -> str:
-    """Return `length` when the rollout of a text ran out of tokens or turns, else `stop`."""
+    """Return `tool_calls` for a text with calls, `length` when its rollout ran out of tokens or turns, else `stop`."""
     given = _given(answer)
+    if _texts(answer)[index].calls:
+        return "tool_calls"
     shown = given[index].trajectory if given else None
     if shown is None:
         return "stop" if answer.text is not None else "length"

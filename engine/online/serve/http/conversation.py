@@ -101,8 +101,10 @@ def row_of(
     """
     if not messages:
         raise HttpProblem(400, "messages is empty: it must end with a message of the role user", param="messages")
-    if messages[-1].role != "user":
-        raise HttpProblem(400, f"the last message must be of the role user, not {messages[-1].role}", param="messages")
+    last = messages[-1].role
+    if last not in ("user", "tool"):
+        reason = f"the last message must be of the role user (or tool), not {last}"
+        raise HttpProblem(400, reason, param="messages")
     plain: list[dict[str, Any]] = []
     pictures: list[str] = []
     for number, message in enumerate(messages):
@@ -110,7 +112,7 @@ def row_of(
         role = "system" if message.role == "developer" else message.role
         plain.append({"role": role, "content": text, "pictures": found})
         pictures += found
-    if not plain[-1]["content"].strip():
+    if last == "user" and not plain[-1]["content"].strip():
         raise HttpProblem(400, f"messages[{len(plain) - 1}] holds no text", param="messages")
     systems = [m["content"] for m in plain[:-1] if m["role"] == "system"]
     if env_class is not None and len(systems) == len(plain) - 1:

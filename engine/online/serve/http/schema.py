@@ -18,7 +18,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "n": (1,),
     "presence_penalty": (0, 0.0),
-    "response_format": ({"type": "text"},),
     "stop": ([], ""),
     "text": ({"format": {"type": "text"}},),
     "tool_choice": ("none", "auto"),
@@ -78,13 +77,80 @@ def _part_kind(value: Any) -> str:
 Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")], Discriminator(_part_kind)]
 
 
-class ChatMessage(Strict):
-    """One message of a conversation."""
+class CalledFunction(Strict):
+    """arguments: a JSON object as text."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    name: str
+    arguments: str
+
+
+class CallPart(Strict):
+    """A call of a tool in a message of the assistant."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(Strict):
+    """One message of a conversation. The last fields come with messages of the assistant that clients return."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
     type: Literal["message"] | None = None
+    tool_calls: list[CallPart] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class FunctionSpec(Strict):
+    """A function that the policy may call. parameters: a JSON schema of an object."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolPart(Strict):
+    """A tool of the caller."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class FunctionName(Strict):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The tool that a text must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class NamedSchema(Strict):
+    """A JSON schema that a text must fit."""
+
+    name: str
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of a text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
 
 
 class StreamOptions(Strict):
@@ -125,6 +191,10 @@ class ChatRequest(Asked):
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: Annotated[list[ToolPart], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -133,11 +203,12 @@ class ChatRequest(Asked):
 
 
 class ResponsesRequest(Asked):
-    """The body of `POST /v1/responses`. Nothing is stored, so a response cannot continue an earlier one."""
+    """The body of `POST /v1/responses`."""
 
     input: str | list[ChatMessage]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
+    previous_response_id: str | None = None
 
 
 class Feedback(Strict):
@@ -179,13 +250,17 @@ def read(model: type[Model], data: Mapping[str, Any]) -> Model:
         raise HttpProblem(400, f"{place or 'the body'}: {_reason(first)}", param=place or None) from None
 
 
+_BRANCHES = ("text", "image", "NamedTool")
+"""Names of the branches of unions in pydantic's locations."""
+
+
 def _path(location: tuple[int | str, ...]) -> str:
     """Format a location as `messages[0].content`, without pydantic's names for the branches of a union."""
     text = ""
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part in ("str", "text", "image") or part.startswith(("list[", "function-", "constrained-")):
+        elif part in (*_BRANCHES, "str") or part.startswith(("list[", "function-", "constrained-", "literal[")):
             continue
         else:
             text += f".{part}" if text else part

@@ -1,0 +1,167 @@
+"""Recent conversations of callers. A further turn continues the rollout of the turns before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ....envs.trajectory import Call, Step, Trajectory
+from ...rollouts.rollout import Rollout
+
+REMEMBERED = 1024
+"""Turns that may still be continued."""
+
+Told = Mapping[str, Any]
+"""A message as the chat template reads it: role, content, and `tool_calls` with their arguments as objects."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that the policy wrote, in its conversation. messages: up to and with this turn. rollout: of all its turns.
+    request: its number.
+    """
+
+    messages: tuple[Told, ...]
+    rollout: Rollout
+    request: int
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The conversation of a request. prompt: its tokens; None if the environment makes them. previous: the turn that it
+    continues.
+    """
+
+    messages: tuple[Told, ...]
+    caller: str = ""
+    prompt: tuple[int, ...] | None = None
+    previous: Turn | None = None
+
+    @property
+    def new(self) -> Sequence[Told]:
+        """The messages after the previous turn."""
+        return self.messages if self.previous is None else self.messages[len(self.previous.messages) :]
+
+
+@dataclass
+class Conversations:
+    """Remembers turns by the messages up to them, for each caller. For any thread."""
+
+    _turns: OrderedDict[bytes, Turn] = field(default_factory=OrderedDict)
+    _keys: dict[int, bytes] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def find(self, caller: str, messages: Sequence[Told]) -> Turn | None:
+        """Return the last turn of a conversation that the policy wrote, if it is remembered."""
+        keys = [key for message, key in _keyed(caller, messages) if message["role"] == "assistant"]
+        with self._lock:
+            return next((self._turns[key] for key in reversed(keys) if key in self._turns), None)
+
+    def turn(self, caller: str, request: int) -> Turn | None:
+        """Return the caller's turn that answered a request, if it is remembered."""
+        with self._lock:
+            turn = self._turns.get(self._keys.get(request, b""))
+        if turn is None:
+            return None
+        *_, (_, key) = _keyed(caller, turn.messages)
+        return turn if key == self._keys.get(request) else None
+
+    def keep(
+        self, conversation: Conversation, text: str, calls: Sequence[Call], rollout: Rollout, request: int
+    ) -> None:
+        messages = (*conversation.messages, assistant(text, calls))
+        *_, (_, key) = _keyed(conversation.caller, messages)
+        with self._lock:
+            self._turns[key] = Turn(messages, rollout, request)
+            self._turns.move_to_end(key)
+            self._keys.setdefault(request, key)
+            while len(self._turns) > REMEMBERED:
+                _, old = self._turns.popitem(last=False)
+                self._keys.pop(old.request, None)
+
+
+def assistant(text: str, calls: Sequence[Call]) -> Told:
+    """Return the message of a turn of the policy."""
+    made = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
+
+
+def _keyed(caller: str, messages: Sequence[Told]) -> Iterator[tuple[Told, bytes]]:
+    """Yield each message with the key of the conversation up to it. Ids of calls and white space at the ends of a text
+    do not count, since clients change them.
+    """
+    digest = hashlib.sha256(caller.encode())
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        part = [message["role"], str(message["content"]).strip(), calls]
+        digest.update(json.dumps(part, sort_keys=True).encode() + b"\n")
+        yield message, digest.digest()
+
+
+def continued(previous: Turn, new: Sequence[Told], rollout: Rollout) -> Rollout:
+    """Return one rollout of the earlier turns and a turn that was written after their tokens.
+
+    new: the messages between the two, which are the observation of the turn before.
+    """
+    before, trajectory = previous.rollout, rollout.trajectory
+    if before.trajectory is None or trajectory is None or not trajectory.steps:
+        return rollout
+    start, number = len(before), len(before.trajectory.steps)
+    agent, turns = rollout.agent_mask.copy(), rollout.turn_ids.copy()
+    agent[:start], turns[:start] = before.agent_mask, before.turn_ids
+    turns[start:] = np.where(agent[start:], number, number - 1)
+    logprobs = None
+    if rollout.logprobs is not None and before.logprobs is not None:
+        logprobs = np.concatenate([before.logprobs, rollout.logprobs[start:]])
+    rewards = rollout.rewards.copy()
+    rewards[:start] = before.rewards
+    *earlier, last = before.trajectory.steps
+    steps = (*earlier, _answered(last, new), *(replace(s, index=s.index + number) for s in trajectory.steps))
+    return replace(
+        rollout,
+        agent_mask=agent,
+        turn_ids=turns,
+        rewards=rewards,
+        logprobs=logprobs,
+        trajectory=replace(_begun_like(trajectory, before.trajectory), steps=steps),
+    )
+
+
+def _begun_like(trajectory: Trajectory, first: Trajectory) -> Trajectory:
+    """Return a trajectory with the prompt of the conversation's first turn, under which all turns are found."""
+    extra = {**trajectory.extra, "conversation": first.extra.get("conversation", first.id)}
+    begun = {"prompt": first.prompt, "prompt_id": first.prompt_id, "messages": first.messages, "task": first.task}
+    return replace(trajectory, extra=extra, tools=first.tools, meta=first.meta, **begun)
+
+
+def _answered(step: Step, new: Sequence[Told]) -> Step:
+    """Return a turn with the messages that answer it, and each call with the result of its tool."""
+    results = {str(m.get("tool_call_id")): str(m["content"]) for m in new if m["role"] == "tool"}
+    calls = tuple(replace(call, result=results.get(call.id)) for call in step.calls)
+    return replace(step, observation="\n".join(str(m["content"]) for m in new), calls=calls)
+
+
+def with_calls(rollout: Rollout, calls: Sequence[Call], text: str, tools: Sequence[Mapping[str, Any]]) -> Rollout:
+    """Return a rollout whose last turn calls the caller's tools. text: before the calls."""
+    trajectory = rollout.trajectory
+    if trajectory is None or not trajectory.steps:
+        return rollout
+    offered = [tool["function"]["name"] for tool in tools]
+    trajectory = replace(trajectory, meta={**trajectory.meta, "offered": offered})
+    if calls:
+        first, last = calls[0], trajectory.steps[-1]
+        called = {"thought": text, "action": first.name, "arguments": first.arguments, "calls": tuple(calls)}
+        trajectory = replace(
+            trajectory, answer=None, correct=None, steps=(*trajectory.steps[:-1], replace(last, **called))
+        )
+    return replace(rollout, trajectory=trajectory)

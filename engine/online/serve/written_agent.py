@@ -1,0 +1,55 @@
+"""An agent that hands over turns that were written before, so that their environment judges them as usual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....envs.agent import AgentTurn
+from ....envs.trajectory import TokenArrays
+from ...agents.live_batch import LiveRow
+from .requests import RequestDropped
+from .texts import before_stop
+
+
+class WrittenAgent:
+    """An agent whose only turns were written before; in all else it is the agent that wrote them."""
+
+    def __init__(self, agent: Any, rows: list[LiveRow], stop: Sequence[str]) -> None:
+        self._agent = agent
+        self._rows = rows
+        self._stop = stop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def start(self, prompts: Any, num_rollouts: int = 1, **_: Any) -> WrittenAgent:
+        return self
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        turns = []
+        for row in (self._rows[i] for i in rows):
+            start, text = len(row.prompt), before_stop(self._agent.chat.decode(row.tokens), self._stop)
+            full = start + len(row.tokens) >= self._agent.config.max_trajectory_tokens
+            reason = "stop" if row.ended else "token_limit" if full else "turn_limit"
+            turns.append(AgentTurn(text, (start, start + len(row.tokens)), reason))
+        return turns
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        raise RequestDropped("a conversation has one turn")
+
+    def tokens(self, row: int) -> TokenArrays:
+        written = self._rows[row]
+        start, count = len(written.prompt), len(written.tokens)
+        agent = np.arange(start + count) >= start
+        return TokenArrays(
+            token_ids=np.array([*written.prompt, *written.tokens], np.int32),
+            agent_mask=agent,
+            logprobs=np.array([0.0] * start + written.logprobs, np.float32),
+            turn=np.where(agent, 0, -1).astype(np.int16),
+        )
+
+    def close(self) -> None:
+        pass
