@@ -123,7 +123,7 @@ async def test_the_arithmetic_of_a_training_is_explained(home: Path):
             offset = answer["next_offset"]
         assert listed == names
         curve = (await asked(session, "metrics", run="one", names=["rewards/total/mean"]))["untrusted"]
-        mean = statistics.fmean(r.reward for r in rows if r.step == 3 and r.split == "train")
+        mean = statistics.fmean(r.reward or 0.0 for r in rows if r.step == 3 and r.split == "train")
         assert curve["rewards/total/mean"][-1] == [3, pytest.approx(mean)]
         compared = (await asked(session, "compare_runs", runs=["one", "two"]))["untrusted"]
         assert compared["settings"]["training.learning_rate"] == ["0.02", "0.001"]

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, Field, GetJsonSchemaHandler, PlainSerializer
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ..text import literal
 
@@ -83,19 +85,25 @@ class Answer(BaseModel, Generic[T]):
     ] = ()
 
     @classmethod
-    def model_json_schema(cls, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Return the schema, in which a number that is not finite is a text."""
-        return _widened(super().model_json_schema(*arguments, **options))
-
-
-def _widened(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_widened(part) for part in schema]
-    if not isinstance(schema, dict):
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema, in which a number may be a text: one that is not finite."""
+        schema = handler(core)
+        _widen(schema, handler, set())
         return schema
-    if schema.get("type") == "number":
-        return {**schema, "type": ["number", "string"]}
-    return {key: _widened(part) for key, part in schema.items()}
+
+
+def _widen(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
+    if isinstance(schema, Mapping):
+        if (ref := schema.get("$ref")) is not None and ref not in seen:
+            seen.add(ref)
+            _widen(handler.resolve_ref_schema(dict(schema)), handler, seen)
+        if isinstance(schema, dict) and schema.get("type") == "number":
+            schema["type"] = ["number", "string"]
+        for part in schema.values():
+            _widen(part, handler, seen)
+    elif isinstance(schema, list):
+        for part in schema:
+            _widen(part, handler, seen)
 
 
 def page(items: Iterable[T], offset: int = 0, limit: int = ENTRIES) -> tuple[list[T], int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Callable
@@ -24,8 +25,8 @@ try:
     from mcp.server.fastmcp import FastMCP
     from mcp.server.fastmcp.exceptions import ToolError
 except ModuleNotFoundError:  # mcp 2 renamed it
-    from mcp.server.mcpserver import MCPServer as FastMCP
-    from mcp.server.mcpserver.exceptions import ToolError
+    renamed: Any = importlib.import_module("mcp.server.mcpserver")
+    FastMCP, ToolError = renamed.MCPServer, importlib.import_module("mcp.server.mcpserver.exceptions").ToolError
 
 log = logging.getLogger(__name__)
 
