@@ -20,6 +20,7 @@ class Whole:
     """A trajectory with its number, the updates that used it, and the formula of its advantage (None: unknown).
 
     `recomputed`: the advantage that GRPO would give, if none was recorded and the rewards of the group are known.
+    `step`: of the training (None: not recorded, or not read).
     """
 
     n: int
@@ -28,6 +29,7 @@ class Whole:
     formula: AdvantageFormula | None = None
     recomputed: AdvantageTerm | None = None
     note: Note | None = None
+    step: int | None = None
 
 
 def read_whole(reader: RunReader, ref: str | int) -> Whole:

@@ -1,0 +1,218 @@
+"""Each format of `grpo-tui export`, opened by the reader that it is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_tui import Message, Recorder, Rollout
+from grpo_tui.engine.imports.readers import open_reader
+from grpo_tui.engine.imports.rollout import Call, Score
+from grpo_tui.engine.runs.types import Step
+from grpo_tui.tui.cli.dumps import run_or_dump
+from grpo_tui.tui.cli.main import run
+from tests.cli.record import record
+
+REWARDS = {"a": (0.2, 1.0, 0.95, 1.0), "b": (0.5, 0.5, 0.5, 0.5), "c": (0.0, float("nan"), 0.3, 0.1)}
+TOOL = {
+    "type": "function",
+    "function": {"name": "price", "description": "The price of an item.", "parameters": {"type": "object"}},
+}
+
+
+def rollout(group: str, index: int, reward: float) -> Rollout:
+    """Two calls at once, one of which fails, a call whose arguments are no JSON, a thought, and an answer in words."""
+    calls = (Call("price", {"item": "apple", "n": 2}, "x1"), Call("price", {"item": "plum"}, "x2"))
+    return Rollout(
+        id=f"{group}/{index}",
+        prompt=(Message("system", "You shop."), Message("user", f"What does {group} cost?")),
+        completion=(
+            Message("assistant", "I look it up.", thought="Two items.", calls=calls),
+            Message("tool", "6", call_id="x1"),
+            Message("tool", "no plum here", call_id="x2", error="no plum here"),
+            Message("assistant", "", calls=(Call("price", "{item: pear", "x3", problem="no JSON"),)),
+            Message("tool", "cannot be read", call_id="x3"),
+            Message("assistant", f"It costs {index}. \u202e\x1b[2J"),
+        ),
+        group=group,
+        index=index,
+        reward=reward,
+        components={"correct": Score(reward, 1.0)},
+        expected="6",
+        answer=str(index),
+        correct=reward == 1.0,
+        step=1,
+        tools=(TOOL,),
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    with Recorder("shop", runs_dir=tmp_path / "runs", environment="shop", model="tiny") as recorder:
+        recorder.rollouts(1, [rollout(g, i, r) for g, rewards in REWARDS.items() for i, r in enumerate(rewards)])
+    record(tmp_path / "runs", "own")
+    return tmp_path
+
+
+def export(name: str, form: str, *options: str) -> Path:
+    assert run(["export", name, "--format", form, "--out", f"out.{form}", *options]) == 0
+    return Path(f"out.{form}")
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def turns(place: Path, home: Path) -> list[list[Step]]:
+    """The turns of a dump as our importer reads them."""
+    with open_reader(Path(run_or_dump(str(place), home, (), ()).path)) as reader:
+        rows = reader.rollouts.page(limit=100)
+        return [list(reader.bodies.trajectory(row.n).trajectory.steps) for row in rows]
+
+
+@pytest.mark.parametrize("name", ["shop", "own"])
+def test_openai_lines_are_messages_of_its_api(home: Path, name: str):
+    from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+    from pydantic import TypeAdapter
+
+    made = lines(export(name, "openai"))
+    assert len(made) == 12
+    for line in made:
+        TypeAdapter(list[ChatCompletionMessageParam]).validate_python(line["messages"], strict=False)
+        TypeAdapter(list[ChatCompletionToolParam]).validate_python(line.get("tools", []))
+        assert line["messages"][-1]["role"] == "assistant"
+        asked = [call["id"] for m in line["messages"] for call in m.get("tool_calls", ())]
+        answered = [m["tool_call_id"] for m in line["messages"] if m["role"] == "tool"]
+        assert answered == asked[: len(answered)] and len(set(asked)) == len(asked)
+    if name == "shop":
+        _, _, first, apple, plum, second, *_ = made[0]["messages"]
+        assert (first["content"], first["reasoning_content"]) == ("I look it up.", "Two items.")
+        assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"item": "apple", "n": 2}
+        assert (apple["content"], plum["content"]) == ("6", "no plum here")
+        assert second["tool_calls"][0]["function"]["arguments"] == "{item: pear"
+    else:  # the words before a call that our own environments parsed
+        assert made[0]["messages"][1]["content"] == "think"
+
+
+@pytest.mark.parametrize("form", ["openai", "atif", "inspect"])
+def test_a_rollout_comes_back_from_its_export(home: Path, form: str):
+    """The importer returns texts, thoughts, calls with arguments, and results, turn by turn."""
+    export("shop", form)
+    (home / "out").mkdir()
+    suffix = {"openai": "openai.jsonl", "inspect": "log.eval"}.get(form, form)
+    Path(f"out.{form}").rename(home / "out" / suffix)
+    found = turns(home / "out", home)
+    assert len(found) == 12
+    for steps in found:
+        first, second, last = steps
+        assert (first.text, first.thought) == ("I look it up.", "Two items.")
+        assert [(c.name, c.arguments, c.result) for c in first.calls] == [
+            ("price", {"item": "apple", "n": 2}, "6"),
+            ("price", {"item": "plum"}, "no plum here"),
+        ]
+        assert second.calls[0].name == "price" and second.calls[0].result == "cannot be read"
+        assert last.text.startswith("It costs ") and last.text.endswith(". \u202e\x1b[2J")
+
+
+def test_sharegpt_becomes_the_conversation_that_trl_trains_on(home: Path):
+    from trl.data_utils import is_conversational_from_value, maybe_convert_to_chatml
+
+    for line in lines(export("shop", "sharegpt")):
+        assert is_conversational_from_value(line)
+        roles = [m["role"] for m in maybe_convert_to_chatml(line)["messages"]]
+        assert roles == ["system", "human", "gpt", "tool", "tool", "gpt", "tool", "gpt"]
+        texts = [m["content"] for m in line["messages"]]
+        assert texts[2].startswith("<think>\nTwo items.\n</think>\nI look it up.\n<tool_call>\n")
+        assert json.loads(texts[2].split("<tool_call>\n")[2].split("\n</tool_call>")[0])["arguments"] == {
+            "item": "plum"
+        }
+        assert texts[3] == "<tool_response>\n6\n</tool_response>"
+
+
+def test_the_best_of_each_group_that_match(home: Path):
+    best = lines(export("shop", "jsonl", "--best-of-group", "--filter", "reward>0.2"))
+    assert [(row["trajectory"]["id"], row["breakdown"]["total"]) for row in best] == [
+        ("a/1", 1.0),
+        ("b/0", 0.5),
+        ("c/2", 0.3),
+    ]
+
+
+def test_preference_pairs_train_a_policy_with_trl(home: Path):
+    """DPOTrainer reads the file and takes a step. The chosen side is the one with the higher reward."""
+    from datasets import load_dataset
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    from tests.engine.training.parts import policy, tokenizer
+
+    made = lines(export("shop", "dpo"))
+    assert [(line["score_chosen"], line["score_rejected"]) for line in made] == [(1.0, 0.2), (0.3, 0.0)]
+    assert made[0]["chosen"][-1]["content"].startswith("It costs 1.")
+    assert made[0]["rejected"][-1]["content"].startswith("It costs 0.")
+    dataset = load_dataset("json", data_files="out.dpo", split="train", cache_dir=str(home / "datasets"))
+    reader = tokenizer()
+    reader.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    cpu = {"use_cpu": True, "bf16": False, "report_to": "none"}
+    settings = DPOConfig(output_dir=str(home / "dpo"), max_steps=1, per_device_train_batch_size=2, **cpu)
+    policy(seed=1).save_pretrained(home / "policy")
+    trainer = DPOTrainer(str(home / "policy"), args=settings, train_dataset=dataset, processing_class=reader)
+    assert trainer.train().training_loss > 0
+
+
+def test_atif_is_valid_for_its_models(home: Path):
+    atif = pytest.importorskip("atif", reason="needs the package atif")
+    files = sorted(export("shop", "atif").iterdir())
+    assert len(files) == 12
+    for file in files:
+        made = atif.Trajectory.model_validate_json(file.read_text())
+        assert [step.source for step in made.steps] == ["system", "user", "agent", "agent", "agent"]
+        assert made.steps[2].reasoning_content == "Two items."
+        assert [r.content for r in made.steps[2].observation.results] == ["6", "no plum here"]
+    assert json.loads(files[1].read_text())["extra"]["breakdown"]["total"] == 1.0
+    assert sum(1 for f in export("own", "atif", "--out", "own.atif").parent.glob("own.atif/*.json")) == 12
+
+
+def test_an_inspect_log_opens_in_inspect(home: Path):
+    log = pytest.importorskip("inspect_ai.log", reason="needs the package inspect-ai")
+    for name, groups in (("shop", 3), ("own", 3)):
+        path = home / f"{name}.eval"
+        assert run(["export", name, "--format", "inspect"]) == 0
+        header = log.read_eval_log(str(path), header_only=True)
+        assert header.eval.dataset.samples == groups and header.eval.config.epochs == 4
+        whole = log.read_eval_log(str(path))
+        assert len(whole.samples) == 12 == len(log.read_eval_log_sample_summaries(str(path)))
+    sample = log.read_eval_log_sample(str(home / "shop.eval"), id="a", epoch=2)
+    assert sample.scores["reward"].value == 1.0 and sample.scores["correct"].value == "C"
+    assert sample.messages[2].tool_calls[0].arguments == {"item": "apple", "n": 2}
+    assert sample.messages[4].content == "no plum here"
+
+
+def test_sessions_have_the_lines_of_the_trace_viewer(home: Path):
+    """https://huggingface.co/docs/hub/session-traces-format: a header, then messages; arguments are JSON text."""
+    files = sorted(export("shop", "sts").iterdir())
+    assert [f.suffix for f in files] == [".jsonl"] * 12
+    for file in files:
+        header, *rest = lines(file)
+        assert header["type"] == "session" and header["harness"] and header["id"]
+        assert {line["type"] for line in rest} == {"message"}
+        messages = [line["message"] for line in rest]
+        assert {m["role"] for m in messages} == {"system", "user", "assistant", "tool"}
+        assert all(isinstance(m["content"], str) for m in messages)
+        calls = {call["id"] for m in messages for call in m.get("toolCalls", ())}
+        assert all(isinstance(c["function"]["arguments"], str) for m in messages for c in m.get("toolCalls", ()))
+        assert {m["toolCallId"] for m in messages if m["role"] == "tool"} <= calls
+
+
+def test_a_folder_that_is_there_is_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(["export", "shop", "--format", "sts"]) == 0
+    kept = sorted(Path("shop.sts").iterdir())
+    assert run(["export", "own", "--format", "sts", "--out", "shop.sts"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert sorted(Path("shop.sts").iterdir()) == kept
+    assert list(home.glob(".*part")) == []

@@ -1,0 +1,159 @@
+"""Rollouts as documents of agent frameworks: ATIF trajectories, and logs of inspect-ai."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...engine.runs.types import RunInfo, Step
+from ..app.calls import calls_of
+from ..cli.output import json_line
+from ..plain import Whole, trajectory_data
+from .chat import completion, prompt, tools, turn
+
+ATIF = "ATIF-v1.7"
+_SOURCES = {"system": "system", "assistant": "agent"}
+
+
+def atif(whole: Whole, info: RunInfo) -> dict[str, Any]:
+    """Return one trajectory in the Agent Trajectory Interchange Format. Rewards are in `extra`."""
+    t = whole.record.trajectory
+    asked = [{"source": _SOURCES.get(m["role"], "user"), "message": m["content"]} for m in prompt(t)]
+    steps = [*asked, *(made for step in t.steps for made in _atif_turn(step))]
+    data = trajectory_data(whole)
+    known = ("advantage", "step_advantages", "breakdown", "policy_version", "split", "note", "recomputed")
+    extra = {
+        **{name: data[name] for name in known},
+        "step": whole.step,
+        "group": t.group,
+        "correct": t.correct,
+        "error": t.error,
+    }
+    agent = {"name": t.agent or info.environment or "grpo-tui", "version": version("grpo-tui")}
+    return {
+        "schema_version": ATIF,
+        "session_id": t.id,
+        "trajectory_id": t.id,
+        "agent": {**agent, "model_name": _model(whole, info), "tool_definitions": tools(t) or None},
+        "steps": [{"step_id": i, **step} for i, step in enumerate(steps, 1)],
+        "extra": {name: value for name, value in extra.items() if value not in (None, [])},
+    }
+
+
+def _atif_turn(step: Step) -> list[dict[str, Any]]:
+    said, *answers = turn(step)
+    made: dict[str, Any] = {"source": "agent", "message": said["content"]}
+    if "reasoning_content" in said:
+        made["reasoning_content"] = said["reasoning_content"]
+    if "tool_calls" in said:
+        made["tool_calls"] = [
+            {
+                "tool_call_id": written["id"],
+                "function_name": call.name,
+                "arguments": dict(call.arguments) if isinstance(call.arguments, Mapping) else {"text": call.arguments},
+            }
+            for written, call in zip(said["tool_calls"], calls_of(step), strict=True)
+        ]
+    results = [{"source_call_id": m["tool_call_id"], "content": m["content"]} for m in answers if m["role"] == "tool"]
+    if results:
+        made["observation"] = {"results": results}
+    return [made, *({"source": "user", "message": m["content"]} for m in answers if m["role"] == "user")]
+
+
+def _model(whole: Whole, info: RunInfo) -> str:
+    return str(whole.record.trajectory.meta.get("model") or info.model or "unknown")
+
+
+def write_inspect(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
+    """Write a log of inspect-ai: a sample for each group, an epoch for each of its rollouts, rewards as scores."""
+    epochs: dict[str, int] = {}
+    summaries = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for whole in wholes:
+            group = whole.record.trajectory.group or whole.record.trajectory.id
+            epochs[group] = epochs.get(group, 0) + 1
+            sample = _sample(whole, info, group, epochs[group])
+            archive.writestr(f"samples/{group}_epoch_{epochs[group]}.json", json_line(sample))
+            kept = ("id", "epoch", "target", "scores", "uuid", "metadata")
+            first = {"input": whole.record.trajectory.prompt[:1000], "completed": True}
+            summaries.append({**{name: sample[name] for name in kept}, **first})
+        header = _header(info, len(epochs), max(epochs.values(), default=1))
+        archive.writestr("_journal/start.json", json_line({key: header[key] for key in ("version", "eval", "plan")}))
+        archive.writestr("summaries.json", json_line(summaries))
+        archive.writestr("header.json", json_line(header))
+    return len(summaries)
+
+
+def _sample(whole: Whole, info: RunInfo, group: str, epoch: int) -> dict[str, Any]:
+    t, data = whole.record.trajectory, trajectory_data(whole)
+    messages = [_inspect_message(m, i) for i, m in enumerate((*prompt(t), *completion(t)))]
+    last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
+    choices = [] if last is None else [{"message": last, "stop_reason": "unknown"}]
+    return {
+        "id": group,
+        "epoch": epoch,
+        "uuid": t.id,
+        "input": [_inspect_message(m, i) for i, m in enumerate(prompt(t))],
+        "target": t.expected or "",
+        "messages": messages,
+        "output": {"model": _model(whole, info), "choices": choices},
+        "scores": {name: {"value": value, "answer": t.answer} for name, value in _scores(whole).items()},
+        "metadata": {"step": whole.step} | {n: data[n] for n in ("n", "advantage", "policy_version", "split", "note")},
+        **({"error": {"message": t.error, "traceback": "", "traceback_ansi": ""}} if t.error else {}),
+    }
+
+
+def _scores(whole: Whole) -> dict[str, float | str]:
+    """Return the reward and the contribution of each component, and the grade where the answer is known."""
+    breakdown, found = whole.record.breakdown, {}
+    if breakdown is not None:
+        found = {"reward": breakdown.total}
+        for step in breakdown.steps:
+            for name, value in step.components.items():
+                if value.contribution is not None:
+                    found[name] = (found.get(name) or 0.0) + value.contribution
+    correct = whole.record.trajectory.correct
+    graded = {} if correct is None else {"correct": "C" if correct else "I"}
+    return {**{name: value for name, value in found.items() if value is not None}, **graded}
+
+
+def _inspect_message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
+    made = {"id": f"m{at}", "role": message["role"], "content": message["content"]}
+    if message["role"] not in ("system", "user", "assistant", "tool"):
+        made["role"] = "user"
+    if "reasoning_content" in message:
+        thought = {"type": "reasoning", "reasoning": message["reasoning_content"]}
+        made["content"] = [thought, {"type": "text", "text": message["content"]}]
+    if "tool_calls" in message:
+        made["tool_calls"] = [_inspect_call(call) for call in message["tool_calls"]]
+    if "tool_call_id" in message:
+        made["tool_call_id"] = message["tool_call_id"]
+    return made
+
+
+def _inspect_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    made = {"id": call["id"], "function": function["name"], "type": "function"}
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return {**made, "arguments": {"text": function["arguments"]}, "parse_error": "the arguments are no JSON"}
+    return {**made, "arguments": arguments if isinstance(arguments, dict) else {"value": arguments}}
+
+
+def _header(info: RunInfo, samples: int, epochs: int) -> dict[str, Any]:
+    spec = {
+        "eval_id": info.id,
+        "run_id": info.id,
+        "created": datetime.fromtimestamp(info.created, UTC).isoformat(),
+        "task": info.environment or info.id,
+        "dataset": {"name": info.environment or info.id, "samples": samples},
+        "model": info.model or "unknown",
+        "config": {"epochs": epochs},
+    }
+    return {"version": 2, "status": "success", "eval": spec, "plan": {}, "stats": {}}
