@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
-import importlib
+import importlib.util
 import logging
 import os
 from collections.abc import Callable
 from typing import Any
-
-import anyio.to_thread
-import jsonschema
-from mcp.types import ToolAnnotations
 
 from ...configs.errors import GrpoTuiError
 from ...engine.runs.errors import RecordDamaged
@@ -20,13 +17,6 @@ from .answers import Answer, visible
 from .rollouts import RolloutTools
 from .runs import RunTools
 from .workspace import Workspace
-
-try:
-    from mcp.server.fastmcp import FastMCP
-    from mcp.server.fastmcp.exceptions import ToolError
-except ModuleNotFoundError:  # mcp 2 renamed it
-    renamed: Any = importlib.import_module("mcp.server.mcpserver")
-    FastMCP, ToolError = renamed.MCPServer, importlib.import_module("mcp.server.mcpserver.exceptions").ToolError
 
 log = logging.getLogger(__name__)
 
@@ -43,47 +33,59 @@ def serve(workspace: Workspace, *, allow_notes: bool = False, port: int | None =
     """Serve until the client leaves, over standard input and output, or over HTTP on loopback at a port."""
     tools = [t for made in (RunTools, RolloutTools) for t in _tools(made(workspace.home, workspace.dumps))]
     at: dict[str, Any] = {} if port is None else {"host": HOST, "port": port}
-    first = "mcpserver" not in FastMCP.__module__
-    server: Any = FastMCP("grpo-tui", instructions=INSTRUCTIONS, log_level="WARNING", **(at if first else {}))
+    second = importlib.util.find_spec("mcp.server.mcpserver") is not None  # mcp 2 renamed it
+    library = importlib.import_module("mcp.server.mcpserver" if second else "mcp.server.fastmcp")
+    made = library.MCPServer if second else library.FastMCP
+    server = made("grpo-tui", instructions=INSTRUCTIONS, log_level="WARNING", **({} if second else at))
+    types = importlib.import_module("mcp.types")
+    refusal = importlib.import_module(f"{library.__name__}.exceptions").ToolError
     for tool in tools:
         writes = tool.__name__ in WRITES
         if allow_notes or not writes:
-            hints = ToolAnnotations(readOnlyHint=not writes, destructiveHint=writes, openWorldHint=False)
-            server.add_tool(_served(tool), annotations=hints)
+            hints = {"readOnlyHint": not writes, "destructiveHint": writes, "openWorldHint": False}
+            server.add_tool(_served(tool, refusal), annotations=types.ToolAnnotations(**hints))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as output, contextlib.redirect_stdout(output):  # it is closed
-        server.run("stdio" if port is None else "streamable-http", **({} if first else at))
+        server.run("stdio" if port is None else "streamable-http", **(at if second else {}))
 
 
 def _tools(group: Workspace) -> list[Callable[..., Any]]:
     return [getattr(group, name) for name in vars(type(group)) if not name.startswith("_")]
 
 
-def _served(tool: Callable[..., Any]) -> Callable[..., Any]:
+def _served(tool: Callable[..., Any], refusal: type[Exception]) -> Callable[..., Any]:
     @functools.wraps(tool)
     async def served(**arguments: Any) -> Any:
-        return await anyio.to_thread.run_sync(functools.partial(_answer, tool, arguments))
+        answer, problem = await asyncio.to_thread(_answer, tool, arguments)
+        if problem:
+            raise refusal(problem)
+        return answer
 
     return served
 
 
-def _answer(tool: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Run a tool. Raises ToolError without recorded text, which an exception of a damaged record may quote."""
+def _answer(tool: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, str]:
+    """Return the answer of a tool, or a sentence about the problem.
+
+    The sentence holds no recorded text, which an exception of a damaged record may quote. A foreign record may hold
+    values of wrong types, which the library would quote, so that the schema is checked here.
+    """
+    import jsonschema  # comes with mcp
+
     try:
         answer = tool(**arguments)
-        # Types of a foreign record may be wrong. The library would quote them in its error.
         jsonschema.validate(answer.model_dump(mode="json"), _schema(type(answer)))
-        return answer
+        return answer, ""
     except RecordDamaged as error:
         log.warning("%s: %s", tool.__name__, error)
-        raise ToolError("this part of the record is damaged; `grpo-tui repair RUN` saves the readable part") from None
+        return None, "this part of the record is damaged; `grpo-tui repair RUN` saves the readable part"
     except GrpoTuiError as error:
-        raise ToolError(visible(str(error)[:MESSAGE])) from None
+        return None, visible(str(error)[:MESSAGE])
     except jsonschema.ValidationError as error:
         log.warning("%s: %s", tool.__name__, error.message[:MESSAGE])
-        raise ToolError("a value of this record has a wrong type") from None
+        return None, "a value of this record has a wrong type"
     except Exception as error:
         log.exception("%s failed", tool.__name__)
-        raise ToolError(f"{type(error).__name__}: this is a fault in grpo-tui, its details are in the log") from None
+        return None, f"{type(error).__name__}: this is a fault in grpo-tui, its details are in the log"
 
 
 @functools.cache

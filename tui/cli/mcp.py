@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -31,10 +32,9 @@ def mcp(
     if skill:
         say((Path(__file__).parents[1] / "agent_tools" / "SKILL.md").read_text(encoding="utf-8"))
         return
-    try:
-        from ..agent_tools.server import HOST, serve
-    except ImportError as problem:
-        fail(f"grpo-tui mcp needs the package mcp ({problem}): pip install 'grpo-tui[mcp]'")
+    if find_spec("mcp") is None:
+        fail("grpo-tui mcp needs the package mcp: pip install 'grpo-tui[mcp]'")
+    from ..agent_tools.server import HOST, serve
     from ..agent_tools.workspace import Workspace
     from .dumps import run_or_dump
 
