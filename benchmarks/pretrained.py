@@ -5,8 +5,9 @@
 
 SmolLM2-135M with LoRA and the default hyperparameters, 4 x 8 rollouts a step. Both trainers get the same tasks,
 rewards, prompts, limits, adapters to start from, and processor seconds of training. TRL is its `GRPOTrainer` with
-`TunedRollout` of `benchmarks.stock_rollout`, bfloat16 weights, micro-batches of 8 and no gradient checkpointing. Each
-saves its adapters at every mark, and `grpo-tui eval` measures greedy success on 96 held-out tasks.
+`TunedRollout` of `benchmarks.stock_rollout`, micro-batches of 8 and no gradient checkpointing. Both compute in bfloat16
+if this CPU multiplies it fast, else in float32. Each saves its adapters at every mark, and `grpo-tui eval` measures
+greedy success on 96 held-out tasks.
 
 | task | |
 |---|---|
@@ -31,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_tui.configs.model_facts import half_precision
 from grpo_tui.engine.launch.children import CPU_SETTINGS
 
 from .mechanisms import KeptRows, interval
@@ -122,7 +124,7 @@ def measure(trainer: str, task: str, seed: int, given: argparse.Namespace) -> di
 def settings(task: str, seed: int, adapters: str | None) -> dict[str, Any]:
     """The configuration of a training, at the default hyperparameters of this model."""
     row = TASKS[task]
-    formats = dict.fromkeys(("weights", "compute", "sampling"), "bfloat16")
+    formats = dict.fromkeys(("weights", "compute", "sampling"), half_precision("cpu")[0])
     return {
         "seed": seed,
         "model": {"base": str(smollm2()), "device": "cpu", "sft_adapters": adapters, **formats},
