@@ -202,8 +202,14 @@ def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
             f"training.learning_rate is {training.learning_rate:g}, {size} the {usual.value:g} that is usual for "
             f"{setting.trained}: {effect}"
         )
-    if setting.device == "cpu" and "float16" in (model.compute, model.sampling):
+    formats = model.compute, model.sampling
+    if setting.device == "cpu" and "float16" in formats:
         yield "model.compute or model.sampling is float16, which a CPU computes about ten times slower than float32"
+    elif setting.device == "cpu" and "bfloat16" in formats and half_precision("cpu")[0] == "float32":
+        yield (
+            "model.compute or model.sampling is bfloat16, which this CPU computes six to eight times slower than "
+            "float32: it has neither AVX512-BF16 nor AMX"
+        )
     context = setting.facts.context
     if context is not None and training.max_trajectory_tokens > context:
         yield (

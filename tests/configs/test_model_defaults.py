@@ -160,3 +160,12 @@ def test_values_that_are_far_from_usual_are_warned_of(
     assert len(found) == (warning is not None)
     assert warning is None or warning in found[0]
     assert list(unusual(RunConfig().model, RunConfig().training)) == []
+
+
+@pytest.mark.parametrize("fast", ["float32", "bfloat16"])
+def test_bfloat16_is_warned_of_where_the_cpu_emulates_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: str):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("grpo_tui.configs.model_defaults.half_precision", lambda device: (fast, "of this CPU"))
+    config = load_config(None, [f"model.base={make_model(tmp_path / 'model', 134_000_000)}", "model.compute=bfloat16"])
+    found = [each for each in unusual(config.model, config.training) if "slower than float32" in each]
+    assert len(found) == (fast == "float32")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from peft import PeftModel
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch.settings import read_config
@@ -74,7 +76,7 @@ def test_the_advantage_of_each_token_is_the_teachers_lead(teacher: Path, tmp_pat
                 for s in range(max(turn) + 1)
             ]
             expected = np.where(agent, np.array(reward_terms)[np.maximum(turn, 0)] + 0.5 * ahead, 0.0)
-            np.testing.assert_allclose(tokens.advantages, expected, atol=2e-4)
+            np.testing.assert_allclose(np.array(tokens.advantages), expected, atol=2e-4)
             assert with_reward or not any(reward_terms)
             assert item.own is not None and item.own.kind == "trained"
             sums, count = sums - ahead[agent].sum(), count + agent.sum()
@@ -92,7 +94,7 @@ def test_a_wrong_advantage_of_a_token_is_found(teacher: Path, tmp_path: Path) ->
     assert tokens is not None
     given = np.array(tokens.overlays["teacher"], np.float32)
     given[np.flatnonzero(tokens.agent_mask)[0]] += 0.5
-    wrong = replace(items[0], tokens=replace(tokens, overlays={"teacher": memoryview(given)}))
+    wrong = replace(items[0], tokens=replace(tokens, overlays={"teacher": memoryview(given.data)}))
     config = read_config(folder)
     assert recompute_steps(steps, metrics, config).wrong == []
     changed = [(s, [wrong, *rest[1:]] if s == step else rest) for s, rest in steps]
@@ -115,7 +117,7 @@ def test_adapters_and_servers_score_alike(tmp_path: Path) -> None:
     adapters = first / "adapters"
     config = RunConfig.model_validate(yaml.safe_load((first / "config.yaml").read_text()))
     model, _ = load_policy(config.model, adapters=str(adapters), trainable=False)
-    server = FakeVLLM(copy.deepcopy(model.merge_and_unload()), tokenizer()).start()
+    server = FakeVLLM(copy.deepcopy(cast(PeftModel, model).merge_and_unload()), tokenizer()).start()
     try:
         kept = {}
         for name, chosen in (("adapters", str(adapters)), ("server", server.url)):
@@ -147,8 +149,8 @@ def test_the_arithmetic_with_masks_and_without_turns() -> None:
     first, silent, unscored = rollout(mask, formula), rollout(mask & False, formula), rollout(mask, None)
     done = Distillation(2.0).added([first, silent, unscored])
     ahead = first.teacher_logprobs - first.logprobs  # type: ignore[operator]
+    assert done[0].formula is not None and done[0].advantages is not None
     np.testing.assert_allclose(done[0].advantages, np.where(mask, 1.5 + 2 * ahead, 0), rtol=1e-6)
-    assert done[0].formula is not None
     assert done[0].formula.advantage(0) == pytest.approx(1.5 + ahead[2:4].sum(), rel=1e-6)
     assert done[0].formula.advantage(1) == pytest.approx(1.5 + 2 * ahead[5], rel=1e-6)
     assert not np.any(done[1].advantages) and done[2] is unscored
