@@ -20,7 +20,7 @@ from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.app.app import GrpoApp
 from grpo_tui.tui.app.destinations import Stepper
-from grpo_tui.tui.app.remember import Memory
+from grpo_tui.tui.app.shell import Memory
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES
 
 NOWHERE = Path("/dev/null/nothing-is-remembered.json")

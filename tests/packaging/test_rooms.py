@@ -183,7 +183,6 @@ NEVER_IMPORTS = {
             for name in (
                 "live_data",
                 "live_charts",
-                "findings",
                 "run_requests",
                 "run_list",
                 "curves",
@@ -277,7 +276,6 @@ SHARED = (
     "query_list",
     "outline_keys",
     "reading_screen",
-    "rollout_keys",
     "following",
     "chart_keys",
     "pager",

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from grpo_tui.tui.app.app import GrpoApp
 from grpo_tui.tui.app.destinations import Destination, Runs
-from grpo_tui.tui.app.remember import Memory
+from grpo_tui.tui.app.shell import Memory
 
 from .demo_run import EPOCH
 

@@ -20,7 +20,7 @@ from grpo_tui.tui.app.rollout_fields import step_fields
 from grpo_tui.tui.app.short_values import brief
 from grpo_tui.tui.app.text_search import span_before
 from grpo_tui.tui.app.widgets.diff_pane import DiffPane
-from grpo_tui.tui.app.widgets.flow import Flow
+from grpo_tui.tui.app.widgets.text_layout import Flow
 
 from .drive import running
 

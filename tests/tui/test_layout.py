@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_tui.tui.app.curves import Series, smooth, ticks
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
-from grpo_tui.tui.app.widgets.canvas import Braille as _Canvas
+from grpo_tui.tui.app.widgets.chart import Braille as _Canvas
 from grpo_tui.tui.app.widgets.frame import Box, Part, split
 
 from .drive import running

@@ -27,25 +27,22 @@ from grpo_tui.tui import format as formats
 from grpo_tui.tui.app.app import GrpoApp
 from grpo_tui.tui.app.curves import Series, by_scale, decades, labels, ticks
 from grpo_tui.tui.app.destinations import Live, Runs
-from grpo_tui.tui.app.findings import findings, merged, tally
 from grpo_tui.tui.app.live_charts import along
-from grpo_tui.tui.app.live_data import ACTIONS, Reading, read
+from grpo_tui.tui.app.live_data import ACTIONS, Reading, findings, merged, read, tally
 from grpo_tui.tui.app.live_header import header
-from grpo_tui.tui.app.remember import Memory
 from grpo_tui.tui.app.rollout_columns import rollout_columns
 from grpo_tui.tui.app.run_list import RunRow
 from grpo_tui.tui.app.run_requests import Requests
 from grpo_tui.tui.app.screens.groups import columns as group_columns
+from grpo_tui.tui.app.shell import Memory
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
-from grpo_tui.tui.app.widgets.action_bars import ActionBars
 from grpo_tui.tui.app.widgets.alerts import Alerts
 from grpo_tui.tui.app.widgets.chart import Chart
-from grpo_tui.tui.app.widgets.component_table import ComponentTable
-from grpo_tui.tui.app.widgets.group_panel import GroupPanel
 from grpo_tui.tui.app.widgets.learning_lines import Learning
+from grpo_tui.tui.app.widgets.learning_panels import ROWS, ActionBars, ComponentTable, PolicyPanel
+from grpo_tui.tui.app.widgets.list_panels import GroupPanel
 from grpo_tui.tui.app.widgets.live_panels import PHASES, ServingPanel, SnapshotsPanel, SpeedPanel
 from grpo_tui.tui.app.widgets.pane import Pane
-from grpo_tui.tui.app.widgets.policy_panel import ROWS, PolicyPanel
 from grpo_tui.tui.app.widgets.reward_arithmetic import RewardArithmetic
 from grpo_tui.tui.app.widgets.run_card import columns as run_columns
 from grpo_tui.tui.app.widgets.table import Column, Table

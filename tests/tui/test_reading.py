@@ -25,17 +25,16 @@ from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Call, Step, Trajectory
 from grpo_tui.envs.plugins.text_games import GymnasiumGame
 from grpo_tui.envs.trajectory import Display
-from grpo_tui.tui.app.calls import calls_of, ended, shown, summary
+from grpo_tui.tui.app.calls import calls_of, ended, said, shown, summary
 from grpo_tui.tui.app.comparison import align, rows
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
 from grpo_tui.tui.app.printed import html, markdown, text_lines
 from grpo_tui.tui.app.rollout_fields import call_fields, end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
-from grpo_tui.tui.app.thoughts import said
-from grpo_tui.tui.app.widgets.flow import Flow, Part
 from grpo_tui.tui.app.widgets.line import Line
 from grpo_tui.tui.app.widgets.rendering import Renderer
+from grpo_tui.tui.app.widgets.text_layout import Flow, Part
 
 from .drive import running
 from .test_hostile import NASTY, nasty_record

@@ -31,8 +31,8 @@ from .bindings import RUNS, helps
 from .data import Reads
 from .destinations import FURTHER, Destination, Further, Runs
 from .inside_textual import OwnOutputApp
-from .remember import Memory
 from .screens.base import AppScreen
+from .shell import Memory
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 from .widgets.prompt_bar import PromptBar
 

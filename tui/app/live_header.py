@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from ..format import ago, count, duration, number, percent, progress, step_text
 from ..progress_text import inside
-from ..status import status_sign, status_style
 from .live_data import Reading
 from .run_requests import Requests
-from .theme import Palette
+from .theme import Palette, status_sign, status_style
 from .widgets.line import Line
 
 

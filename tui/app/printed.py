@@ -17,12 +17,11 @@ from .calls import root_of
 from .kinds import kind_of, prepared
 from .rollout_fields import Field, end_fields, prompt_fields, step_fields
 from .theme import THEMES, Palette
-from .widgets.flow import Flow
 from .widgets.learning_lines import Learning
 from .widgets.line import Line
 from .widgets.rendering import Renderer
 from .widgets.reward_arithmetic import RewardLines
-from .widgets.text_layout import END, PROMPT, TextLayout
+from .widgets.text_layout import END, PROMPT, Flow, TextLayout
 
 WIDTH = 110
 _SHARED = {

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..format import duration
-from .calls import Shown, bare, calls_of, ended, shown
+from .calls import Shown, bare, calls_of, ended, said, shown, written
 from .short_values import brief
-from .thoughts import said, written
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,28 @@ from functools import cached_property
 from rich.style import Style
 from textual.theme import Theme
 
+_SIGNS = {
+    "starting": "◌", "running": "●", "paused": "‖", "stopping": "◍", "finished": "✓", "stopped": "■", "crashed": "✗",
+}  # fmt: skip
+
+
+def status_sign(status: str) -> str:
+    """Return one character a status."""
+    return _SIGNS.get(status, "?")
+
+
+def status_style(p: Palette, status: str) -> Style:
+    """Return the style that goes with it."""
+    return {
+        "running": p.good_bold,
+        "starting": p.good,
+        "paused": p.warn_bold,
+        "stopping": p.warn,
+        "finished": p.accent,
+        "stopped": p.muted,
+        "crashed": p.bad_bold,
+    }.get(status, p.muted)
+
 
 @dataclass(frozen=True)
 class Colors:

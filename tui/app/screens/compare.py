@@ -25,8 +25,7 @@ from ..curves import SMOOTHING, Series
 from ..destinations import Diff
 from ..live_charts import is_share
 from ..live_data import POINTS
-from ..widgets.canvas import MARKS
-from ..widgets.chart import Chart
+from ..widgets.chart import MARKS, Chart
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane

@@ -21,20 +21,17 @@ from ...text import literal
 from ..bindings import LIVE, bindings
 from ..data import Reads
 from ..destinations import Further, Trajectories
-from ..findings import Found, findings
 from ..live_charts import CHARTS
-from ..live_data import Reading
+from ..live_data import Found, Reading, findings
 from ..live_header import header
 from ..live_layout import PANES, Wanted, plan
 from ..run_requests import Requests
-from ..widgets.action_bars import ActionBars
 from ..widgets.alerts import Alerts
-from ..widgets.component_table import ComponentTable
 from ..widgets.frame import Box
+from ..widgets.learning_panels import ActionBars, ComponentTable, PolicyPanel
 from ..widgets.line import Line
 from ..widgets.live_panels import LogPanel, ServingPanel, SnapshotsPanel, SpeedPanel
 from ..widgets.pane import Pane
-from ..widgets.policy_panel import PolicyPanel
 from ..widgets.prompt_bar import ask
 from ..widgets.writing_panel import WritingPanel
 from .chart_keys import ChartKeys

@@ -16,18 +16,17 @@ from ..outline import OutlineOf, has_step_rewards
 from ..widgets import token_view
 from ..widgets.frame import Box
 from ..widgets.graphics import Picture
-from ..widgets.group_panel import GroupPanel
 from ..widgets.image_view import ImagePane
 from ..widgets.learning_lines import Learning
 from ..widgets.line import Line
+from ..widgets.list_panels import GroupPanel
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.token_view import TokenView
-from .outline_keys import OutlineKeys
+from .outline_keys import OutlineKeys, RolloutKeys
 from .reading_screen import ImageBox, ReadingScreen, Side, is_wide, stepper_boxes
-from .rollout_keys import RolloutKeys
 
 
 class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):

@@ -8,7 +8,7 @@ from itertools import accumulate
 from rich.style import Style
 
 from ...text import wrap
-from ..findings import Found, Grade, tally
+from ..live_data import Found, Grade, tally
 from .line import Line
 from .pane import Pane
 

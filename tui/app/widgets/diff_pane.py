@@ -13,13 +13,12 @@ from ...advantage import equation
 from ...format import fixed, mark
 from ...text import width as cells_of
 from ...text import wrap
-from ..calls import calls_of, shown
+from ..calls import calls_of, said, shown
 from ..comparison import Comparison, Pair, Pieces, rows
 from ..theme import Palette
-from ..thoughts import said
-from .flow import Flow, Part
 from .line import Line, wrapped
 from .pane import Pane
+from .text_layout import Flow, Part
 
 _FIELD = 6_000
 """Characters of a field that are shown at most."""

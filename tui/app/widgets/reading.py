@@ -15,11 +15,10 @@ from ..calls import root_of, summary
 from ..rollout_cursor import Match
 from ..rollout_fields import Field, end_fields, prompt_fields, raw_fields, step_fields
 from ..text_search import spans
-from .flow import Flow
 from .line import Line, wrapped
 from .pane import Pane
 from .rendering import Renderer
-from .text_layout import END, PROMPT, Key, TextLayout
+from .text_layout import END, PROMPT, Flow, Key, TextLayout
 
 _CONVERSATION = {
     "prompt": 6,

@@ -10,10 +10,9 @@ from ....configs import metric_names as metric
 from ....engine.runs.health.headline import RATE_WINDOW, REWARD, Headline
 from ....engine.runs.types import RunInfo
 from ...format import ago, duration, fitted, percent, percent_number, step_text, trend, within
-from ...status import status_sign, status_style
 from ...text import wrap
 from ..run_list import RunRow
-from ..theme import Palette
+from ..theme import Palette, status_sign, status_style
 from .line import Line, wrapped
 from .pane import Pane
 from .table import Column

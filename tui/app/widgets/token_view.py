@@ -15,9 +15,9 @@ from ....engine.runs.read.bodies import Alphabet, texts_in_order
 from ...format import fixed
 from ...text import literal, wrap
 from ..theme import Palette
-from .flow import Flow, Part
 from .line import Line, wrapped
 from .pane import Pane
+from .text_layout import Flow, Part
 
 if TYPE_CHECKING:
     from ....engine.runs.types import TokenArrays
