@@ -55,8 +55,8 @@ def _to_tmux(data: bytes, what: str) -> str:
         if not _hand_over(["tmux", "load-buffer", "-"], data):  # before tmux 3.2 there is no -w
             return f"{what} not copied: tmux did not take it. {_INSTEAD}"
         return f"Copied {what} to tmux's buffer: prefix ] pastes it."
-    allowed = _ask(["tmux", "show-options", "-gsv", "set-clipboard"]) != "off"
-    if allowed and "clipboard" in _ask(["tmux", "display-message", "-p", "#{client_termfeatures}"]):
+    allowed = _run(["tmux", "show-options", "-gsv", "set-clipboard"]) != "off"
+    if allowed and "clipboard" in (_run(["tmux", "display-message", "-p", "#{client_termfeatures}"]) or ""):
         return f"Copied {what} to tmux's buffer and the terminal's clipboard."
     return f"Copied {what} to tmux's buffer (prefix ] pastes it), not to the terminal's clipboard: tmux passes none on."
 
@@ -74,22 +74,17 @@ def _desktop(environment: Mapping[str, str]) -> list[str] | None:
     return next((c for c in candidates if shutil.which(c[0])), None)
 
 
+def _run(command: list[str], data: bytes | None = None, output: int = subprocess.PIPE) -> str | None:
+    """Return the output of a program, or None if it failed."""
+    try:
+        done = subprocess.run(
+            command, input=data, stdout=output, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return (done.stdout or b"").decode("utf-8", "replace").strip() if done.returncode == 0 else None
+
+
 def _hand_over(command: list[str], data: bytes) -> bool:
     """Return whether a program took the text. Some keep running to serve it, so their output is not awaited."""
-    try:
-        done = subprocess.run(
-            command, input=data, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
-
-
-def _ask(command: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
+    return _run(command, data, subprocess.DEVNULL) is not None

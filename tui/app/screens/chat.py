@@ -10,12 +10,12 @@ import asyncio
 import http.client
 import json
 import os
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 
 from ..bindings import CHAT, bindings
 from ..data import Reads
@@ -26,6 +26,7 @@ from .base import AppScreen
 
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 TIMEOUT_S = 180.0
+_OPENER = build_opener(ProxyHandler({}))
 
 
 class ServerProblem(Exception):
@@ -88,27 +89,19 @@ class ChatClient:
 
     def _open(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
         try:
-            url = urlsplit(str(json.loads((self.run / "online" / "address.json").read_bytes())["url"]))
-            host, port = url.hostname or "127.0.0.1", url.port or 80
+            address = str(json.loads((self.run / "online" / "address.json").read_bytes())["url"]).rstrip("/")
         except (OSError, ValueError, KeyError) as error:
             raise ServerProblem("this run does not serve over HTTP now; start it with --serve HOST:PORT") from error
-        if url.scheme == "https":
-            made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=TIMEOUT_S, context=ssl.create_default_context()
-            )
-        else:
-            made = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         headers = {"Content-Type": "application/json"}
         if token := os.environ.get(TOKEN_VARIABLE, "").split():
             headers["Authorization"] = f"Bearer {token[0]}"
+        data = None if body is None else json.dumps(body).encode()
         try:
-            made.request(method, path, None if body is None else json.dumps(body), headers)
-            response = made.getresponse()
-            if response.status >= 400:
-                raise ServerProblem(_message(response.read()) or f"the server answers {response.status}")
-            return response
+            return _OPENER.open(Request(address + path, data, headers, method=method), timeout=TIMEOUT_S)
+        except HTTPError as error:
+            raise ServerProblem(_message(error.read()) or f"the server answers {error.code}") from error
         except (OSError, http.client.HTTPException) as error:
-            raise ServerProblem(f"the server cannot be reached: {error}") from error
+            raise ServerProblem(f"the server cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
 def _message(body: bytes) -> str:

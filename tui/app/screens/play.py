@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from textual.message import Message
-
 from ....engine.runs.types import ToolSpec
 from ...format import fixed
 from ..bindings import PLAY, bindings
@@ -69,13 +67,6 @@ class PlayScreen(ReadingScreen):
 
     view = PLAY
     BINDINGS = bindings(PLAY)
-
-    class Reported(Message):
-        """An event of the process; None at its end."""
-
-        def __init__(self, event: Event | None) -> None:
-            self.event = event
-            super().__init__()
 
     def __init__(self, run: Path, game: Play) -> None:
         super().__init__()
@@ -144,15 +135,12 @@ class PlayScreen(ReadingScreen):
         self.game.send(leave=True)
 
     def _listen(self) -> None:
-        """Post the events of the process. Never wait for the app, which may be closing."""
+        """Hand over the events of the process. Never wait for the app, which may be closing."""
         for event in self.game.events():
-            self.post_message(self.Reported(event))
-        self.post_message(self.Reported(None))
+            self.call_later(self._arrived, event)
+        self.call_later(self._process_ended)
 
-    def on_play_screen_reported(self, message: PlayScreen.Reported) -> None:
-        if message.event is not None:
-            self._arrived(message.event)
-            return
+    def _process_ended(self) -> None:
         from ....engine.runs.control.status import look
 
         self._ended(look(self.run_path).error or "the process has ended")
