@@ -36,7 +36,7 @@ class GroupsScreen(QueryList):
         super().__init__(reads, query)
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
-        self.table = Table("table", self._columns, self._fetch, self._empty)
+        self.table = Table("table", lambda table: columns(self.palette, table.near()), self._fetch, self._empty)
 
     def panes(self) -> list[Pane]:
         return [self.table]
@@ -109,9 +109,6 @@ class GroupsScreen(QueryList):
             return
         if query == self.list_query:
             self.table.deliver(offset, rows)
-
-    def _columns(self, table: Table) -> Sequence[Column]:
-        return columns(self.palette, table.near())
 
     def _empty(self) -> list[str]:
         return [

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ....configs import metric_names as metric
 from ....engine.launch import LaunchError
@@ -25,7 +24,7 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.run_card import RunCard, columns
-from ..widgets.table import Column, Table
+from ..widgets.table import Table
 from .base import TableScreen
 from .dialogs import confirm
 
@@ -128,7 +127,9 @@ class RunsScreen(RunKeys):
         self.loaded = False
         self.problem = ""
         self._busy = False
-        self.table = Table("table", self._columns, self._fetch, self._empty)
+        self.table = Table(
+            "table", lambda table: columns(self.palette, self.shell.clock(), self.rows), self._fetch, self._empty
+        )
         self.chart = Chart("chart")
         self.card = RunCard()
         self.table.marked = lambda row: "●" if row.info.path in self.marks else " "
@@ -234,9 +235,6 @@ class RunsScreen(RunKeys):
 
     def _fetch(self, offset: int, limit: int) -> None:
         self.table.deliver(offset, self.rows[offset : offset + limit])
-
-    def _columns(self, table: Any) -> Sequence[Column]:
-        return columns(self.palette, self.shell.clock(), self.rows)
 
     def _empty(self) -> list[str]:
         if self.problem:

@@ -34,10 +34,6 @@ class WritingPanel(LivePanel):
         self._servers_before: tuple[float, Mapping[str, int]] = (0.0, {})
         self._rates: dict[str, float] = {}
 
-    @property
-    def live(self) -> LiveState | None:
-        return self.reading.live
-
     def put(self, reading: Reading) -> None:
         live = reading.live
         if live is not None and live.servers:
@@ -68,7 +64,9 @@ class WritingPanel(LivePanel):
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
-        lines = [*self._phases(width), *self._counts(width), *self._servers(width)][: max(1, height - 2)]
+        servers = self.reading.live.servers if self.reading.live is not None else ()
+        of_servers = [self._server(server, width) for server in servers]
+        lines = [*self._phases(width), *self._counts(width), *of_servers][: max(1, height - 2)]
         room = height - len(lines)
         if not self._all():
             return lines or [Line(p).add(self._waiting(), p.faint, cells=width)]
@@ -86,7 +84,7 @@ class WritingPanel(LivePanel):
         return lines
 
     def _all(self) -> list[tuple[Batch, LiveText]]:
-        return [(batch, text) for batch in current_batches(self.live) for text in batch.texts]
+        return [(batch, text) for batch in current_batches(self.reading.live) for text in batch.texts]
 
     def _shown(self, most: int) -> Sequence[tuple[Batch, LiveText]]:
         """Return texts from the chosen one on, else those in progress and the last finished ones."""
@@ -106,12 +104,12 @@ class WritingPanel(LivePanel):
     # -- counts, phases, servers ---------------------------------------------------------------------------------------
 
     def _counts(self, width: int) -> list[Line]:
-        p, batches = self.palette, current_batches(self.live)
+        p, batches = self.palette, current_batches(self.reading.live)
         if not batches:
             return []
         left = ""
         if self.reading.info.progress is not None and not all(b.ended for b in batches):
-            left = phase_left(self.reading.info.progress, self.live, self.app.clock())
+            left = phase_left(self.reading.info.progress, self.reading.live, self.app.clock())
         line = Line(p)
         for index, text in enumerate(rollouts_line(batches, left)):
             piece = Line(p).add(" · " if index else "", p.faint).add(text, p.text if index else p.strong)
@@ -122,7 +120,7 @@ class WritingPanel(LivePanel):
     def _phases(self, width: int) -> list[Line]:
         p = self.palette
         now = self.reading.info.progress if self.reading.info.status == "running" else None
-        purpose = next((b.purpose for b in current_batches(self.live)[-1:]), Purpose())
+        purpose = next((b.purpose for b in current_batches(self.reading.live)[-1:]), Purpose())
         line = Line(p).add(purpose.name or (f"step {count(purpose.step)}" if purpose.step else ""), p.strong)
         if now is not None and now.phase in PHASES:
             at = PHASES.index(now.phase)
@@ -144,7 +142,7 @@ class WritingPanel(LivePanel):
         if now.total > 1 and now.phase != "rollouts":
             line.offer(Line(p).add(f" {count(now.done)}/{count(now.total)}", p.text), width)
             line.offer(Line(p).gap().add(progress(now.done / now.total, 8), p.accent), width)
-        left = phase_left(now, self.live, self.app.clock())
+        left = phase_left(now, self.reading.live, self.app.clock())
         if left and now.phase != "rollouts":
             line.offer(Line(p).add(f" {left}", p.muted), width)
         return line
@@ -156,9 +154,6 @@ class WritingPanel(LivePanel):
         if before:
             self._rates = {s.url: (s.tokens - tokens.get(s.url, 0)) / (live.time - before) for s in live.servers}
         self._servers_before = (live.time, {s.url: s.tokens for s in live.servers})
-
-    def _servers(self, width: int) -> list[Line]:
-        return [self._server(server, width) for server in (self.live.servers if self.live is not None else ())]
 
     def _server(self, server: ServerState, width: int) -> Line:
         p = self.palette
