@@ -14,27 +14,27 @@ from typing import Annotated, Any, cast
 import typer
 
 from ...configs.errors import GrpoTuiError
-from . import bisect as cli_bisect
-from . import branch as cli_branch
-from . import check as cli_check
 from . import config as cli_config
 from . import data as cli_data
-from . import doctor as cli_doctor
-from . import evaluate as cli_evaluate
-from . import export as cli_export
-from . import init as cli_init
-from . import inspect as cli_inspect
-from . import mcp as cli_mcp
-from . import note as cli_note
-from . import online as cli_online
-from . import play as cli_play
-from . import publish as cli_publish
-from . import rescore as cli_rescore
 from . import rollouts as cli_rollouts
-from . import runs as cli_runs
-from . import train as cli_train
+from .bisect import bisect
+from .branch import branch
+from .check import check
 from .common import ExitCode, fail, on_terminal, warn, write_any_character
+from .doctor import doctor
+from .evaluate import evaluate
+from .export import export
+from .init import init
+from .inspect import inspect
+from .mcp import mcp
+from .note import note
+from .online import online
 from .output import show
+from .play import play
+from .publish import merge, push
+from .rescore import rescore
+from .runs import live, repair, runs, stop
+from .train import train
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -54,26 +54,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-app.command("train")(cli_train.train)
-app.command("init")(cli_init.init)
-app.command("inspect")(cli_inspect.inspect)
-app.command("play")(cli_play.play)
-app.command("live")(cli_runs.live)
-app.command("check")(cli_check.check)
-app.command("eval")(cli_evaluate.evaluate)
-app.command("bisect")(cli_bisect.bisect)
-app.command("branch")(cli_branch.branch)
-app.command("rescore")(cli_rescore.rescore)
-app.command("note")(cli_note.note)
-app.command("runs")(cli_runs.runs)
-app.command("stop")(cli_runs.stop)
-app.command("online")(cli_online.online)
-app.command("export")(cli_export.export)
-app.command("mcp")(cli_mcp.mcp)
-app.command("merge")(cli_publish.merge)
-app.command("push")(cli_publish.push)
-app.command("repair")(cli_runs.repair)
-app.command("doctor")(cli_doctor.doctor)
+COMMANDS = (
+    train, init, inspect, play, live, check, evaluate, bisect, branch, rescore, note, runs, stop, online, export,
+    mcp, merge, push, repair, doctor,
+)  # fmt: skip
+for command in COMMANDS:
+    app.command("eval" if command is evaluate else command.__name__)(command)
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_rollouts.app, name="rollouts")
 app.add_typer(cli_config.app, name="config")
