@@ -49,7 +49,8 @@ ARMS = ("answers", "ratings", "reversed", "majority")
 SOURCES = 3
 SHARE = 0.3
 RESULTS = Path("~/.cache/grpo-tui/feedback.jsonl").expanduser()
-START_S = 300.0
+START_S = TIMEOUT_S = 1200.0
+"""Long enough for a busy machine."""
 CLI = [sys.executable, "-m", "grpo_tui.tui.cli"]
 
 
@@ -57,11 +58,12 @@ CLI = [sys.executable, "-m", "grpo_tui.tui.cli"]
 def served(base: str, settings: Mapping[str, object]) -> Iterator[tuple[httpx.Client, Path]]:
     """Serve a model with `grpo-tui online`; yield a client and the run's folder."""
     with tempfile.TemporaryDirectory() as home:
-        options = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+        chosen = {"online.request_timeout_s": TIMEOUT_S, **settings}
+        options = [part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")]
         command = [*CLI, "online", "--runs-dir", home, "--run-id", "served", "--model", base, "--headless"]
         process = subprocess.Popen([*command, "--serve", "127.0.0.1:0", *options], stdout=subprocess.DEVNULL)
         try:
-            with httpx.Client(base_url=_address(Path(home) / "served", process), timeout=1200) as client:
+            with httpx.Client(base_url=_address(Path(home) / "served", process), timeout=TIMEOUT_S) as client:
                 yield client, Path(home) / "served"
         finally:
             subprocess.run([*CLI, "stop", "served", "--runs-dir", home], stdout=subprocess.DEVNULL)

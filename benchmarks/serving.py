@@ -88,58 +88,23 @@ async def beside_long(url: str, requests: int) -> tuple[list[float], int, float]
 
 def exact(count: int, tokens: int, dtype: str) -> None:
     """Default answers of the server beside greedy generation."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from benchmarks.questions import TASKS, split
+    from benchmarks.feedback import served
+    from benchmarks.questions import TASKS, Base, split
     from benchmarks.smollm2 import smollm2
 
     base = str(smollm2())
     task, questions = TASKS["larger"], split("larger", 0, 0, count)[1]
-    with tempfile.TemporaryDirectory() as home:
-        command = [
-            sys.executable,
-            "-m",
-            "grpo_tui.tui.cli",
-            "online",
-            "--runs-dir",
-            home,
-            "--run-id",
-            "exact",
-            "--headless",
-        ]
-        formats = [part for key in ("weights", "compute", "sampling") for part in ("--set", f"model.{key}={dtype}")]
-        command += ["--model", base, "--serve", "127.0.0.1:0", *formats]
-        process = subprocess.Popen([*command, "--set", "online.updates=false"], stdout=subprocess.DEVNULL)
-        try:
-            url = _address(Path(home) / "exact" / "online" / "address.json", process)
-            with httpx.Client(base_url=url, timeout=300) as client:
-                served = []
-                for question in questions:
-                    chat = [{"role": "user", "content": question.text}]
-                    body = {"model": base, "messages": chat, "max_tokens": tokens}
-                    answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-                    served.append(str(answer["choices"][0]["message"]["content"]))
-        finally:
-            subprocess.run(
-                [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "exact", "--runs-dir", home],
-                stdout=subprocess.DEVNULL,
-            )
-            process.wait(60)
-    words = AutoTokenizer.from_pretrained(base)
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
-    plain = []
-    for question in questions:
-        given = words.apply_chat_template(
-            [{"role": "user", "content": question.text}],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-        )
-        out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
-        plain.append(words.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
-    equal = sum(a == b for a, b in zip(served, plain, strict=True))
-    for name, texts in (("served", served), ("transformers", plain)):
+    formats = {f"model.{key}": dtype for key in ("weights", "compute", "sampling")}
+    served_texts = []
+    with served(base, {**formats, "online.updates": False}) as (client, _):
+        for question in questions:
+            chat = [{"role": "user", "content": question.text}]
+            body = {"model": base, "messages": chat, "max_tokens": tokens}
+            answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+            served_texts.append(str(answer["choices"][0]["message"]["content"]))
+    plain = Base(dtype).greedy(questions, tokens)
+    equal = sum(a == b for a, b in zip(served_texts, plain, strict=True))
+    for name, texts in (("served", served_texts), ("transformers", plain)):
         success = statistics.fmean(task.right(t, q) for t, q in zip(texts, questions, strict=True))
         print(f"{name:14} success {success:.3f}")
     print(f"{dtype}: {equal} of {count} texts are equal", flush=True)
