@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Literal
 
@@ -106,8 +106,9 @@ def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     covariance: dict[str, float] = defaultdict(float)
     variance = 0.0
     for group in _groups(rollouts):
-        mean = fmean(_total(r) for r in group)
-        means = {name: fmean(r.contributions.get(name, 0.0) for r in group) for name in group[0].contributions}
+        size = len(group)
+        mean = math.fsum(_total(r) for r in group) / size
+        means = {n: math.fsum(r.contributions.get(n, 0.0) for r in group) / size for n in group[0].contributions}
         for rollout in group:
             advantage = _total(rollout) - mean
             variance += advantage * advantage
@@ -121,7 +122,7 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
     if not rollout.apart:
         return rollout
     left = {name: value for name, value in rollout.contributions.items() if name not in rollout.apart}
-    return replace(rollout, contributions=left, total=math.fsum(left.values()))
+    return RolloutSummary(rollout.id, rollout.group, math.fsum(left.values()), left, goals=rollout.goals)
 
 
 @detector("advantage_share", need.COMPONENTS)

@@ -23,6 +23,8 @@ STEPS = 3
 """Steps of evidence at least."""
 ENOUGH = 16
 """Rollouts or groups of evidence at least."""
+MOST = 512
+"""Rollouts of evidence at most."""
 NOISE = 0.1
 """Share of repeated answers with contradicting rewards."""
 CONTRADICTED = 0.6
@@ -39,7 +41,7 @@ DISTINCT = 0.5
 def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find equal answers to one task that earn different rewards. Only single turns count: tools may answer anew."""
     earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
-    for r in _rollouts(batches):
+    for r in _rollouts(_newest(batches)):
         if r.turns in (1, None) and not r.failed:
             earned[r.task, r.text].append(r)
     repeated = [same for same in earned.values() if len(same) > 1]
@@ -58,7 +60,9 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 @detector("rejected_answers", need.ANSWERS, need.SUCCESS)
 def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find answers that equal the expected one and count as wrong."""
-    equal = [r for r in _rollouts(batches) if r.answer is not None and _plain(r.answer) == _plain(r.expected or "")]
+    equal = [
+        r for r in _rollouts(_newest(batches)) if r.answer is not None and _plain(r.answer) == _plain(r.expected or "")
+    ]
     wrong = [r for r in equal if r.correct is False]
     share = len(wrong) / len(equal) if equal else 0.0
     if len(equal) < ENOUGH or share <= CONTRADICTED:
@@ -126,7 +130,7 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find advantages that do not follow the reward within their groups."""
     pairs: list[tuple[float, float]] = []
-    for group in _groups(batches):
+    for group in _groups(_newest(batches)):
         if any(abs(r.advantage or 0.0) > SAME for r in group):
             mean_reward, mean_advantage = fmean(map(goal, group)), fmean(r.advantage or 0.0 for r in group)
             pairs += [(goal(r) - mean_reward, (r.advantage or 0.0) - mean_advantage) for r in group]
@@ -147,8 +151,8 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 @detector("zero_advantages", need.REWARDS, need.ADVANTAGES)
 def zero_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups whose rewards differ and whose advantages are all 0."""
-    mixed = [g for g in _groups(batches) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
-    if len(mixed) < ENOUGH or any(r.advantage is None or abs(r.advantage) > SAME for r in _rollouts(batches)):
+    mixed = [g for g in _groups(_newest(batches)) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
+    if len(mixed) < ENOUGH or any(r.advantage is None or abs(r.advantage) > SAME for r in _rollouts(_newest(batches))):
         return []
     message = (
         f"every advantage is 0, so nothing is learned: are rollouts compared with themselves (a group of one)? The "
@@ -226,6 +230,15 @@ def goal(rollout: RolloutSummary) -> float:
     """Return the reward for the task alone, or the whole reward where its parts are not known."""
     parts = [v for n, v in rollout.contributions.items() if n in GOALS or n in rollout.goals]
     return math.fsum(parts) if parts else rollout.total or 0.0
+
+
+def _newest(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """Return the newest batches, with `MOST` rollouts at most but one batch at least: more evidence only costs time."""
+    rollouts, start = 0, len(batches)
+    while start > 0 and (start == len(batches) or rollouts + len(batches[start - 1].rollouts) <= MOST):
+        start -= 1
+        rollouts += len(batches[start].rollouts)
+    return batches[start:]
 
 
 def _rollouts(batches: Iterable[Batch]) -> list[RolloutSummary]:

@@ -42,16 +42,21 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     """Find a reward that follows the length within groups, and texts that become longer."""
     if len(batches) < STEPS + 1:
         return []
-    groups: dict[str, list[RolloutSummary]] = defaultdict(list)
+    first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
+    if last < GROWTH * first:
+        return []
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for r in (r for b in batches for r in b.rollouts if r.tokens):
-        groups[r.group].append(r)
-    pairs = [(r.tokens - fmean(m.tokens for m in g), goal(r) - fmean(map(goal, g))) for g in groups.values() for r in g]
+        groups[r.group].append((r.tokens, goal(r)))
+    pairs: list[tuple[float, float]] = []
+    for group in groups.values():
+        length, reward = (math.fsum(values) / len(group) for values in zip(*group, strict=True))
+        pairs += [(x - length, y - reward) for x, y in group]
     squares = math.fsum(x * x for x, _ in pairs), math.fsum(y * y for _, y in pairs)
     if len(pairs) < 4 * ENOUGH or min(squares) <= 1e-9:
         return []
     correlation = math.fsum(x * y for x, y in pairs) / math.sqrt(squares[0] * squares[1])
-    first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
-    if correlation <= FOLLOWS or last < GROWTH * first or improvement(_with_success(batches), limits):
+    if correlation <= FOLLOWS or improvement(_with_success(batches), limits):
         return []
     longest = sorted(batches[-1].rollouts, key=lambda r: -r.tokens)
     message = (
