@@ -88,11 +88,13 @@ class Item:
 
 
 def steps_of(reader: RunReader) -> Iterator[tuple[int, list[Item]]]:
-    """Yield the training rollouts of each step, in the order in which they were recorded."""
+    """Yield the training rollouts of each step, in the order in which they were recorded: all of them if the record
+    names none as such."""
     step: int | None = None
     held: list[Item] = []
     offset = 0
-    while rows := reader.rollouts.page(Query(filter="split:train", sort="step"), offset=offset, limit=PAGE):
+    query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
+    while rows := reader.rollouts.page(query, offset=offset, limit=PAGE):
         offset += len(rows)
         for row in rows:
             if held and row.step != step:

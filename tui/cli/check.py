@@ -21,6 +21,9 @@ def check(
     reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
     as_json: Annotated[bool, typer.Option("--json", help="One finding a line, as JSON.")] = False,
     again: Annotated[bool, typer.Option("--recompute", help="Compute every recorded number again.")] = False,
+    formula: Annotated[
+        str, typer.Option(metavar="NAME", help="With --recompute: the formula of a dump's advantages, e.g. grpo.")
+    ] = "",
     maps: Maps = None,
     importers: Importers = None,
     *,
@@ -33,7 +36,8 @@ def check(
     that they need are listed as not checked.
 
     With --recompute every number of a recorded training is computed again from the record: rewards, group statistics,
-    advantages, weights of replay, loss. Each number that differs is named.
+    advantages, masks, loss. Each number that differs is named. Of rollouts of other frameworks, weighted sums and
+    advantages are computed again.
     """
     from ...engine.imports.check import diagnose
     from ...engine.imports.readers import open_reader
@@ -41,9 +45,10 @@ def check(
     from ...engine.runs.errors import RecordError
     from ..text import literal
     from .dumps import run_or_dump
+    from .recompute import recompute
 
     if again:
-        return recompute_run(reference, as_json, home)
+        return recompute(reference, as_json, home, maps or (), importers or (), formula)
     info = run_or_dump(reference, home, maps or (), importers or ())
     try:
         with closing(open_reader(Path(info.path))) as reader:
@@ -94,36 +99,3 @@ def _steps(found: Found) -> str:
         return ""
     strongest = "" if found.strongest == found.step else f" (strongest at {found.strongest})"
     return f"step {found.step}{strongest}: "
-
-
-def recompute_run(reference: str, as_json: bool, home: Path) -> None:
-    """Print each number of a training that differs from its recomputation. Exits with 1 if there is one."""
-    from ...configs.errors import ConfigError
-    from ...engine.launch.find import find_run
-    from ...engine.launch.settings import read_config
-    from ...engine.recompute import recompute
-    from ...engine.recompute.trl import recompute_trl
-    from ...engine.runs.errors import RecordError
-    from ...engine.runs.read.reader import RunReader
-    from ..text import literal
-
-    info = find_run(home, reference)
-    try:
-        config = None if info.mode == "recorded" else read_config(info.path)
-        if config is not None and config.mode != "rft":
-            fail(f"{info.id} has mode {config.mode}: only trainings by reinforcement (rft) can be computed again")
-        with closing(RunReader(Path(info.path))) as reader:
-            report = recompute_trl(reader) if config is None else recompute(reader, config)
-            problems = reader.problems
-    except (RecordError, ConfigError) as error:
-        fail(f"{reference} cannot be computed again: {error}")
-    for wrong in report.wrong:
-        say(json_line(vars(wrong)) if as_json else literal(f"wrong: {wrong}"))
-    for problem in problems:
-        warn(literal(f"not read: {problem}"))
-    if not as_json:
-        for what, why in report.given.items():
-            say(literal(f"taken as recorded: {what} ({why})"))
-        say(f"{report.total:,} numbers computed again, {len(report.wrong):,} wrong")
-    if report.wrong or problems:
-        raise typer.Exit(ExitCode.FAILED)

@@ -7,4 +7,5 @@ are written here in plain Python: they share no code with TRL.
 
 from __future__ import annotations
 
+from .check import is_trl as is_trl
 from .check import recompute_trl as recompute_trl

@@ -11,7 +11,7 @@ from typing import Any
 from ...runs.durable import read_json
 from ...runs.paths import RUN_FILE
 from ...runs.read.reader import RunReader
-from ...runs.updates import Block, read_updates
+from ...runs.updates import FOLDER, Block, read_updates
 from ..items import Item, steps_of
 from ..ledger import SINGLE, Report
 from .generation import GenerationCheck
@@ -22,13 +22,22 @@ FORMULAS = (1, 16)
 """The version of TRL whose formulas these are."""
 
 
+def is_trl(reader: RunReader) -> bool:
+    """Return whether a record declares settings of TRL."""
+    return (reader.run_dir / FOLDER).is_dir() or "scale_rewards" in _config(reader)
+
+
+def _config(reader: RunReader) -> Mapping[str, Any]:
+    facts = read_json(reader.run_dir / RUN_FILE).get("facts")
+    config = facts.get("config") if isinstance(facts, Mapping) else None
+    return config if isinstance(config, Mapping) else {}
+
+
 def recompute_trl(reader: RunReader) -> Report:
     """Compute every number of a training that `grpo_tui.trl.attach` recorded again."""
     blocks = list(read_updates(reader.run_dir))
     declared = [block.data for block in blocks if block.kind == "settings"]
-    facts = read_json(reader.run_dir / RUN_FILE).get("facts") or {}
-    config = facts.get("config") if isinstance(facts, Mapping) else None
-    settings = settings_of(declared[0] if declared else config or {})
+    settings = settings_of(declared[0] if declared else _config(reader))
     report = Report()
     _describe(settings, report, recorded=bool(declared))
     by_step: dict[int, list[Block]] = defaultdict(list)

@@ -54,6 +54,8 @@ class GenerationCheck:
                 None if math.isnan(reward) else reward,
                 tolerance=SINGLE,
             )
+            listed = item.row.advantage
+            self.report.number(item.place, "advantage in the list", listed, item.record.advantage, tolerance=SINGLE)
             self.report.number(item.place, "advantage", item.record.advantage, right, tolerance=slack, size=1.0)
         return scored
 

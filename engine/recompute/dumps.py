@@ -1,0 +1,205 @@
+"""Rollouts of other trainers: weighted sums, group statistics, advantages by rollout and by token, logged means.
+
+A dump rarely declares its formula for advantages. Then the formula that gives those of most groups counts as declared,
+and each rollout that differs from it is named. Weights of components that are not written are found in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...configs import metric_names as metric
+from ..runs.read.reader import RunReader
+from .items import Item, groups_of, steps_of
+from .ledger import Report
+from .weights import fitted
+
+CLOSE = 2e-4
+"""Relative difference of advantages that were float32 or rounded when they were written."""
+MEANS = ("reward/all/mean", "critic/score/max", "critic/score/min", metric.REWARD_MEAN)
+"""Metrics of prime-rl and verl that are statistics of the rewards of a step. The last one is the importer's own mean,
+unless verl logged it, which logs the others, too."""
+
+Compare = Callable[[Sequence[float], Sequence[float]], list[float]]
+"""Returns advantages of a group from its rewards and those of the whole step."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula for advantages. text: for people."""
+
+    text: str
+    compare: Compare
+
+
+def std_of(values: Sequence[float], less: int) -> float:
+    """Return the standard deviation with n − less; 0 for too few values."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - less, 1))
+
+
+def _scaled(less: int, epsilon: float, by_step: bool) -> Compare:
+    def compare(group: Sequence[float], step: Sequence[float]) -> list[float]:
+        mean = math.fsum(group) / len(group)
+        divisor = std_of(step if by_step else group, less) + epsilon
+        return [(r - mean) / divisor if divisor else 0.0 for r in group]
+
+    return compare
+
+
+def _centred(group: Sequence[float], step: Sequence[float]) -> list[float]:
+    mean = math.fsum(group) / len(group)
+    return [r - mean for r in group]
+
+
+def _others(group: Sequence[float], step: Sequence[float]) -> list[float]:
+    n = len(group)
+    return [a * n / (n - 1) if n > 1 else 0.0 for a in _centred(group, step)]
+
+
+def _whitened(group: Sequence[float], step: Sequence[float]) -> list[float]:
+    mean, divisor = math.fsum(step) / len(step), std_of(step, 1) + 1e-8
+    return [(r - mean) / divisor for r in group]
+
+
+FORMULAS: Mapping[str, tuple[Formula, ...]] = {
+    "grpo": tuple(
+        Formula(f"(r − mean) / (std + {epsilon:g}) of the group, std with {'n − 1' if less else 'n'}", _scaled(*how))
+        for epsilon in (1e-4, 1e-6, 1e-8)
+        for less in (1, 0)
+        for how in [(less, epsilon, False)]
+    ),
+    "dr_grpo": (Formula("r − mean of the group", _centred),),
+    "rloo": (Formula("r − mean of the others in the group", _others),),
+    "grpo_batch": tuple(
+        Formula(f"(r − mean of the group) / (std of the step + {epsilon:g})", _scaled(1, epsilon, True))
+        for epsilon in (1e-4, 1e-8)
+    ),
+    "reinforce_plus_plus": (Formula("(r − mean) / std of the step", _whitened),),
+}
+"""Formulas by the name under which they are declared. A name has the forms in which programs write it."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A group whose rewards and advantages are known. unknown: whether rollouts without them were left out."""
+
+    items: list[Item]
+    rewards: list[float]
+    advantages: list[float]
+    step: list[float]
+    unknown: bool
+
+    def wrong(self, formula: Formula) -> Iterator[tuple[Item, float, float]]:
+        """Yield rollouts whose advantage is another, with the recorded and the computed one."""
+        computed = formula.compare(self.rewards, self.step)
+        spread = max(self.rewards) - min(self.rewards)
+        for item, old, new in zip(self.items, self.advantages, computed, strict=True):
+            rounding = 1e-2 if spread < 1e-6 else 0.0  # float32 may find a deviation where there is none
+            if abs(old - new) > max(CLOSE * max(1.0, abs(old), abs(new)), rounding):
+                yield item, old, new
+
+
+def recompute_dump(reader: RunReader, declared: str = "") -> Report:
+    """Compute the numbers of rollouts of another trainer again. declared: a key of `FORMULAS`, or empty."""
+    report = Report()
+    groups: list[Known] = []
+    unweighted: list[tuple[Item, dict[str, float]]] = []
+    names = set(reader.metrics.names())
+    own = {metric.REWARD_MEAN} if "critic/score/max" not in names else set()
+    logged = {name: dict(reader.metrics.points(name)) for name in MEANS if name in names - own}
+    rewards_known = False
+    for step, items in steps_of(reader):
+        rewards = [r for item in items if (r := reward_of(item)) is not None]
+        rewards_known |= bool(rewards)
+        for name, points in logged.items():
+            if step in points and len(rewards) == len(items):
+                right = {"max": max, "min": min}.get(name.rpartition("/")[2], _mean)(rewards)
+                report.number(f"step {step}", f"metric {name}", points[step], right, tolerance=CLOSE)
+        for item in items:
+            _sum(item, report, unweighted)
+            _tokens(item, report)
+        groups += [known for group in groups_of(items) if (known := _known(group, rewards)) is not None]
+    fitted(unweighted, report)
+    if groups:
+        _advantages(groups, declared, report)
+    else:
+        report.given["advantages"] = (
+            "no group has rewards and advantages of two rollouts" if rewards_known else "rewards are not recorded"
+        )
+    report.given["loss, KL, ratios and clip shares"] = "the rollouts do not hold what entered the loss"
+    return report
+
+
+def _known(group: Sequence[Item], step: list[float]) -> Known | None:
+    pairs = [(i, reward_of(i), _finite(i.record.advantage)) for i in group]
+    known = [(i, r, a) for i, r, a in pairs if r is not None and a is not None]
+    if len(known) < 2:
+        return None
+    items, rewards, advantages = zip(*known, strict=True)
+    return Known([*items], [*rewards], [*advantages], step, len(known) < len(group))
+
+
+def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
+    forms = [f for name, forms in FORMULAS.items() if declared in ("", name) for f in forms]
+    spread = [g for g in groups if max(g.rewards) - min(g.rewards) > 1e-6]
+    fits = [(sum(not any(g.wrong(f)) for g in spread), f) for f in forms]
+    most, formula = max(fits, key=lambda fit: fit[0])
+    if not declared and (not spread or most < max(2, len(spread) / 2)):
+        report.given["advantages"] = "no formula known here gives those of most groups; --formula declares one"
+        return
+    why = "declared" if declared else f"it gives those of {most:,} of {len(spread):,} groups"
+    report.given["formula of advantages"] = f"{formula.text}, {why}"
+    for group in groups:
+        wrong = list(group.wrong(formula))
+        if wrong and group.unknown and not declared:
+            report.given["advantages of groups with unknown rewards"] = "their formula is not declared"
+            continue
+        report.compared["advantage"] += len(group.items) - len(wrong)
+        for item, old, new in wrong:
+            report.number(item.place, "advantage", old, new, tolerance=0.0)
+
+
+def _sum(item: Item, report: Report, unweighted: list[tuple[Item, dict[str, float]]]) -> None:
+    """Check the reward against its components and weights, or keep it until the weights are known."""
+    parts = item.record.breakdown.steps if item.record.breakdown is not None else ()
+    values = [(name, v) for step in parts for name, v in step.components.items()]
+    reward = _finite(item.row.reward)
+    if reward is None or not values or any(_finite(v.raw) is None for _, v in values):
+        return
+    if all(v.weight is not None for _, v in values):
+        total = math.fsum((v.raw or 0.0) * (v.weight or 0.0) for _, v in values)
+        report.number(item.place, "weighted sum of rewards", reward, total, tolerance=CLOSE, size=1.0)
+    elif item.record.trajectory.error is None:
+        unweighted.append((item, {name: v.raw or 0.0 for name, v in values}))
+
+
+def _tokens(item: Item, report: Report) -> None:
+    """Check that the agent's tokens have the advantage of their rollout, and others none."""
+    tokens, advantage = item.tokens, _finite(item.record.advantage)
+    if tokens is None or tokens.advantages is None or advantage is None or any(item.record.step_advantages):
+        return
+    pairs = list(zip(tokens.agent_mask, tokens.advantages, strict=True))
+    recorded = [0.0 if math.isnan(a) else a for m, a in pairs if m or not math.isnan(a)]
+    right = [advantage if m else 0.0 for m, a in pairs if m or not math.isnan(a)]
+    report.numbers(item.place, "advantage of the token", recorded, right, tolerance=1e-5, size=1.0)
+
+
+def reward_of(item: Item) -> float | None:
+    """Return the reward. If only components are recorded, as by TRL, it is their sum."""
+    parts = item.record.breakdown.steps if item.record.breakdown is not None else ()
+    values = [v for step in parts for v in step.components.values()]
+    if item.row.reward is not None or not values or any(v.weight is not None for v in values):
+        return _finite(item.row.reward)
+    known = [v.raw for v in values if _finite(v.raw) is not None]
+    return math.fsum(v or 0.0 for v in known) if known else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
