@@ -76,7 +76,7 @@ class LossTap:
         """Rollouts of the last generation by prompt and completion: their ids and advantages."""
         self._before: dict[str, int] = {}
         self._tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        self._pad = int(self._tokenizer.pad_token_id)
+        self._pad = -1 if self._tokenizer.pad_token_id is None else int(self._tokenizer.pad_token_id)
         if callable(getattr(trainer, LOSS, None)) and callable(getattr(trainer, LOG_PROBS, None)):
             setattr(trainer, LOSS, self._loss(getattr(trainer, LOSS)))
             setattr(trainer, LOG_PROBS, self._log_probs(getattr(trainer, LOG_PROBS)))
@@ -87,6 +87,9 @@ class LossTap:
 
     def generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any]) -> None:
         """Note the rollouts of this process that were sampled and scored together. ids: in the order of the batch."""
+        self._guarded(lambda: self._generated(step, ids, batch))
+
+    def _generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any]) -> None:
         self.flush()
         recorder = self.attached.recorder
         if self._log is None:
@@ -113,6 +116,7 @@ class LossTap:
             "scale": _number(pending.scale[0]) if pending.scale else None,
             "items": _number(pending.inputs.get("num_items_in_batch")),
             "accumulated": pending.accumulated,
+            "dtype": str(pending.logps.dtype).removeprefix("torch."),
             "metrics": dict(pending.metrics),
         }
         self.attached.recorder.later(lambda: self._write_loss(pending.step, inputs, found, numbers))
@@ -176,11 +180,11 @@ class LossTap:
         loss.register_hook(lambda gradient: noted.scale.append(gradient.detach().clone()))
 
     def _counts(self) -> dict[str, int]:
-        return {name: len(values) for name, values in self.trainer._metrics["train"].items()}
+        return {name: len(values) for name, values in _lists(self.trainer).items()}
 
     def _news(self, before: Mapping[str, int]) -> dict[str, float]:
         """Return the metrics that were added, by name."""
-        lists = self.trainer._metrics["train"]
+        lists = _lists(self.trainer)
         return {name: float(values[-1]) for name, values in lists.items() if len(values) > before.get(name, 0)}
 
     def _guarded(self, work: Any) -> None:
@@ -273,10 +277,17 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "processes": int(trainer.accelerator.num_processes),
         "dtype": str(trainer.model.dtype).removeprefix("torch."),
         "dropout": bool(dropout or getattr(trainer.model.config, "attention_dropout", 0.0)),
+        "scaled": bool(args.fp16 or getattr(trainer, "is_deepspeed_enabled", False)),
         "environments": getattr(trainer, "environments", None) is not None,
         "aux_loss": bool(getattr(trainer, "aux_loss_enabled", False)),
     }
     return {**found, **facts}
+
+
+def _lists(trainer: Any) -> Mapping[str, Any]:
+    """Return the trainer's metrics since the last log, by name."""
+    found = trainer._metrics
+    return found.get("train", {}) if isinstance(found, Mapping) else {}
 
 
 def _plain(value: Any) -> Any:

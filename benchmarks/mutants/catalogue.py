@@ -17,8 +17,8 @@ REUSED = {"num_iterations": 2, "learning_rate": 0.03}
 @dataclass(frozen=True)
 class Mutation:
     """A replacement in the source of the trainer. old: text that occurs exactly once. settings: of `GRPOConfig`, and
-    `tool_tokens` (a rollout function that marks tokens as those of a tool) and `unscored` (some completions have no
-    reward)."""
+    `tool_tokens` (a rollout function that marks tokens as those of a tool), `unscored` (some completions have no
+    reward) and `dtype` (of the weights)."""
 
     name: str
     old: str
@@ -302,5 +302,6 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "tools, corrected KL, two-sided clipping": {
         "tool_tokens": True, "beta": 0.05, "use_bias_correction_kl": True, "delta": 1.5, "epsilon": 0.05, **REUSED,
     },
+    "in bfloat16": {"dtype": "bfloat16", "loss_type": "bnpo", "beta": 0.05, **REUSED},
 }  # fmt: skip
 """Unmodified trainings."""

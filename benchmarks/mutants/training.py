@@ -128,7 +128,7 @@ def _train(trainer_class: Any, settings: dict[str, Any], seed: int, folder: Path
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,
         num_attention_heads=2, num_key_value_heads=1, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config).to(getattr(torch, settings.pop("dtype", "float32")))
     model.generation_config.eos_token_id = list(range(1, len(tokenizer), 12))  # so that lengths differ
     model.save_pretrained(folder / "model")  # the reference is read from there
     model.config._name_or_path = str(folder / "model")
@@ -147,7 +147,7 @@ def _train(trainer_class: Any, settings: dict[str, Any], seed: int, folder: Path
     trainer.train()
     digest = hashlib.sha256()
     for parameter in trainer.model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(parameter.detach().float().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -15,11 +15,8 @@ from ...runs.updates import FOLDER, Block, read_updates
 from ..items import Item, steps_of
 from ..ledger import SINGLE, Report
 from .generation import GenerationCheck
-from .settings import Settings, settings_of
+from .settings import FORMULAS, Settings, settings_of
 from .update import UpdateCheck
-
-FORMULAS = (1, 16)
-"""The version of TRL whose formulas these are."""
 
 
 def is_trl(reader: RunReader) -> bool:
@@ -61,12 +58,8 @@ def _describe(settings: Settings, report: Report, recorded: bool) -> None:
         report.given["formulas"] = (
             f"{settings.trainer} replaces {', '.join(settings.replaced)}: they are compared with TRL's"
         )
-    if settings.trl and _version(settings.trl) < FORMULAS:
+    if settings.version < FORMULAS:
         report.given["formulas"] = f"they are those of TRL 1.16, and the training had TRL {settings.trl}"
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
 
 
 @dataclass

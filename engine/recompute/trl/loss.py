@@ -79,12 +79,15 @@ class Expected:
     terms: list[list[Term]]
 
 
-def expected(rows: Sequence[Row], settings: Settings, accumulated: int, items: float | None) -> Expected:
+def expected(
+    rows: Sequence[Row], settings: Settings, accumulated: int, items: float | None, coarse: float = 1.0
+) -> Expected:
     """Return the loss of a micro-batch and its gradient.
 
-    accumulated: micro-batches in this optimiser step. items: trained tokens of the whole generation.
+    accumulated: micro-batches in this optimiser step. items: trained tokens of the whole generation. coarse: how many
+    times coarser than float32 the numbers are.
     """
-    terms = [row_terms(row, settings) for row in rows]
+    terms = [row_terms(row, settings, BOUND * coarse) for row in rows]
     _leave_out(rows, terms, settings)
     averages = _averages(rows, settings, accumulated, items)
     loss = size = 0.0
@@ -109,7 +112,7 @@ def expected(rows: Sequence[Row], settings: Settings, accumulated: int, items: f
     return Expected(loss, size, gradients, near, terms)
 
 
-def row_terms(row: Row, settings: Settings) -> list[Term]:
+def row_terms(row: Row, settings: Settings, bound: float = BOUND) -> list[Term]:
     """Return the terms of a row before any token is left out."""
     old = row.logps if row.old is None else row.old
     log_ratios = [lp - o for lp, o in zip(row.logps, old, strict=True)]
@@ -121,6 +124,7 @@ def row_terms(row: Row, settings: Settings) -> list[Term]:
     for t, log_ratio in enumerate(log_ratios):
         ratio = math.exp(min(log_ratio, 80.0))
         term = _policy(ratio, row.advantage, row.logps[t], phi, settings)
+        term.near = any(abs(ratio - edge) < bound * (1 + edge) for edge in _edges(settings))
         if row.reference is not None and settings.beta:
             _add_kl(term, row.reference[t] - row.logps[t], settings)
         if row.weights is not None and settings.corrected and settings.loss_type != "vespo":
@@ -134,8 +138,7 @@ def _policy(ratio: float, a: float, logp: float, phi: float, settings: Settings)
     low, high, kind = settings.low, settings.high, settings.loss_type
     if kind == "cispo":
         kept = min(ratio, high)
-        near = abs(ratio - high) < BOUND * high
-        return Term(ratio, -kept * a * logp, by_logp=-kept * a, near=near, high=ratio > high and a > 0)
+        return Term(ratio, -kept * a * logp, by_logp=-kept * a, high=ratio > high and a > 0)
     if kind == "vespo":
         return Term(ratio, -phi * a * logp, by_logp=-phi * a)
     if kind == "sapo":
@@ -144,14 +147,19 @@ def _policy(ratio: float, a: float, logp: float, phi: float, settings: Settings)
         return Term(ratio, -a * gate * 4 / t, by_ratio=-a * 4 * gate * (1 - gate))
     clamped = min(max(ratio, low), high)
     free = ratio if settings.delta is None else min(ratio, settings.delta)
-    bounds = (low, high) if settings.delta is None else (low, high, settings.delta)
-    near = any(abs(ratio - bound) < BOUND * (1 + bound) for bound in bounds)
     first, second = free * a, clamped * a
     slopes = (a * (free == ratio), a * (clamped == ratio))
     slope = slopes[0] if first < second else slopes[1] if second < first else sum(slopes) / 2
-    return Term(
-        ratio, -min(first, second), by_ratio=-slope, near=near, low=free < low and a < 0, high=free > high and a > 0
-    )
+    return Term(ratio, -min(first, second), by_ratio=-slope, low=free < low and a < 0, high=free > high and a > 0)
+
+
+def _edges(settings: Settings) -> tuple[float, ...]:
+    """Return the ratios at which a term has a kink."""
+    if settings.loss_type in ("sapo", "vespo"):
+        return ()
+    if settings.loss_type == "cispo":
+        return (settings.high,)
+    return (settings.low, settings.high, *([] if settings.delta is None else [settings.delta]))
 
 
 def _add_kl(term: Term, difference: float, settings: Settings) -> None:

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+FORMULAS = (1, 16)
+"""The version of TRL whose formulas these are."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """Settings with the names and defaults of TRL, and facts of the trainer.
 
-    weights: of the reward functions, by name. trl: its version. replaced: methods of TRL that a subclass replaces.
+    trl: its version. replaced: methods of TRL that a subclass replaces. scaled: whether a library multiplies the loss
+    before its backward pass.
     """
 
     loss_type: str = "dapo"
@@ -52,7 +56,13 @@ class Settings:
     dtype: str = ""
     dropout: bool = False
     environments: bool = False
+    scaled: bool = False
     aux_loss: bool = False
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version of TRL; that of the formulas if it is not known."""
+        return tuple(int(part) for part in self.trl.split(".")[:2] if part.isdecimal()) or FORMULAS
 
     @property
     def low(self) -> float:

@@ -16,6 +16,10 @@ from .settings import Settings
 
 LOSS = 2e-4
 """Relative to the sum of the absolute terms: float32 sums over thousands of tokens of either sign."""
+COARSER = {"bfloat16": 128.0, "float16": 16.0}
+"""How many times coarser than these tolerances a number format is."""
+OLD_WINDOW = (1, 10)
+"""The version of TRL since which losses by token divide by one accumulation window, as far as was compared."""
 SAME_POLICY = {"float32": 2e-3}
 """How far log-probs of one policy in two forward passes may differ in the mean, by number format."""
 COARSE = 0.1
@@ -71,7 +75,12 @@ class UpdateCheck:
             return
         if self.settings.corrected and self.settings.loss_type == "vespo":
             return
-        result = expected(rows, self.settings, block.data["accumulated"], self._items(block))
+        uneven = self.settings.steps_per_generation != block.data["accumulated"]
+        if uneven and self.settings.version < OLD_WINDOW and self.settings.loss_type in ("dapo", "cispo", "vespo"):
+            self.report.given["loss"] = f"TRL {self.settings.trl} divides by the tokens of the whole generation"
+            return
+        coarse = COARSER.get(block.data["dtype"], 1.0)
+        result = expected(rows, self.settings, block.data["accumulated"], self._items(block), coarse)
         self._loss(place, block, rows, result)
         if self.settings.beta and not self.settings.sync_ref_model:
             self._reference(place, block.step, rows)
@@ -84,22 +93,24 @@ class UpdateCheck:
         return block.data["items"] if generation is None else generation.data["items"]
 
     def _loss(self, place: str, block: Block, rows: Sequence[Row], result: Expected) -> None:
+        coarse = COARSER.get(block.data["dtype"], 1.0)
+        scale = block.data["scale"] or 1.0
         largest = max((abs(g) for own in result.gradients for g in own), default=0.0)
         for row, right, near in zip(rows, result.gradients, result.near, strict=True):
             where = f"{place}, rollout {row.id}"
-            recorded = [r if close else g for g, r, close in zip(row.gradient, right, near, strict=True)]
+            recorded = [r if close else g / scale for g, r, close in zip(row.gradient, right, near, strict=True)]
             self.report.numbers(
-                where, "gradient of the loss for the log-prob", recorded, right, tolerance=LOSS, size=largest
+                where, "gradient of the loss for the log-prob", recorded, right, tolerance=LOSS * coarse, size=largest
             )
             self.report.number(where, "gradient of masked tokens", row.outside, 0.0, tolerance=1e-9, size=largest)
-        if not self.settings.fp16 and block.data["scale"] is not None:
+        if not self.settings.scaled and block.data["scale"] is not None:
             self.report.number(place, "factor of the loss", block.data["scale"], 1.0)
         if not self.settings.aux_loss and not self.settings.use_adaptive_entropy:
             size = result.size + 1e-6
-            self.report.number(place, "loss", block.data["loss"], result.loss, tolerance=LOSS, size=size)
+            self.report.number(place, "loss", block.data["loss"], result.loss, tolerance=LOSS * coarse, size=size)
         if self.settings.processes == 1:
             for name, (least, most) in metrics(rows, result, self.settings).items():
-                within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most)
+                within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most, coarse)
 
     def _policies(self, where: str, row: Row, same_step: bool) -> None:
         """Check that the log-probs of other policies are there, and are those of this policy before its update."""
