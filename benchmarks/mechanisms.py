@@ -59,6 +59,8 @@ ARMS: dict[str, list[str]] = {
     "unshaped": [*OFF["curiosity"], *OFF["coherence"], *OFF["penalties"]],
     **{f"only {name}": [*PLAIN, "training.replay.signal=reward", *settings] for name, settings in ON.items()},
     "direct": [DIRECT],
+    "turn": [*PLAIN, "training.advantages=turn"],
+    "gigpo": [*PLAIN, "training.advantages=gigpo"],
     **{
         f"direct {name}": [*PLAIN, "training.replay.signal=reward", *ON[name], DIRECT]
         for name in ("curiosity", "coherence", "penalties")

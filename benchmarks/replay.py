@@ -1,10 +1,10 @@
-"""Replay against plain GRPO and dynamic sampling: `python -m benchmarks.replay [--seeds 3] [--steps 60]`.
+"""Replay, dynamic sampling and prompts by difficulty: `python -m benchmarks.replay [--seeds 3] [--steps 60]`.
 
 A task on which most groups are all right or all wrong: some prompts are easy for the starting policy, most are hard,
 few are in between. Plain GRPO throws such groups' places away; selective sample replay fills them from its buffer,
-DAPO's dynamic sampling generates other prompts. The table gives, averaged over seeds, the share of the batch that
-carried a gradient, the share of groups filtered out, how many rollouts were generated, the steps until held-out
-success first reached the goal, and success at the end.
+DAPO's dynamic sampling generates other prompts. `difficulty` draws prompts by their pass rates. The table gives,
+averaged over seeds, the share of the batch that carried a gradient, the share of groups filtered out, how many
+rollouts were generated, the steps until held-out success first reached the goal, and success at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, cast
@@ -23,16 +24,19 @@ from trl.trainer.grpo_config import GRPOConfig
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.prepared import acting
+from grpo_tui.engine.rollouts.difficulty import Difficulty
 from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.engine.training.pipeline import RolloutOptions
+from grpo_tui.envs.base import env_name
+from grpo_tui.envs.seeds import task_id
 
+from .mechanisms import KeptRows, interval
 from .small_worlds import DEMONSTRATIONS, Keys, make_policy
 
-MODES = ("off", "ssr", "dapo")
-NAMES = {"off": "plain GRPO", "ssr": "selective replay", "dapo": "dynamic sampling"}
+NAMES = {"off": "plain GRPO", "ssr": "selective replay", "dapo": "dynamic sampling", "difficulty": "by difficulty"}
 
 
 def main() -> None:
@@ -41,16 +45,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--goal", type=float, default=0.7)
+    parser.add_argument("--mode", default=",".join(NAMES), help="of " + ", ".join(NAMES))
+    parser.add_argument("--results", type=Path, default=Path("runs/replay.jsonl"))
     given = parser.parse_args()
     goal = f"steps to {given.goal:.0%}"
     print(f"{'':18}{'effective batch':>16}{'filtered':>10}{'rollouts':>10}{goal:>14}{'success':>9}")
-    for mode in MODES:
-        runs = [train(mode, seed, given.steps, given.goal) for seed in range(given.seeds)]
+    kept = KeptRows(given.results)
+    for mode in given.mode.split(","):
+        measures = [partial(train, mode, seed, given.steps, given.goal) for seed in range(given.seeds)]
+        runs = [kept.get([mode, seed, given.steps, given.goal], one)[0] for seed, one in enumerate(measures)]
         columns = [mean(r[k] for r in runs) for k in ("effective", "filtered", "rollouts", "steps", "success")]
         late = "+" if any(r["late"] for r in runs) else " "
         print(
             f"{NAMES[mode]:18}{columns[0]:16.0%}{columns[1]:10.0%}{columns[2]:10.0f}{columns[3]:13.0f}{late}"
-            f"{columns[4]:9.2f}",
+            f"{columns[4]:9.2f}   steps {interval([r['steps'] for r in runs])}, "
+            f"success {interval([r['success'] for r in runs])}",
             flush=True,
         )
 
@@ -90,6 +99,8 @@ def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
             options=RolloutOptions(dynamic_rounds=3 if mode == "dapo" else 0),
             replay=ReplayBuffer(seed=seed) if mode == "ssr" else None,
         )
+        if mode == "difficulty":
+            trainer.pipeline.difficulty = Difficulty([task_id(env_name(Keys()), t) for t in tasks * 8], seed)
         log = Log(trainer, [parse_row(r) for r in rows])
         trainer.add_callback(log)
         trainer.train()

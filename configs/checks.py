@@ -155,6 +155,8 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
 
 def _data(config: RunConfig) -> Iterator[Problem]:
     data, environment = config.data, config.environment
+    if data.pass_rates is not None and data.sampler != "difficulty":
+        yield Problem("data.pass_rates", f"data.sampler is {data.sampler}, which uses none", "data.sampler: difficulty")
     if holds_tasks(data.source):
         for key in ("prompt", "prompt_template", "system_prompt", "answer"):
             if getattr(data, key) is not None:

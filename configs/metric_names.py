@@ -108,6 +108,10 @@ TOKENS_TOTAL: Final = _metric("tokens/total", "tokens since the run began")
 FILTERING_RATE: Final = _metric("grpo/filtering_rate", "share of rollouts in groups without signal")
 REPLAY_SHARE: Final = _metric("grpo/replay_share", "share of the batch that was replayed from earlier steps")
 EFFECTIVE_BATCH: Final = _metric("grpo/effective_batch", "share of the batch that carries a gradient")
+DRAWN_PASS_RATE: Final = _metric(
+    "data/pass_rate", "expected pass rate of the drawn prompts before their rollouts, mean"
+)
+PROMPTS_KNOWN: Final = _metric("data/known", "share of prompts whose pass rate has evidence")
 
 # Rollouts that are made on servers.
 STALENESS: Final = _metric("rollout/staleness", "optimiser steps between sampling and learning, mean")

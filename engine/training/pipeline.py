@@ -22,6 +22,7 @@ from ...rewards.advantages import AdvantageMethod
 from ..policy.precision import Arithmetic
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
+from ..rollouts.difficulty import Difficulty
 from ..rollouts.distillation import Distillation, Teacher, reverse_kl
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
@@ -125,6 +126,8 @@ class RolloutPipeline:
         self.seed = seed
         self.rounds = Arithmetic.of(policy.model) is not None
         """Whether sampler and trainer round differently, so that the KL needs the trainer's log-probs."""
+        self.difficulty: Difficulty | None = None
+        """Draws the prompts in place of the data loader."""
         self.servers: ServerRollouts | None = None
         if isinstance(runner.agent, VersionedAgent):
             if processes.number > 1:
@@ -137,9 +140,18 @@ class RolloutPipeline:
     def plan(self, step: int, rows: Sequence[Row]) -> None:
         """Let servers begin with the rows of a later step (each prompt repeated for each rollout)."""
         if self.servers is not None:
-            self.servers.ahead.plan(step, rows[:: self.scorer.group_size])
+            self.servers.ahead.plan(step, self._drawn(step, rows)[:: self.scorer.group_size])
+
+    def _drawn(self, step: int, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return this process's rows of a step: those of the data loader, or as many by difficulty."""
+        if self.difficulty is None:
+            return rows
+        size = self.scorer.group_size
+        drawn = self.processes.broadcast(self.difficulty.draw(len(rows) * self.processes.number // size, step))
+        return self.processes.share([self.rows[i] for i in drawn for _ in range(size)], len(rows))
 
     def train(self, request: Request) -> StepRollouts:
+        request = replace(request, rows=self._drawn(request.step, request.rows))
         groups, metrics = self.collect(request)
         if self.options.dynamic_rounds:
             groups, generated = self.resample(groups, request)
@@ -162,6 +174,8 @@ class RolloutPipeline:
         }
         if self.options.teacher is not None:
             metrics[metric.TEACHER_KL] = reverse_kl(rollouts_of(generated))
+        if self.difficulty is not None:
+            metrics |= self.difficulty.after(request.step, rollouts_of(generated))
         marked = mark(generated, batch, filters)
         if self.rounds and request.reference:
             left = [i for i, r in enumerate(marked) if r.selected != "trained" and r.trained_logprobs is None]

@@ -44,6 +44,7 @@ from .callbacks.recording import GRPORecording
 from .checkpoints import Start, checkpoint_folder
 from .env_trainer import GRPOEnvTrainer
 from .losses import own_loss
+from .pass_rates import draw_by_difficulty
 from .phases import StepClock
 from .pipeline import RolloutOptions
 from .resumable import StatePart
@@ -146,6 +147,8 @@ def build_trainer(
             lambda folder: checkpoints.load_rewards(orchestrator, folder),
         )
     )
+    if config.data.sampler == "difficulty":
+        draw_by_difficulty(trainer, rows, config, run_dir, recorder)
     clock = StepClock()
     recording = GRPORecording(trainer, recorder, clock, controller)
     findings = Findings(trainer, recorder, Diagnosis(config.rewards.diagnosis))

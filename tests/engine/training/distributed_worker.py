@@ -15,8 +15,10 @@ from tests.engine.training.parts import make_trainer, playback_rows, policy
 
 def trajectory(placement: str, world: int, rows_per_step: int = 16, **changes: Any) -> dict[str, Any]:
     """Losses and KLs of a short training on the same rollouts, however many processes share them."""
+    from grpo_tui.engine.rollouts.difficulty import Difficulty
     from grpo_tui.engine.rollouts.replay import ReplayBuffer
 
+    difficulty = changes.pop("difficulty", False)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(
             folder,
@@ -30,6 +32,8 @@ def trajectory(placement: str, world: int, rows_per_step: int = 16, **changes: A
             beta=0.2,
             **changes,
         )
+        if difficulty:
+            trainer.pipeline.difficulty = Difficulty([str(i) for i in range(16)], seed=2)
         trainer.train()
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
         shares = {k: v for k, v in trainer.rollouts.metrics.items() if k.startswith("grpo/")}
@@ -48,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded": {"placement": "sharded"},
     "groups_across_processes": {"placement": "auto", "num_generations": 16},
     "replay": {"placement": "sharded", "replay": True, "min_group_std": 0.9},
+    "difficulty": {"placement": "sharded", "difficulty": True},
     "dynamic": {"placement": "sharded", "dynamic_rounds": 2, "min_group_std": 0.9},
 }
 

@@ -21,3 +21,17 @@ class PayingEnv(CalculatorEnv):
 
     def step(self, state: Any, call: ToolCall) -> StepResult:
         return replace(super().step(state, call), reward=0.25)
+
+
+class SometimesEnv(CalculatorEnv):
+    """The first turn ends the episode. It is right if its length is divisible by the task's number."""
+
+    name = "sometimes"
+    answers_misuse = True
+
+    def make_tasks(self, split: Any, n: int, seed: int) -> list[dict[str, Any]]:
+        return [{**task, "divisor": 1 + i % 4} for i, task in enumerate(super().make_tasks(split, n, seed))]
+
+    def step(self, state: Any, call: ToolCall) -> StepResult:
+        right = len(call.text) % state.task["divisor"] == 0
+        return StepResult("", float(right), done=True, answer=call.text, correct=right)

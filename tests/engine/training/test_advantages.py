@@ -173,7 +173,7 @@ def same_state_by_hand(batch: list[list[Returns]], scale: str) -> list[list[floa
         if len(peers) < 2:
             return 0.0
         std = {"group": np.std(peers, ddof=1), "batch": np.std(every, ddof=1), "none": None}[scale]
-        return (value - np.mean(peers)) / (1.0 if std is None else std + EPSILON)
+        return float((value - np.mean(peers)) / (1.0 if std is None else std + EPSILON))
 
     scored = [r for group in batch for r in group if r.scored]
     every = [discounted(r, t) for r in scored for t in range(len(r.turns))]
