@@ -22,6 +22,7 @@ _Key = tuple[str, str, str]
 """Detector, subject, grade."""
 
 
+GRAVE = ("warning", "failure")
 CONTRADICTIONS = (
     "not_finite",
     "trained_tokens",
@@ -47,12 +48,14 @@ the likeliest cause."""
 @dataclass(frozen=True)
 class Found:
     """A fault over a whole run. `finding` is its strongest form, seen at `strongest`. `step` is the step at which it
-    began, and `count` is the number of steps that show it. Steps are None in a record without steps."""
+    began, and `count` is the number of steps that show it. Steps are None in a record without steps. `cause`: the
+    detector of a contradiction that likely explains it; empty if there is none."""
 
     finding: Finding
     step: int | None
     strongest: int | None
     count: int
+    cause: str = ""
 
 
 class Diagnosis:
@@ -106,7 +109,11 @@ class Diagnosis:
 
     def found(self) -> list[Found]:
         """Return all findings, the likeliest cause first: see `CONTRADICTIONS`. Hints come after warnings."""
-        return sorted(self._found.values(), key=_rank)
+        found = sorted(self._found.values(), key=_rank)
+        first = next((f.finding.detector for f in found), "")
+        if first not in CONTRADICTIONS or found[0].finding.grade not in GRAVE:
+            return found
+        return [f if f.finding.detector in CONTRADICTIONS else replace(f, cause=first) for f in found]
 
     def unchecked(self) -> dict[str, str]:
         """Return the detectors that never had their data, each with the data that it needs."""
@@ -143,6 +150,6 @@ class Diagnosis:
 
 def _rank(found: Found) -> tuple[int, int, int]:
     finding = found.finding
-    grave = finding.grade in ("warning", "failure")
+    grave = finding.grade in GRAVE
     order = CONTRADICTIONS.index(finding.detector) if finding.detector in CONTRADICTIONS else len(CONTRADICTIONS)
     return 0 if grave else GRADES.index(finding.grade), order if grave else 0, found.step or 0

@@ -61,11 +61,13 @@ def check(
         finding = each.finding
         helps = "" if finding.grade == "good" else remedy(finding.detector, finding.subject)
         if as_json:
-            steps = {"step": each.step, "strongest": each.strongest, "steps": each.count}
+            steps = {"step": each.step, "strongest": each.strongest, "steps": each.count, "cause": each.cause}
             say(json_line({**vars(finding), "remedy": helps, **steps}))
             continue
         say(literal(f"{finding.grade}: {_steps(each)}{finding.message}"))
-        if helps:
+        if each.cause:
+            say(literal(f"  likely a symptom of {each.cause}"))
+        elif helps:
             say(literal(f"  what helps: {helps}"))
         for id_ in finding.trajectories:
             say(literal(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}"))
