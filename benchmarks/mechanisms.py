@@ -33,7 +33,7 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.runs.write.writer import NullWriter
 from grpo_tui.engine.training.rft import run_rft
 
-from .small_worlds import Boxes, Doors, Keys, Misuse, World, save_policy
+from .small_worlds import Boxes, Doors, Keys, Lake, Long, Misuse, World, save_policy
 
 SMALL_WORLDS = Path(__file__).with_name("small_worlds.py")
 
@@ -78,16 +78,22 @@ SMALL = [
 TASKS: dict[str, list[str]] = {
     "default": [],
     "doors": SMALL,
+    "long": SMALL,
+    "lake": [*SMALL, "training.max_trajectory_tokens=256"],
     "boxes": SMALL,
     "misuse": SMALL,
     "rare": SMALL,
     "drift": [*SMALL, "training.learning_rate=0.007"],
 }
-"""Settings of each task. doors: several actions in a row, and reward only at their end (curiosity). boxes: a policy
+"""Settings of each task. doors: several actions in a row, and reward only at their end (curiosity). long, lake: further
+worlds for advantage methods. boxes: a policy
 that looks again where it has just looked (coherence). misuse: wrong calls before the right one cost nothing
 (penalties). rare: most groups are all right or all wrong (replay). drift: steps so large that the policy runs away
 (beta)."""
-WORLDS: Mapping[str, type[World]] = {"doors": Doors, "boxes": Boxes, "misuse": Misuse, "rare": Keys, "drift": Keys}
+WORLDS: Mapping[str, type[World]] = {
+    **{"doors": Doors, "long": Long, "lake": Lake},
+    **{"boxes": Boxes, "misuse": Misuse, "rare": Keys, "drift": Keys},
+}
 SAME = {"without beta": "default", "only replay": "unshaped"}
 """Arms that are another one by the present defaults, where beta is fixed."""
 MADE_FOR = {"doors": "curiosity", "boxes": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
@@ -121,6 +127,8 @@ def main() -> None:
 
 def arms_of(task: str) -> list[str]:
     """All mechanisms off alone and on alone on the default task, the one that a task is made for on that task."""
+    if task in ("long", "lake"):
+        return ["plain", "turn", "gigpo"]
     mechanisms = [MADE_FOR[task]] if task in MADE_FOR else list(ON)
     shaped = [] if task in MADE_FOR else ["unshaped"]
     arms = [f"{way} {name}" for name in mechanisms for way in ("only", "without")]

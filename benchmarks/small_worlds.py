@@ -8,6 +8,7 @@ a training takes seconds.
 from __future__ import annotations
 
 import random
+import re
 import string
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import Split, StepResult
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.multi_turn import MultiTurnEnv
+from grpo_tui.envs.plugins import optional
+from grpo_tui.envs.plugins.text_games import TextArenaGame
 from grpo_tui.envs.tools import Argument, ToolSpec
 
 LETTERS = string.ascii_uppercase
@@ -115,6 +118,45 @@ class Doors(World):
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
         """Any number."""
         return rng.randrange(8)
+
+
+class Long(Doors):
+    """Five doors in a row with numbers out of four, and twelve turns."""
+
+    turns = 12
+    code = (3, 0, 2, 1, 2)
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
+        """Any number out of four."""
+        return rng.randrange(4)
+
+
+class Lake(World):
+    """TextArena's FrozenLake on one map with three holes. The way takes six steps, and there are ten turns.
+
+    A fall earns the share of the way that was gone. The agent reads its moves and not the board.
+    """
+
+    turns = 10
+    tasks = 1
+    words = ("You moved up down left right to position", "You tried to move", "but hit a wall", "error")
+    moves = ("up", "down", "left", "right")
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
+        state, messages = super().reset(task)
+        return {**state, "game": TextArenaGame(optional("textarena", "textarena"), "FrozenLake-v0", {}, 0)}, messages
+
+    def answer(self, state: dict[str, Any], number: int) -> StepResult:
+        """A step of the game."""
+        if number >= len(self.moves):
+            return StepResult("error", error=f"{number} is no direction")
+        text, reward, done = state["game"].act(f"[{self.moves[number]}]")
+        move = re.search(r"You (moved|tried)[^.!]*", text)
+        return StepResult(move[0] if move else text, reward, done, str(number), reward == 1.0 if done else None)
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
+        """Mostly down or right, whatever lies there."""
+        return rng.choice([0, 2, *[1, 3] * 3])
 
 
 class Boxes(World):
