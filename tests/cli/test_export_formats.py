@@ -14,6 +14,7 @@ from grpo_tui.engine.imports.rollout import Call, Score
 from grpo_tui.engine.runs.types import Step
 from grpo_tui.tui.cli.dumps import run_or_dump
 from grpo_tui.tui.cli.main import run
+from grpo_tui.tui.exporting.chat import turn
 from tests.cli.record import record
 
 REWARDS = {"a": (0.2, 1.0, 0.95, 1.0), "b": (0.5, 0.5, 0.5, 0.5), "c": (0.0, float("nan"), 0.3, 0.1)}
@@ -97,6 +98,19 @@ def test_openai_lines_are_messages_of_its_api(home: Path, name: str):
         assert second["tool_calls"][0]["function"]["arguments"] == "{item: pear"
     else:  # the words before a call that our own environments parsed
         assert made[0]["messages"][1]["content"] == "think"
+
+
+@pytest.mark.parametrize(
+    ("thought", "content", "reasoning"), [("I add.", "I add.", None), ("<think>Hm.</think>", "", "Hm.")]
+)
+def test_calls_that_our_environments_parsed_are_not_in_the_text(thought: str, content: str, reasoning: str | None):
+    calls = (Call("add", {"a": 1}, result="2"), Call("add", {"a": 2}, result="3"))
+    written = f'{thought} {{"name": "add", "arguments": {{"a": 1}}}} {{"name": "add", "arguments": {{"a": 2}}}}'
+    step = Step(0, written, thought, "add", {"a": 1}, observation="2\n\n3", calls=calls)
+    said, first, second = turn(step)
+    assert (said["content"], said.get("reasoning_content")) == (content, reasoning)
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == ['{"a": 1}', '{"a": 2}']
+    assert (first["content"], second["content"]) == ("2", "3")
 
 
 @pytest.mark.parametrize("form", ["openai", "atif", "inspect"])

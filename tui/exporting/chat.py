@@ -27,13 +27,14 @@ def turn(step: Step) -> list[dict[str, Any]]:
     Words before a call that our own environments parsed are text. Thoughts are in `reasoning_content`.
     """
     thought, text = said(step)
-    if not step.calls and step.action is not None and "<think" not in step.thought:
-        thought, text = "", "\n\n".join(part for part in (thought, text) if part)
+    calls = calls_of(step)
+    if step.needs_call and calls:  # our own environments: the text is words, then the calls as they were written
+        thought, text = (thought, "") if "<think" in step.thought else ("", step.thought.strip())
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thought:
         message["reasoning_content"] = thought
     made, rest = [message], step.observation
-    for at, call in enumerate(calls_of(step)):
+    for at, call in enumerate(calls):
         name = call.id or f"call_{step.index}_{at}"
         arguments = call.arguments if isinstance(call.arguments, str) else json_line(call.arguments)
         function = {"name": call.name, "arguments": arguments}
