@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...engine.runs.types import Step, Trajectory
-from ..app.calls import calls_of
-from ..app.thoughts import said
+from ..app.calls import calls_of, said
 from ..cli.output import json_line
 from ..plain import Whole
 
