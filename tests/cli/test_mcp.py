@@ -189,6 +189,7 @@ async def test_orders_and_large_bodies_of_a_record_stay_bounded_data(tmp_path: P
         "read_rollout": {"run": "hostile", "rollout": 1},
         "read_text": {"run": "hostile", "rollout": 1, "part": "observation"},
         "explain_reward": {"run": "hostile", "rollout": 2},
+        "recompute": {"run": "hostile"},
         "metric_names": {"run": "hostile"},
         "metrics": {"run": "hostile", "names": [f"{ORDER} {k}" for k in range(10)]},
         "events": {"run": "hostile"},
@@ -199,7 +200,6 @@ async def test_orders_and_large_bodies_of_a_record_stay_bounded_data(tmp_path: P
         await asked(session, "write_note", run="hostile", rollout=1, text=ORDER)
         answers = {tool: await asked(session, tool, **given) for tool, given in arguments.items()}
         assert "not recorded" in await refused(session, "tokens", run="hostile", rollout=1)
-        assert "rft" in await refused(session, "recompute", run="hostile")
         await refused(session, "read_rollout", run="hostile", rollout=ORDER)
     assert "\x1b" not in json.dumps(answers, ensure_ascii=False)
     rows = answers["query_rollouts"]
@@ -239,6 +239,7 @@ async def test_broken_runs_are_answered_in_a_sentence(tmp_path: Path):
             for tool in ("findings", "query_rollouts", "groups", "metric_names", "events", "recompute"):
                 answer = await session.call_tool(tool, {"run": name})
                 assert len(answer.content[0].text) < LARGEST
+                assert not (answer.isError and ORDER in answer.content[0].text)
                 assert "fault in grpo-tui" not in answer.content[0].text, (name, tool, answer.content[0].text)
             for tool in ("read_rollout", "explain_reward"):
                 answer = await session.call_tool(tool, {"run": name, "rollout": 1})

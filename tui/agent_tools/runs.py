@@ -18,12 +18,12 @@ from ...engine.evaluation.results import compare, evaluations_of, read_evaluatio
 from ...engine.imports.check import diagnose
 from ...engine.launch.settings import read_config
 from ...engine.recompute import Wrong
-from ...engine.recompute import recompute as recompute_run
 from ...engine.runs.control.alerts import remedy
 from ...engine.runs.notes import Note
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.types import Event, RunInfo
 from ...rewards.diagnosis import Found
+from ..cli.recompute import report_of
 from ..cli.run_table import headline
 from ..evaluation_text import difference
 from .answers import ENTRIES, Answer, page
@@ -111,12 +111,12 @@ class RunTools(Workspace):
             return Answer(untrusted=told, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 
     def recompute(self, run: Run, offset: Offset = 0) -> Answer[Recomputed]:
-        """Compute every number of a recorded training again, and list those that differ."""
-        config = _config(self.find(run))
-        if config is None or config.mode != "rft":
-            raise ToolError("only trainings by reinforcement (rft) that grpo-tui ran can be computed again")
+        """Compute the numbers of a training or dump again from its record, and list those that differ."""
         with self.open(run) as reader:
-            report = recompute_run(reader, config)
+            try:
+                report = report_of(self.find(run), reader, "")
+            except ConfigError:
+                raise ToolError("the configuration of this run cannot be read") from None
             shown, after = page(islice(report.wrong, offset, None), offset)
             told = Recomputed(report.total, shown, report.given)
             return Answer(untrusted=told, next_offset=after, total=len(report.wrong), untrusted_notes=notes(reader))
