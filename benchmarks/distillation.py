@@ -105,6 +105,7 @@ def train(folder: Path, world: str, seed: int, steps: int, arm: str | None, sett
     clock = Clock()
     place = folder / f"run-{arm or 'teacher'}"
     place.mkdir(parents=True, exist_ok=True)
+    (place / "config.yaml").write_text(config.model_dump_json())  # for the model card of the result
     if not run_rft(config, place, clock):
         sys.exit("the training was stopped")
     found = [(s, clock.seconds.get(s, 0.0), v[metric.SUCCESS_SAMPLED]) for s, v in sorted(clock.steps.items())
