@@ -63,7 +63,7 @@ class DistillationConfig(Section):
     """On-policy distillation (GKD, arXiv 2306.13649; Thinking Machines Lab, "On-Policy Distillation", 2025).
 
     A teacher scores the tokens of the policy's own rollouts. The advantage of each token gains
-    `weight` · (log π_teacher − log π), whose mean is minus the reverse KL to the teacher.
+    `weight` · (log π_teacher − log π), minus the mean over the batch.
     """
 
     teacher: str | None = None

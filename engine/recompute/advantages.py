@@ -44,29 +44,38 @@ class AdvantageCheck:
         else:
             returns = [[returns_of(item) for item in group] for group in groups]
             computed = self.method.compare(returns, self.training.scale_advantages)
+            lead = _mean_lead([item for item in items if item.scorable])
             for group, formulas in zip(groups, computed, strict=True):
                 for item, formula in zip(group, formulas, strict=True):
-                    self._formula(item, self._taught(item, formula))
+                    self._formula(item, self._taught(item, formula, lead))
             carry = signals(self.method, returns, self.training)
         return self._signal_of(groups, carry, replayed)
 
-    def _taught(self, item: Item, formula: AdvantageFormula | None) -> AdvantageFormula | None:
-        """Return the formula with the terms of a distillation's teacher, where there is one."""
-        distillation, ahead = self.training.distillation, item.teacher_ahead
+    def _taught(
+        self, item: Item, formula: AdvantageFormula | None, lead: tuple[float, int] | None
+    ) -> AdvantageFormula | None:
+        """Return the formula with the terms of a distillation's teacher, where there is one.
+
+        lead: mean lead of the teacher over the step, and the number of rollouts (None: tokens were not recorded).
+        """
+        distillation = self.training.distillation
         if distillation.teacher is None or formula is None:
             return formula
         counts = item.tokens_by_turn
-        if ahead is not None and item.tokens is not None:
+        if lead is not None and item.teacher_lead is not None and item.tokens is not None:
             sums = [0.0] * len(counts)
-            for turn, value in zip(item.tokens.turn, ahead, strict=True):
+            for turn, value in zip(item.tokens.turn, item.teacher_lead, strict=True):
                 sums[max(turn, 0)] += value
-            means = [s / max(n, 1) for s, n in zip(sums, counts, strict=True)]
-        else:
-            self.report.given["the teacher's log-probs"] = "the tokens of this run were not recorded"
-            recorded = item.record.formula
-            terms = [() if recorded is None else recorded.terms(t) for t in range(len(counts))]
-            means = [sum(term.value for term in each if term.name == TEACHER) for each in terms]
-        return with_teacher(formula, means, distillation.weight, distillation.with_reward)
+            leads = [s / max(n, 1) for s, n in zip(sums, counts, strict=True)]
+            return with_teacher(formula, leads, *lead, distillation.weight, distillation.with_reward)
+        self.report.given["the teacher's log-probs"] = "the tokens of this run were not recorded"
+        recorded = item.record.formula
+        steps = [() if recorded is None else recorded.terms(t) for t in range(len(counts))]
+        terms = [next((term for term in step if term.name == TEACHER), None) for step in steps]
+        leads, (mean, size) = [term.value if term else 0.0 for term in terms], (0.0, 0)
+        if terms and terms[0] is not None:
+            mean, size = terms[0].mean, terms[0].size
+        return with_teacher(formula, leads, mean, size, distillation.weight, distillation.with_reward)
 
     def _formula(self, item: Item, computed: AdvantageFormula | None) -> None:
         """Compare each recorded term of a rollout with the computed one."""
@@ -158,16 +167,25 @@ class AdvantageCheck:
         if tokens is None or tokens.advantages is None:
             return
         last = {turn: i for i, (turn, mask) in enumerate(zip(tokens.turn, tokens.agent_mask, strict=True)) if mask}
-        distillation, ahead = self.training.distillation, item.teacher_ahead
+        distillation, lead = self.training.distillation, item.teacher_lead
         only_last = self.training.advantages == "reward" and distillation.teacher is None
         formula = item.record.formula
         for i, (turn, mask, value) in enumerate(zip(tokens.turn, tokens.agent_mask, tokens.advantages, strict=True)):
             has = mask and turn >= 0 and (not only_last or last[turn] == i)
             right = by_turn[turn] if has else 0.0
-            if has and ahead is not None and formula is not None:
-                means = [t.value for t in formula.terms(turn) if t.name == TEACHER]
-                right += distillation.weight * (ahead[i] - sum(means))
+            if has and lead is not None and formula is not None:
+                turns = [t.value for t in formula.terms(turn) if t.name == TEACHER]
+                right += distillation.weight * (lead[i] - sum(turns))
             self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
+
+
+def _mean_lead(items: Sequence[Item]) -> tuple[float, int] | None:
+    """Return the mean lead of a teacher over the agent's tokens of these rollouts, and the number of rollouts."""
+    leads = [item.teacher_lead for item in items]
+    if any(lead is None for lead in leads):
+        return None
+    tokens = sum(item.agent_tokens for item in items)
+    return math.fsum(math.fsum(lead or ()) for lead in leads) / max(tokens, 1), len(items)
 
 
 def signals(method: AdvantageMethod, returns: Sequence[Group], training: TrainingConfig) -> list[bool]:

@@ -53,7 +53,7 @@ class Item:
         return sum(self.tokens_by_turn)
 
     @cached_property
-    def teacher_ahead(self) -> list[float] | None:
+    def teacher_lead(self) -> list[float] | None:
         """Return log π_teacher − log π of the agent's tokens [T], 0 elsewhere; None without a teacher or tokens."""
         tokens = self.tokens
         if tokens is None or "teacher" not in tokens.overlays:

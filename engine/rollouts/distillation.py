@@ -16,7 +16,10 @@ Teacher = Callable[[Sequence[Rollout]], list[Rollout]]
 
 @dataclass(frozen=True)
 class Distillation:
-    """Adds `weight` · (log π_teacher − log π) to the advantages of tokens; without `with_reward`, replaces them."""
+    """Adds `weight` · (log π_teacher − log π − its mean over the batch) to the advantages of tokens.
+
+    Without `with_reward`, these replace the advantages of the reward.
+    """
 
     weight: float = 1.0
     with_reward: bool = True
@@ -24,27 +27,37 @@ class Distillation:
     def added(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Return the rollouts with the teacher's part in `advantages` and `formula`.
 
-        Rollouts that their environment failed keep advantages of 0.
+        Rollouts that their environment failed keep advantages of 0 and are not in the mean.
         """
-        return [self._added(r) if r.scorable and r.formula is not None else r for r in rollouts]
+        counted = [r for r in rollouts if r.scorable and r.formula is not None]
+        tokens = sum(int(scored(r).sum()) for r in counted)
+        mean = sum(float(teacher_lead(r).sum(dtype=np.float64)) for r in counted) / max(tokens, 1)
+        done = {id(r): self._added(r, mean, len(counted)) for r in counted}
+        return [done.get(id(r), r) for r in rollouts]
 
-    def _added(self, rollout: Rollout) -> Rollout:
-        ahead = teacher_ahead(rollout)
-        means = rollout.mean_by_turn(ahead).astype(np.float64).tolist()
+    def _added(self, rollout: Rollout, mean: float, size: int) -> Rollout:
+        lead = teacher_lead(rollout)
+        turns = rollout.mean_by_turn(lead).astype(np.float64).tolist()
         before = rollout.advantages if self.with_reward and rollout.advantages is not None else np.float32(0)
-        formula = with_teacher(rollout.formula, means, self.weight, self.with_reward)
-        return replace(rollout, advantages=(before + self.weight * ahead).astype(np.float32), formula=formula)
+        advantages = before + self.weight * np.where(scored(rollout), lead - mean, 0)
+        formula = with_teacher(rollout.formula, turns, mean, size, self.weight, self.with_reward)
+        return replace(rollout, advantages=advantages.astype(np.float32), formula=formula)
 
 
-def teacher_ahead(rollout: Rollout) -> np.ndarray:
-    """Return log π_teacher − log π of the agent's tokens, float32 [T]; 0 elsewhere and on a first token."""
-    assert rollout.teacher_logprobs is not None and rollout.logprobs is not None
+def scored(rollout: Rollout) -> np.ndarray:
+    """Return the agent's tokens that have a log-prob, bool [T]: nothing comes before a first token."""
     counted = rollout.agent_mask.copy()
-    counted[:1] = False  # nothing comes before a first token
-    return np.where(counted, rollout.teacher_logprobs - rollout.logprobs, 0).astype(np.float32)
+    counted[:1] = False
+    return counted
+
+
+def teacher_lead(rollout: Rollout) -> np.ndarray:
+    """Return log π_teacher − log π of the agent's tokens, float32 [T]; 0 elsewhere."""
+    assert rollout.teacher_logprobs is not None and rollout.logprobs is not None
+    return np.where(scored(rollout), rollout.teacher_logprobs - rollout.logprobs, 0).astype(np.float32)
 
 
 def reverse_kl(rollouts: Sequence[Rollout]) -> float:
     """Return the mean of log π − log π_teacher over the agent's tokens: KL(π ‖ π_teacher), nats per token (k1)."""
     count = sum(r.agent_tokens for r in rollouts)
-    return -sum(float(teacher_ahead(r).sum(dtype=np.float64)) for r in rollouts) / max(count, 1)
+    return -sum(float(teacher_lead(r).sum(dtype=np.float64)) for r in rollouts) / max(count, 1)
