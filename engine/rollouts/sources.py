@@ -24,11 +24,11 @@ from ...configs.checks import FILES, is_path
 from ...configs.errors import GrpoTuiError
 from ...configs.sections import DataConfig
 from ...configs.sections.data import holds_tasks
-from ...envs.chat import ROLES
 
 logger = logging.getLogger(__name__)
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction")
+ROLES = ("system", "user", "assistant")
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 TRAIN = "train"
 """The split that a source has which has no splits."""

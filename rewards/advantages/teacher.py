@@ -14,9 +14,7 @@ from ..breakdown import AdvantageFormula, AdvantageTerm
 
 TEACHER = "teacher"
 """Name of the term."""
-SENTENCE = (
-    "the teacher's log-prob minus the policy's, mean over the tokens of the turn, minus the mean over those of the batch"
-)
+SENTENCE = "the teacher's log-prob minus the policy's, over the tokens of the turn, against the mean of the batch"
 
 
 def with_teacher(

@@ -96,6 +96,8 @@ class UpdateCheck:
         coarse = COARSER.get(block.data["dtype"], 1.0)
         scale = block.data["scale"] or 1.0
         largest = max((abs(g) for own in result.gradients for g in own), default=0.0)
+        if not self.settings.scaled and block.data["scale"] is not None:
+            self.report.number(place, "factor of the loss", block.data["scale"], 1.0)
         for row, right, near in zip(rows, result.gradients, result.near, strict=True):
             where = f"{place}, rollout {row.id}"
             recorded = [r if close else g / scale for g, r, close in zip(row.gradient, right, near, strict=True)]
@@ -103,8 +105,6 @@ class UpdateCheck:
                 where, "gradient of the loss for the log-prob", recorded, right, tolerance=LOSS * coarse, size=largest
             )
             self.report.number(where, "gradient of masked tokens", row.outside, 0.0, tolerance=1e-9, size=largest)
-        if not self.settings.scaled and block.data["scale"] is not None:
-            self.report.number(place, "factor of the loss", block.data["scale"], 1.0)
         if not self.settings.aux_loss and not self.settings.use_adaptive_entropy:
             size = result.size + 1e-6
             self.report.number(place, "loss", block.data["loss"], result.loss, tolerance=LOSS * coarse, size=size)

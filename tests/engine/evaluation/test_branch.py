@@ -249,6 +249,7 @@ def worth(text: str, task: Mapping[str, Any]) -> float:
     return round(share ** (1 / task["limit"] - 0.9) * 10) / 10
 
 
+@pytest.mark.stress
 def test_93_to_97_percent_of_the_values_of_branches_contain_the_truth(world: Path, tmp_path: Path) -> None:
     """200 branches each with 8 and 16 samples, of rewards 0 and 1 and of graded ones."""
     shapes = [(8, 2), (16, 2), (8, 11), (16, 11)]

@@ -11,6 +11,8 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         yield made
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _one_rollout(run: Served) -> Iterator[None]:
     """Each test is one conversation, and so one rollout in the record."""
     before = [row.id for row in _rows(run)]
@@ -62,11 +64,19 @@ def _rows(run: Served) -> list[Any]:
     return RunReader(run.run_dir).rollouts.page(limit=1000)
 
 
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skip a test before its server starts."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} is not installed")
+
+
 def add(a: int, b: int) -> int:
     """Add two integers."""
     return a + b
 
 
+@needs("langgraph", "langchain_openai")
+@pytest.mark.usefixtures("_one_rollout")
 def test_langgraph(run: Served) -> None:
     prebuilt = pytest.importorskip("langgraph.prebuilt", reason="langgraph is not installed")
     langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
@@ -77,6 +87,8 @@ def test_langgraph(run: Served) -> None:
     assert messages[2].content == "5" and messages[-1].content == DONE
 
 
+@needs("langgraph", "langchain_openai")
+@pytest.mark.usefixtures("_one_rollout")
 def test_langgraph_streams(run: Served) -> None:
     prebuilt = pytest.importorskip("langgraph.prebuilt", reason="langgraph is not installed")
     langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
@@ -87,6 +99,8 @@ def test_langgraph_streams(run: Served) -> None:
     assert "".join(said) == DONE
 
 
+@needs("agents")
+@pytest.mark.usefixtures("_one_rollout")
 def test_openai_agents(run: Served) -> None:
     agents = pytest.importorskip("agents", reason="openai-agents is not installed")
     import openai
@@ -99,6 +113,8 @@ def test_openai_agents(run: Served) -> None:
     assert result.final_output == DONE and len(result.new_items) == 3
 
 
+@needs("litellm")
+@pytest.mark.usefixtures("_one_rollout")
 def test_litellm(run: Served) -> None:
     litellm = pytest.importorskip("litellm", reason="litellm is not installed")
     properties = {"a": {"type": "integer"}, "b": {"type": "integer"}}
@@ -119,7 +135,9 @@ def test_litellm(run: Served) -> None:
     assert litellm.completion(messages=messages, **options).choices[0].message.content == DONE
 
 
-def test_openai_for_node(run: Served, request: pytest.FixtureRequest) -> None:
+@pytest.fixture(scope="module")
+def node(request: pytest.FixtureRequest) -> Path:
+    """A folder with the npm package openai."""
     folder = request.config.cache.mkdir("node")  # type: ignore[union-attr]
     if shutil.which("node") is None:
         pytest.skip("Node.js is not installed")
@@ -129,7 +147,12 @@ def test_openai_for_node(run: Served, request: pytest.FixtureRequest) -> None:
             subprocess.run(command, cwd=folder, check=True, timeout=90)
         except (OSError, subprocess.SubprocessError) as problem:
             pytest.skip(f"the npm package openai@6 cannot be had: {problem}")
-    (folder / "tools.mjs").write_text(NODE)
+    return folder
+
+
+@pytest.mark.usefixtures("_one_rollout")
+def test_openai_for_node(node: Path, run: Served) -> None:
+    (node / "tools.mjs").write_text(NODE)
     command = ["node", "tools.mjs", run.url, run.model]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=node, capture_output=True, text=True, timeout=60)
     assert json.loads(done.stdout or "null") == [DONE, "5"], done.stderr
