@@ -56,6 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.stress
 def test_a_stopped_command_goes_on_with_its_seed_and_the_others(world: Path) -> None:
     command = ["train", "letters.yaml", "--seeds", "2", "--run-id", "mine"]
     started = subprocess.Popen(

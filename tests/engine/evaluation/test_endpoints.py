@@ -155,6 +155,7 @@ def test_a_refused_key_is_one_sentence_without_the_key(folder: Path, server: Cha
     assert not [f for f in folder.rglob("*") if f.is_file() and KEY.encode() in f.read_bytes()]
 
 
+@pytest.mark.stress
 def test_an_endpoint_that_is_gone_in_the_middle_leaves_an_evaluation_that_continues(
     folder: Path, server: ChatServer
 ) -> None:
