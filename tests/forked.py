@@ -67,6 +67,8 @@ class ForkedProcess:
     ) -> None:
         self.args = args
         self.returncode: int | None = None
+        self._waiting = threading.Lock()
+        """As with `Popen`, several threads may ask for the exit code."""
         self.stdin: IO[Any] | None = None
         self.stdout: IO[Any] | None = None
         self.stderr: IO[Any] | None = None
@@ -122,13 +124,14 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended. Raises subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            if not select.select([self._server], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(list(map(str, self.args)), timeout or 0)
-            self.returncode = int(self._answers.readline())
-            self._answers.close()
-            self._server.close()
-        return self.returncode
+        with self._waiting:
+            if self.returncode is None:
+                if not select.select([self._server], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(list(map(str, self.args)), timeout or 0)
+                self.returncode = int(self._answers.readline())
+                self._answers.close()
+                self._server.close()
+            return self.returncode
 
     def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
         """All that it writes to pipes until it ends, given `input`. Raises subprocess.TimeoutExpired."""

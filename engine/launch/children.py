@@ -80,9 +80,8 @@ def reap() -> None:
     """Take note of children of this process that have ended, so that none stays a zombie."""
     for key, child in list(_children.items()):
         code = child.poll()
-        if code is None:
+        if code is None or _children.pop(key, None) is None:  # None: another thread took note of it
             continue
-        del _children[key]
         _codes[child.pid] = code
         path = Path(key[0]) / PROCESSES / f"{key[1]}.launch.json"
         facts = read_json(path)
