@@ -129,15 +129,18 @@ class Notes(World):
                 return StepResult(error, 0.0, self.ends, error, False if self.ends else None, error=error)
             state["said"].append("look")
             return StepResult(f"note {state['hidden']}")
-        text = str(call.arguments["text"])
         if self.tools and not state["said"]:
             return StepResult("", 0.0, True, None, False)
-        reward, correct = GRADERS[self.grader if train else "right"](text, str(self.right(state)))
-        return StepResult("", reward, True, _said(text), correct)
+        return self._graded(state, str(call.arguments["text"]))
 
     def answer(self, state: dict[str, Any], number: int) -> StepResult:
-        """Not used: `step` grades texts."""
-        raise NotImplementedError
+        """Grade a number."""
+        return self._graded(state, f"answer {number}")
+
+    def _graded(self, state: dict[str, Any], text: str) -> StepResult:
+        grader = self.grader if state["split"] == "train" else "right"
+        reward, correct = GRADERS[grader](text, str(self.right(state)))
+        return StepResult("", reward, True, _said(text), correct)
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> str:
         """Some words, then an answer that is right in half of all cases. A few turns have no answer."""

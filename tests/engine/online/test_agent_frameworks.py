@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from grpo_tui.engine.runs.read.reader import RunReader
 
 from .calling import DONE, calling_config, trained_policy
 from .chats import Served, served
+from .node import node_folder
 from .test_online_run import wait_for
 
 pytestmark = pytest.mark.xdist_group("called_tools")
@@ -75,14 +76,16 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+def langgraph_agent(run: Served) -> Any:
+    langchain, prebuilt = import_module("langchain_openai"), import_module("langgraph.prebuilt")
+    model = langchain.ChatOpenAI(model=run.model, base_url=f"{run.url}/v1", api_key="any", max_retries=0)
+    return prebuilt.create_react_agent(model, [add])
+
+
 @needs("langgraph", "langchain_openai")
 @pytest.mark.usefixtures("_one_rollout")
 def test_langgraph(run: Served) -> None:
-    prebuilt = pytest.importorskip("langgraph.prebuilt", reason="langgraph is not installed")
-    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    model = langchain.ChatOpenAI(model=run.model, base_url=f"{run.url}/v1", api_key="any", max_retries=0)
-    agent = prebuilt.create_react_agent(model, [add])
-    messages = agent.invoke({"messages": [("user", QUESTION)]})["messages"]
+    messages = langgraph_agent(run).invoke({"messages": [("user", QUESTION)]})["messages"]
     assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
     assert messages[2].content == "5" and messages[-1].content == DONE
 
@@ -90,11 +93,7 @@ def test_langgraph(run: Served) -> None:
 @needs("langgraph", "langchain_openai")
 @pytest.mark.usefixtures("_one_rollout")
 def test_langgraph_streams(run: Served) -> None:
-    prebuilt = pytest.importorskip("langgraph.prebuilt", reason="langgraph is not installed")
-    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    model = langchain.ChatOpenAI(model=run.model, base_url=f"{run.url}/v1", api_key="any", max_retries=0)
-    agent = prebuilt.create_react_agent(model, [add])
-    parts = agent.stream({"messages": [("user", QUESTION)]}, stream_mode="messages")
+    parts = langgraph_agent(run).stream({"messages": [("user", QUESTION)]}, stream_mode="messages")
     said = [part.content for part, _ in parts if part.type == "AIMessageChunk"]
     assert "".join(said) == DONE
 
@@ -102,7 +101,7 @@ def test_langgraph_streams(run: Served) -> None:
 @needs("agents")
 @pytest.mark.usefixtures("_one_rollout")
 def test_openai_agents(run: Served) -> None:
-    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+    agents = import_module("agents")
     import openai
 
     agents.set_tracing_disabled(True)
@@ -116,7 +115,7 @@ def test_openai_agents(run: Served) -> None:
 @needs("litellm")
 @pytest.mark.usefixtures("_one_rollout")
 def test_litellm(run: Served) -> None:
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    litellm = import_module("litellm")
     properties = {"a": {"type": "integer"}, "b": {"type": "integer"}}
     parameters = {"type": "object", "properties": properties, "required": ["a", "b"]}
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": parameters}}]
@@ -137,17 +136,7 @@ def test_litellm(run: Served) -> None:
 
 @pytest.fixture(scope="module")
 def node(request: pytest.FixtureRequest) -> Path:
-    """A folder with the npm package openai."""
-    folder = request.config.cache.mkdir("node")  # type: ignore[union-attr]
-    if shutil.which("node") is None:
-        pytest.skip("Node.js is not installed")
-    if not (folder / "node_modules" / "openai" / "package.json").is_file():
-        try:
-            command = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--fetch-retries=0", "openai@6"]
-            subprocess.run(command, cwd=folder, check=True, timeout=90)
-        except (OSError, subprocess.SubprocessError) as problem:
-            pytest.skip(f"the npm package openai@6 cannot be had: {problem}")
-    return folder
+    return node_folder(request.config.cache)
 
 
 @pytest.mark.usefixtures("_one_rollout")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from grpo_tui.engine.online.store.snapshots import pointed_version
 from grpo_tui.engine.runs.control.status import look
 from tests.forked import forked_processes
 
+from .node import node_folder
 from .test_online_run import _address, wait_for
 from .tiny import run_config
 
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.xdist_group("clients")
 """What its fixtures make is made once, not by each worker."""
 
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
-NODE_CLIENT = "openai@6"
 NODE = """
 import OpenAI from "openai";
 const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "any", maxRetries: 0 });
@@ -112,15 +111,7 @@ def test_the_lines_of_the_page(served: tuple[str, Path], capfd: pytest.CaptureFi
 
 
 def test_openais_node_client(served: tuple[str, Path], request: pytest.FixtureRequest) -> None:
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("Node.js is not installed")
-    folder = request.config.cache.mkdir("node")  # type: ignore[union-attr]
-    if not (folder / "node_modules" / "openai" / "package.json").is_file():
-        options = ["--no-audit", "--no-fund", "--silent", "--fetch-retries=0", "--fetch-timeout=20000"]
-        try:
-            subprocess.run(["npm", "install", *options, NODE_CLIENT], cwd=folder, check=True, timeout=90)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
-            pytest.skip(f"the npm package {NODE_CLIENT} cannot be had: {problem}")
+    folder = node_folder(request.config.cache)
     url, _ = served
     (folder / "client.mjs").write_text(NODE)
     (folder / "page.mjs").write_text(_here(_blocks("js")[0], url))
