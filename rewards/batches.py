@@ -59,7 +59,7 @@ class RolloutSummary:
     advantage: float | None = None
     """The mean over the agent's tokens; 0 in a group that was filtered out."""
     surprise: float | None = None
-    """Minus the mean log-prob of the agent's tokens, in nats, by the policy that sampled them."""
+    """Minus the mean log-prob of the tokens in the agent's turns, in nats, by the policy that sampled them."""
 
     @property
     def weighted(self) -> bool:
@@ -118,6 +118,17 @@ def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
         return batch
     rollouts = [r for r in batch.rollouts if all(test(r) for test in tests)]
     return replace(batch, rollouts=rollouts) if rollouts else None
+
+
+def surprise_of(trajectory: Trajectory, logprobs: Sequence[float], agent_mask: Sequence[bool]) -> float | None:
+    """Return minus the mean log-prob, in nats, of the tokens in the agent's turns; None if they were not recorded."""
+    own = [
+        float(p)
+        for start, end in (s.token_span for s in trajectory.steps)
+        for p, mine in zip(logprobs[start:end], agent_mask[start:end], strict=True)
+        if mine
+    ]
+    return -math.fsum(own) / len(own) if any(own) else None
 
 
 def rollout_of(

@@ -16,7 +16,7 @@ from typing import Literal
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batches import GOALS, Batch, Need, RolloutSummary
+from .batches import Batch, Need, RolloutSummary
 
 SAME = 1e-9
 """Rewards that differ by less are the same reward."""
@@ -52,6 +52,8 @@ class Finding:
     trajectories: tuple[str, ...] = ()
     subject: str = ""
     grade: Grade = "warning"
+    began: int | None = None
+    """The first step that shows it; None: the latest."""
 
     @property
     def strength(self) -> float:
@@ -97,88 +99,6 @@ def detector(
     return register
 
 
-def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
-    """Return the share of each component in the variance of the advantage. They add up to 1, or there are none.
-
-    With c_i a component's sum over rollout i minus its group's mean and A_i = sum over components of c_i (GRPO's
-    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. Negative if a component works against the rest.
-    """
-    covariance: dict[str, float] = defaultdict(float)
-    variance = 0.0
-    for group in _groups(rollouts):
-        size = len(group)
-        mean = math.fsum(_total(r) for r in group) / size
-        means = {n: math.fsum(r.contributions.get(n, 0.0) for r in group) / size for n in group[0].contributions}
-        for rollout in group:
-            advantage = _total(rollout) - mean
-            variance += advantage * advantage
-            for name, value in means.items():
-                covariance[name] += (rollout.contributions.get(name, 0.0) - value) * advantage
-    return {name: value / variance for name, value in covariance.items()} if variance > SAME else {}
-
-
-def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
-    """Return the rollout without components that only decide between equals."""
-    if not rollout.apart:
-        return rollout
-    left = {name: value for name, value in rollout.contributions.items() if name not in rollout.apart}
-    return RolloutSummary(rollout.id, rollout.group, math.fsum(left.values()), left, goals=rollout.goals)
-
-
-@detector("advantage_share", need.COMPONENTS)
-def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find components other than the task that make most of the advantage, so that the policy follows them."""
-    rollouts = [r for b in batches for r in b.rollouts]
-    shares = advantage_shares(map(_of_the_return, rollouts)) if len(batches) >= min(3, limits.window) else {}
-    goals = GOALS.union(*(r.goals for r in rollouts))
-    found = []
-    for name, share in shares.items():
-        if name in goals or share <= limits.advantage_share:
-            continue
-        strongest = sorted(batches[-1].rollouts, key=lambda r, n=name: -abs(r.contributions.get(n, 0.0)))
-        size = f"{share:.0%}" if share <= 1 else "all (others work against it)"
-        found.append(
-            Finding(
-                "advantage_share",
-                f"{name} teaches the policy more than the task does: lower w_{name}. It makes {size} of the "
-                f"advantage's variance over {len(batches)} steps (limit {limits.advantage_share:.0%}).",
-                share,
-                limits.advantage_share,
-                ids_of(strongest, limits),
-                name,
-            )
-        )
-    return found
-
-
-@detector("reward_without_success", need.REWARDS, need.SUCCESS)
-def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a mean reward that rises over the window without task success: another component is being collected."""
-    if len(batches) < limits.window:
-        return []
-    before, after = halves(batches)
-    rise = _mean_total(after) - _mean_total(before)
-    start, end = _success(before), _success(after)
-    in_stds = rise / spread_of(batches)
-    if in_stds <= limits.reward_rise or end - start > limits.success_rise or end > 0.99:
-        return []
-    names = {n for b in batches for r in b.rollouts for n in r.contributions} or {"reward"}
-    rises = {n: _mean_component(after, n) - _mean_component(before, n) for n in names}
-    most = max(sorted(rises), key=lambda n: rises[n])
-    wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -_total(r))
-    return [
-        Finding(
-            "reward_without_success",
-            f"reward rises, success does not: over {len(batches)} steps the mean reward went up by {rise:.3g} and "
-            f"success from {start:.0%} to {end:.0%}; {most} makes {rises[most] / rise:.0%} of the rise.",
-            in_stds,
-            limits.reward_rise,
-            ids_of(wrong, limits),
-            most,
-        )
-    ]
-
-
 @detector("action_collapse", need.CALLS)
 def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a tool that gets nearly every call, in an environment with several."""
@@ -208,6 +128,7 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if len(series) < 3 or max(series) <= SAME:
         return []
     left = series[-1] / max(series)
+    began = batches[series.index(max(series))].step
     if left >= limits.entropy_fall:
         return []
     ids = ids_of(batches[-1].rollouts, limits)
@@ -215,7 +136,8 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if better := improvement(batches, limits):
         message = f"the policy becomes certain of good answers: {better} while {measured}."
         return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, grade="hint")]
-    return [Finding("entropy_collapse", f"the policy explores no more: {measured}.", left, limits.entropy_fall, ids)]
+    message = f"the policy explores no more: {measured}."
+    return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, began=began)]
 
 
 @detector("logprob_mismatch", need.MISMATCH, reads=(metric.STALENESS,))
@@ -255,7 +177,8 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"token, and the policy has moved {learned:.2g} from its reference."
     )
     ids = ids_of(batches[-1].rollouts, limits)
-    return [Finding("sampler_mismatch", message, apart / max(learned, SAME), limits.sampler_share, ids)]
+    share, began = apart / max(learned, SAME), latest[0].step
+    return [Finding("sampler_mismatch", message, share, limits.sampler_share, ids, began=began)]
 
 
 @detector("length_collapse", need.LENGTHS)
@@ -274,13 +197,14 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     better = improvement(batches, limits)
     message = f"{message}, while {better}." if better else f"{message}."
     grade: Grade = "hint" if better else "warning"
-    return [Finding("length_collapse", message, left, limits.length_fall, ids, grade=grade)]
+    began = batches[series.index(max(series))].step
+    return [Finding("length_collapse", message, left, limits.length_fall, ids, grade=grade, began=began)]
 
 
 @detector("groups_without_variance", need.REWARDS, share=True)
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many groups with one reward for all their rollouts: they carry no gradient."""
-    groups = [g for b in batches for g in _groups(b.rollouts) if len(g) > 1]
+    groups = groups_of(r for b in batches for r in b.rollouts)
     flat = [g for g in groups if _is_flat(g)]
     share = len(flat) / len(groups) if groups else 0.0
     if share <= limits.no_variance_share:
@@ -295,7 +219,8 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
     wrong = fmean(r.correct is False for g in stuck for r in g)
     cure = "easier" if wrong > 0.5 else "other"
     message = f"{measured}: {cure} tasks would teach more."
-    return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids)]
+    began = batches[0].step
+    return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, began=began)]
 
 
 @detector("unreadable_calls", share=True)
@@ -340,7 +265,8 @@ def _trouble(
     if len(hit) <= TROUBLE_SHARE * len(rollouts):
         return []
     said = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
-    return [Finding(name, said, len(hit) / len(rollouts), TROUBLE_SHARE, ids_of(hit, limits))]
+    share, began = len(hit) / len(rollouts), batches[0].step
+    return [Finding(name, said, share, TROUBLE_SHARE, ids_of(hit, limits), began=began)]
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
@@ -350,13 +276,13 @@ def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
     """
     known = [b for batch in batches if (b := need.having(batch, (need.SUCCESS,)))]
     if len(known) > 1:
-        start, end = map(_success, halves(known))
+        start, end = map(success_of, halves(known))
         if end > start + limits.success_rise:
             return f"success rose from {start:.0%} to {end:.0%}"
         return f"success stays at {end:.0%}" if end >= SOLVED and start - end <= SLIP else ""
     known = [b for batch in batches if (b := need.having(batch, (need.REWARDS,)))]
     if len(known) > 1:
-        start, end = map(_mean_total, halves(known))
+        start, end = map(mean_total, halves(known))
         if (end - start) / spread_of(known) > limits.reward_rise:
             return f"the mean reward rose from {start:.3g} to {end:.3g}"
     return ""
@@ -367,19 +293,21 @@ def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
     return batches[: len(batches) // 2], batches[len(batches) // 2 :]
 
 
-def _total(rollout: RolloutSummary) -> float:
+def total_of(rollout: RolloutSummary) -> float:
+    """Return the reward; NaN where it was not recorded."""
     return math.nan if rollout.total is None else rollout.total
 
 
-def _groups(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
+def groups_of(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
+    """Return the groups with several rollouts."""
     groups: dict[str, list[RolloutSummary]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.group].append(rollout)
-    return list(groups.values())
+    return [g for g in groups.values() if len(g) > 1]
 
 
 def _is_flat(group: Sequence[RolloutSummary]) -> bool:
-    totals = [_total(r) for r in group]
+    totals = [total_of(r) for r in group]
     return max(totals) - min(totals) <= SAME
 
 
@@ -390,16 +318,14 @@ def ids_of(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple
 
 def spread_of(batches: Sequence[Batch]) -> float:
     """Return the standard deviation of the reward within a step, averaged over steps."""
-    return max(fmean(pstdev(map(_total, b.rollouts)) for b in batches), SAME)
+    return max(fmean(pstdev(map(total_of, b.rollouts)) for b in batches), SAME)
 
 
-def _mean_total(batches: Sequence[Batch]) -> float:
-    return fmean(fmean(_total(r) for r in b.rollouts) for b in batches)
+def mean_total(batches: Sequence[Batch]) -> float:
+    """Return the mean reward of the batches."""
+    return fmean(fmean(total_of(r) for r in b.rollouts) for b in batches)
 
 
-def _mean_component(batches: Sequence[Batch], name: str) -> float:
-    return fmean(fmean(r.contributions.get(name, 0.0) for r in b.rollouts) for b in batches)
-
-
-def _success(batches: Sequence[Batch]) -> float:
+def success_of(batches: Sequence[Batch]) -> float:
+    """Return the share of correct rollouts."""
     return fmean(fmean(r.correct for r in b.rollouts if r.correct is not None) for b in batches)

@@ -9,53 +9,18 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, Need, having
-from .detectors import GRADES, SOON, Detector, Finding
+from .causes import Found, ranked
+from .detectors import SOON, Detector, Finding
 from .text_detectors import DETECTORS
 
 log = logging.getLogger(__name__)
 
 _Key = tuple[str, str, str]
 """Detector, subject, grade."""
-
-
-GRAVE = ("warning", "failure")
-CONTRADICTIONS = (
-    "not_finite",
-    "trained_tokens",
-    "advantage_order",
-    "zero_advantages",
-    "surprising_tokens",
-    "logprob_mismatch",
-    "sampler_mismatch",
-    "errors",
-    "constant_reward",
-    "noisy_reward",
-    "rejected_answers",
-    "accepted_without_answer",
-    "few_tasks",
-    "no_diversity",
-    "unanswered",
-)
-"""Detectors that compare recorded facts. Their findings are causes: they do not follow from the policy's behaviour, and
-what the policy does follows from them. An earlier one explains a later one. Of other findings, the first to begin is
-the likeliest cause."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A fault over a whole run. `finding` is its strongest form, seen at `strongest`. `step` is the step at which it
-    began, and `count` is the number of steps that show it. Steps are None in a record without steps. `cause`: the
-    detector of a contradiction that likely explains it; empty if there is none."""
-
-    finding: Finding
-    step: int | None
-    strongest: int | None
-    count: int
-    cause: str = ""
 
 
 class Diagnosis:
@@ -108,12 +73,8 @@ class Diagnosis:
         return self._new(f for name in shares for f in self._look(name, short[self.detectors[name].needs]))
 
     def found(self) -> list[Found]:
-        """Return all findings, the likeliest cause first: see `CONTRADICTIONS`. Hints come after warnings."""
-        found = sorted(self._found.values(), key=_rank)
-        first = next((f.finding.detector for f in found), "")
-        if first not in CONTRADICTIONS or found[0].finding.grade not in GRAVE:
-            return found
-        return [f if f.finding.detector in CONTRADICTIONS else replace(f, cause=first) for f in found]
+        """Return all findings, the likeliest cause first, with their causes: see `causes.py`."""
+        return ranked(self._found.values())
 
     def unchecked(self) -> dict[str, str]:
         """Return the detectors that never had their data, each with the data that it needs."""
@@ -135,21 +96,12 @@ class Diagnosis:
         new = []
         for finding in found:
             key = (finding.detector, finding.subject, finding.grade)
-            before = self._found.get(key)
-            if before is None:
-                self._found[key] = Found(finding, self._last, self._last, 1)
-            elif finding.strength > before.finding.strength:
-                self._found[key] = Found(finding, before.step, self._last, before.count + 1)
-            else:
-                self._found[key] = Found(before.finding, before.step, before.strongest, before.count + 1)
+            began = self._last if finding.began is None else finding.began
+            kept = self._found.get(key) or Found(finding, self._last, self._last, 0, began)
+            if finding.strength > kept.finding.strength:
+                kept = replace(kept, finding=finding, strongest=self._last)
+            self._found[key] = replace(kept, count=kept.count + 1)
             if key not in self._reported or self._seen - self._reported[key] >= self.config.window:
                 self._reported[key] = self._seen
                 new.append(finding)
         return new
-
-
-def _rank(found: Found) -> tuple[int, int, int]:
-    finding = found.finding
-    grave = finding.grade in GRAVE
-    order = CONTRADICTIONS.index(finding.detector) if finding.detector in CONTRADICTIONS else len(CONTRADICTIONS)
-    return 0 if grave else GRADES.index(finding.grade), order if grave else 0, found.step or 0

@@ -12,9 +12,10 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
-from .detectors import DETECTORS, Finding, detector, halves, ids_of, improvement, spread_of
+from .detectors import Finding, detector, halves, ids_of, improvement, spread_of
+from .reward_detectors import DETECTORS
 
-__all__ = ["DETECTORS"]  # with those of `detectors.py`
+__all__ = ["DETECTORS"]  # with those of the modules above
 
 STEPS = 4
 """Steps that a trend of texts and rewards takes at least."""
@@ -76,7 +77,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         f"{'wrong ' * known}answers ({at_first:.0%} at first). In {len(batches)} steps these came to earn {rise:.2g} "
         f"more, through {most}; {success}."
     )
-    return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), most)]
+    return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), most, began=after[0].step)]
 
 
 @detector("kl_rise", need.KL)
@@ -96,7 +97,8 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     if better:
         message = f"the policy moves fast, while {better}: {measured}."
     grade = "hint" if better else "warning"
-    return [Finding("kl_rise", message, rise, limits.kl_rise, ids_of(batches[-1].rollouts, limits), grade=grade)]
+    ids, began = ids_of(batches[-1].rollouts, limits), batches[-steps].step
+    return [Finding("kl_rise", message, rise, limits.kl_rise, ids, grade=grade, began=began)]
 
 
 @detector("no_movement", need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED))
@@ -112,7 +114,7 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
             "the precision that weights are kept in (float32), the learning rate, frozen parameters, and whether the "
             f"optimiser has the adapters. {len(updates)} of {len(batches)} steps had a gradient."
         )
-        return [Finding("no_movement", message, moved, limits.movement)]
+        return [Finding("no_movement", message, moved, limits.movement, began=updates[0].step)]
     kl = [abs(b.metrics[metric.KL_MEAN]) for b in updates if metric.KL_MEAN in b.metrics]
     noise = batches[0].metrics.get(metric.KL_UNCHANGED, kl[0] if kl and batches[0].step in (0, 1) else 0.0)
     floor = NOISE * abs(noise)
@@ -124,7 +126,7 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         "noise of the unchanged policy. Look at the precision of weights and sampling, the learning rate, and frozen "
         "parameters."
     )
-    return [Finding("no_movement", message, latest, floor, subject="kl")]
+    return [Finding("no_movement", message, latest, floor, subject="kl", began=updates[0].step)]
 
 
 def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:

@@ -129,8 +129,8 @@ def batch_metrics(
 
 
 def _advantage_shares(sums: Mapping[str, Sequence[float]], groups: Sequence[Hashable]) -> dict[str, float]:
-    """Return the share of each component in the variance of the group-centred reward (`detectors.advantage_shares`),
-    from its sums over rollouts; empty without variance."""
+    """Return the share of each component in the variance of the group-centred reward, from its sums over
+    rollouts (`reward_detectors.advantage_shares`); empty without variance."""
     members: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)

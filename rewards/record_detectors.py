@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import SAME, SOLVED, Finding, detector, ids_of
+from .detectors import SAME, SOLVED, Finding, detector, groups_of, ids_of
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -54,7 +54,8 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}. "
         f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
     )
-    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high), limits))]
+    began = _newest(batches)[0].step
+    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high), limits), began=began)]
 
 
 @detector("rejected_answers", need.ANSWERS, need.SUCCESS)
@@ -71,7 +72,8 @@ def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"right answers count as wrong: {wrong[0].answer!r} is expected and earns {wrong[0].total or 0:.2g}. "
         f"{len(wrong):,} of {len(equal):,} answers that equal the expected one count as wrong."
     )
-    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong, limits))]
+    began = _newest(batches)[0].step
+    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong, limits), began=began)]
 
 
 @detector("accepted_without_answer", need.ANSWERS, need.SUCCESS)
@@ -90,7 +92,8 @@ def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -
         f"the grader pays for a form: {empty[0].text[:60]!r} counts as right and holds no answer. That is so in "
         f"{len(empty):,} of {len(right):,} right rollouts."
     )
-    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty, limits))]
+    began = batches[-STEPS:][0].step
+    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty, limits), began=began)]
 
 
 @detector("constant_reward", need.REWARDS, need.TEXTS)
@@ -106,7 +109,7 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"the reward does not depend on the answer: all {len(rollouts):,} rollouts of the first {STEPS} steps earn "
         f"{totals[0]:.2g}, and their texts differ."
     )
-    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(rollouts, limits))]
+    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(rollouts, limits), began=batches[0].step)]
 
 
 @detector("unanswered", need.ANSWERS, need.SUCCESS)
@@ -123,42 +126,38 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"the policy does not know the form of the task: compare the chat template with that of the model. In "
         f"{len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
     )
-    return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits))]
+    return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
 
 
 @detector("advantage_order", need.REWARDS, need.ADVANTAGES)
 def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find advantages that do not follow the reward within their groups."""
-    pairs: list[tuple[float, float]] = []
-    for group in _groups(_newest(batches)):
-        if any(abs(r.advantage or 0.0) > SAME for r in group):
-            mean_reward, mean_advantage = fmean(map(goal, group)), fmean(r.advantage or 0.0 for r in group)
-            pairs += [(goal(r) - mean_reward, (r.advantage or 0.0) - mean_advantage) for r in group]
-    squares = math.fsum(x * x for x, _ in pairs), math.fsum(y * y for _, y in pairs)
-    if len(pairs) < 4 * ENOUGH or min(squares) <= SAME:
-        return []
-    correlation = math.fsum(x * y for x, y in pairs) / math.sqrt(squares[0] * squares[1])
-    if correlation >= ORDERED:
+    newest = _newest(batches)
+    compared = [g for g in groups_of(_rollouts(newest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
+    correlation = correlation_within(compared, goal, lambda r: r.advantage or 0.0)
+    if correlation is None or correlation >= ORDERED:
         return []
     what = "the sign of the advantage is wrong" if correlation < -ORDERED else "advantages come from other rollouts"
     message = (
         f"{what}: better rollouts of a group do not get higher advantages. The correlation of reward and advantage "
         f"within groups is {correlation:.2f}, and it should be near 1."
     )
-    return [Finding("advantage_order", message, correlation, ORDERED, ids_of(batches[-1].rollouts, limits))]
+    ids, began = ids_of(batches[-1].rollouts, limits), newest[0].step
+    return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
 
 
 @detector("zero_advantages", need.REWARDS, need.ADVANTAGES)
 def zero_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups whose rewards differ and whose advantages are all 0."""
-    mixed = [g for g in _groups(_newest(batches)) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
+    mixed = [g for g in groups_of(_rollouts(_newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
     if len(mixed) < ENOUGH or any(r.advantage is None or abs(r.advantage) > SAME for r in _rollouts(_newest(batches))):
         return []
     message = (
         f"every advantage is 0, so nothing is learned: are rollouts compared with themselves (a group of one)? The "
         f"rewards differ in {len(mixed):,} groups."
     )
-    return [Finding("zero_advantages", message, 0.0, 0.0, ids_of(mixed[0], limits), grade="failure")]
+    ids, began = ids_of(mixed[0], limits), _newest(batches)[0].step
+    return [Finding("zero_advantages", message, 0.0, 0.0, ids, grade="failure", began=began)]
 
 
 @detector("few_tasks", need.TASKS)
@@ -173,7 +172,8 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"training repeats few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and a "
         "step has the same task several times. Look for duplicates in the data."
     )
-    return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids_of(batches[-1].rollouts, limits))]
+    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids, began=began)]
 
 
 @detector("trained_tokens", need.WRITTEN)
@@ -207,13 +207,14 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
         f"the tokens in the loss are not those that the policy sampled: train on the sampled ids, not on tokenised "
         f"text. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g}."
     )
-    return [Finding("surprising_tokens", message, surprise, limit, ids_of(batches[-1].rollouts, limits))]
+    ids, began = ids_of(batches[-1].rollouts, limits), recent[0].step
+    return [Finding("surprising_tokens", message, surprise, limit, ids, began=began)]
 
 
 @detector("no_diversity", need.TEXTS)
 def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups whose rollouts are all the same text, although the tasks are not solved."""
-    groups = [g for g in _groups(batches[-STEPS:]) if len(g) > 2]
+    groups = [g for g in groups_of(_rollouts(batches[-STEPS:])) if len(g) > 2]
     alike = [g for g in groups if len({r.text for r in g}) == 1]
     share = len(alike) / len(groups) if groups else 0.0
     wrong = [g for g in alike if not all(r.correct for r in g)]
@@ -223,7 +224,8 @@ def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"all rollouts of a group are the same text: sample at temperature 1. That is so in {len(alike):,} of "
         f"{len(groups):,} groups, so there is nothing to compare."
     )
-    return [Finding("no_diversity", message, share, ALIKE, ids_of((g[0] for g in wrong), limits))]
+    ids, began = ids_of((g[0] for g in wrong), limits), batches[-STEPS:][0].step
+    return [Finding("no_diversity", message, share, ALIKE, ids, began=began)]
 
 
 def goal(rollout: RolloutSummary) -> float:
@@ -245,11 +247,21 @@ def _rollouts(batches: Iterable[Batch]) -> list[RolloutSummary]:
     return [r for b in batches for r in b.rollouts]
 
 
-def _groups(batches: Iterable[Batch]) -> list[list[RolloutSummary]]:
-    groups: dict[str, list[RolloutSummary]] = defaultdict(list)
-    for r in _rollouts(batches):
-        groups[r.group].append(r)
-    return [g for g in groups.values() if len(g) > 1]
+def correlation_within(
+    groups: Iterable[Sequence[RolloutSummary]],
+    x: Callable[[RolloutSummary], float],
+    y: Callable[[RolloutSummary], float],
+) -> float | None:
+    """Return the correlation of two numbers within groups; None with too few rollouts or without variance."""
+    pairs: list[tuple[float, float]] = []
+    for group in groups:
+        xs, ys = [x(r) for r in group], [y(r) for r in group]
+        mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+        pairs += [(a - mean_x, b - mean_y) for a, b in zip(xs, ys, strict=True)]
+    squares = math.fsum(a * a for a, _ in pairs), math.fsum(b * b for _, b in pairs)
+    if len(pairs) < 4 * ENOUGH or min(squares) <= SAME:
+        return None
+    return math.fsum(a * b for a, b in pairs) / math.sqrt(squares[0] * squares[1])
 
 
 def _plain(text: str) -> str:

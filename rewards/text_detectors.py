@@ -6,16 +6,16 @@ Registered with those of `detectors.py`. No torch, no numpy.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, detector, ids_of, improvement
-from .record_detectors import DETECTORS, ENOUGH, STEPS, goal
+from .detectors import Finding, detector, groups_of, ids_of, improvement
+from .record_detectors import DETECTORS, ENOUGH, STEPS, correlation_within, goal
 
 __all__ = ["DETECTORS"]  # all of them
 
@@ -45,62 +45,66 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
     if last < GROWTH * first:
         return []
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for r in (r for b in batches for r in b.rollouts if r.tokens):
-        groups[r.group].append((r.tokens, goal(r)))
-    pairs: list[tuple[float, float]] = []
-    for group in groups.values():
-        length, reward = (math.fsum(values) / len(group) for values in zip(*group, strict=True))
-        pairs += [(x - length, y - reward) for x, y in group]
-    squares = math.fsum(x * x for x, _ in pairs), math.fsum(y * y for _, y in pairs)
-    if len(pairs) < 4 * ENOUGH or min(squares) <= 1e-9:
+    correlation = _paid(batches, lambda r: r.tokens)
+    if correlation <= max(FOLLOWS, _paid(batches, _repeated)) or improvement(_with_success(batches), limits):
         return []
-    correlation = math.fsum(x * y for x, y in pairs) / math.sqrt(squares[0] * squares[1])
-    if correlation <= FOLLOWS or improvement(_with_success(batches), limits):
-        return []
-    longest = sorted(batches[-1].rollouts, key=lambda r: -r.tokens)
+    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -r.tokens), limits)
     message = (
         f"the reward pays for length: reward right answers alone. Within groups its correlation with the length is "
         f"{correlation:.2f}, and texts grew from {first:.3g} to {last:.3g} tokens."
     )
-    return [Finding("length_reward", message, correlation, FOLLOWS, ids_of(longest, limits))]
+    return [Finding("length_reward", message, correlation, FOLLOWS, ids, began=batches[0].step)]
 
 
 @detector("repetition", need.TEXTS)
 def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find texts that repeat their words more and more."""
-    series = [_repeated(b.rollouts) for b in batches]
-    if len(series) < STEPS or series[-1] < REPEATED or series[-1] - min(series) < REPEATED_RISE:
+    """Find texts that repeat their words more and more. It began with the reward where that follows repetition."""
+    series = [fmean(map(_repeated, b.rollouts)) for b in batches]
+    least = min(range(len(series)), key=lambda i: (series[i], -i))
+    if len(series) < STEPS or series[-1] < REPEATED or series[-1] - series[least] < REPEATED_RISE:
         return []
     if improvement(_with_success(batches), limits):
         return []
-    worst = sorted(batches[-1].rollouts, key=lambda r: -_repeated([r]))
+    rewarded = [b for b in batches if need.having(b, (need.REWARDS,))]
+    paid = _paid(rewarded, _repeated)
+    paid = paid if paid > max(FOLLOWS, _paid(rewarded, lambda r: r.tokens)) else 0.0
+    why = f"and the reward pays for it (correlation {paid:.2f} within groups)" if paid else "more and more"
+    worst = sorted(batches[-1].rollouts, key=lambda r: -_repeated(r))
     message = (
-        f"the policy repeats itself: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words of a text are repeated, and "
-        f"{min(series):.0%} were within {len(batches)} steps."
+        f"the policy repeats itself, {why}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words of a text are "
+        f"repeated, and {series[least]:.0%} were within {len(batches)} steps."
     )
-    return [Finding("repetition", message, series[-1], REPEATED, ids_of(worst, limits))]
+    ids, began = ids_of(worst, limits), batches[0 if paid else least + 1].step
+    return [Finding("repetition", message, series[-1], REPEATED, ids, began=began)]
 
 
 @detector("one_answer", need.TEXTS, need.TASKS)
 def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find one answer for tasks with different right answers; without answers, one text for different tasks."""
-    latest, first = (_answers(b.rollouts) for b in (batches[-1], batches[0]))
-    expected = Counter(r.expected for r in batches[-1].rollouts if r.expected is not None)
-    tasks = {r.task for r in batches[-1].rollouts}
-    if len(batches) < STEPS or latest.total() < ENOUGH or len(tasks) < 4:
+    """Find one answer that the reward accepts for tasks with different right answers, or that the policy gives to all;
+    without known answers, one text for different tasks."""
+    if len(batches) < STEPS:
         return []
-    answer, times = latest.most_common(1)[0]
-    share = times / latest.total()
-    usual = max(expected.values()) / expected.total() if expected else 0.0
-    if share <= ONE or usual > share - 0.3 or first[answer] / max(first.total(), 1) > share - 0.3:
-        return []
-    message = (
-        f"the policy gives one answer to all: {answer[:60]!r} is {share:.0%} of the answers to {len(tasks)} different "
-        f"tasks. Does the reward accept it everywhere?"
-    )
-    hit = [r for r in batches[-1].rollouts if (r.answer or r.text) == answer]
-    return [Finding("one_answer", message, share, ONE, ids_of(hit, limits))]
+    every, latest = ([r for b in part for r in b.rollouts] for part in (batches, batches[-1:]))
+    tasks = {r.task for r in latest}
+    accepted = [r for r in every if r.correct and r.answer and r.expected is not None]
+    for rollouts, began in ((accepted, batches[0].step), (latest, batches[-1].step)):
+        given = Counter(map(_answer, rollouts))
+        expected = Counter(r.expected for r in rollouts if r.expected is not None)
+        if given.total() < ENOUGH or len(tasks) < 4 or (rollouts is accepted and len(expected) < 4):
+            continue
+        answer, times = given.most_common(1)[0]
+        share = times / given.total()
+        usual = max(expected.values()) / expected.total() if expected else 0.0
+        at_first = fmean(_answer(r) == answer for r in batches[0].rollouts) if rollouts is latest else 0.0
+        if share > ONE and max(usual, at_first) <= share - 0.3:
+            of = "accepted answers" if rollouts is accepted else "answers"
+            message = (
+                f"one answer to all: {answer[:60]!r} is {share:.0%} of the {of} to {len(tasks)} different tasks. Does "
+                "the reward accept it everywhere?"
+            )
+            hit = [r for r in rollouts if _answer(r) == answer]
+            return [Finding("one_answer", message, share, ONE, ids_of(hit, limits), began=began)]
+    return []
 
 
 @detector("truncation", need.LENGTHS)
@@ -115,7 +119,8 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"a limit ends the rollouts: raise training.max_turn_tokens or max_trajectory_tokens, or see why texts do not "
         f"end. {len(cut):,} of {len(rollouts):,} rollouts were cut."
     )
-    return [Finding("truncation", message, share, CUT, ids_of(cut, limits))]
+    began = since(batches, lambda b: fmean(r.cut for r in b.rollouts) > CUT)
+    return [Finding("truncation", message, share, CUT, ids_of(cut, limits), began=began)]
 
 
 @detector("clipped", need.CLIPPED)
@@ -128,7 +133,8 @@ def clipped(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
         f"the clip range stops the updates: widen `epsilon`, or make fewer updates for each batch. {fmean(recent):.0%} "
         f"of the tokens were clipped in {len(recent)} updates."
     )
-    return [Finding("clipped", message, fmean(recent), CLIPPED)]
+    began = since(batches, lambda b: b.metrics.get(metric.CLIP_FRACTION, 0.0) > CLIPPED)
+    return [Finding("clipped", message, fmean(recent), CLIPPED, began=began)]
 
 
 @detector("kl_weight", need.BETA, need.KL)
@@ -148,7 +154,8 @@ def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"the KL weight holds the policy at its reference: lower training.beta. {beta:.3g} allows a KL of about "
         f"{allowed:.1g} nats a token, and it is {kl:.1g}."
     )
-    return [Finding("kl_weight", message, beta, math.sqrt(0.5 / LEAST_KL), ids_of(batches[-1].rollouts, limits))]
+    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    return [Finding("kl_weight", message, beta, math.sqrt(0.5 / LEAST_KL), ids, began=began)]
 
 
 def _with_success(batches: Sequence[Batch]) -> list[Batch]:
@@ -156,10 +163,22 @@ def _with_success(batches: Sequence[Batch]) -> list[Batch]:
     return [b for b in batches if any(r.correct is not None for r in b.rollouts)]
 
 
-def _repeated(rollouts: Iterable[RolloutSummary]) -> float:
-    shares = [1 - len(set(words)) / len(words) for r in rollouts if len(words := r.text.split()) >= WORDS]
-    return fmean(shares) if shares else 0.0
+def _repeated(rollout: RolloutSummary) -> float:
+    """Return the share of repeated words."""
+    words = rollout.text.split()
+    return 1 - len(set(words)) / len(words) if len(words) >= WORDS else 0.0
 
 
-def _answers(rollouts: Iterable[RolloutSummary]) -> Counter[str]:
-    return Counter((r.answer or r.text).strip() for r in rollouts)
+def _paid(batches: Sequence[Batch], feature: Callable[[RolloutSummary], float]) -> float:
+    """Return the correlation of the reward with a feature within groups; 0 without one."""
+    return correlation_within(groups_of(r for b in batches for r in b.rollouts), feature, goal) or 0.0
+
+
+def since(batches: Sequence[Batch], shows: Callable[[Batch], bool]) -> int | None:
+    """Return the first step of the latest ones that show something, all in a row."""
+    first = next((i + 1 for i in reversed(range(len(batches))) if not shows(batches[i])), 0)
+    return batches[min(first, len(batches) - 1)].step
+
+
+def _answer(rollout: RolloutSummary) -> str:
+    return (rollout.answer or rollout.text).strip()

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from ...configs.schema import RunConfig
 from ...configs.sections.rewards import SHAPED
-from ...rewards.batches import Batch, RolloutSummary, rollout_of
+from ...rewards.batches import Batch, RolloutSummary, rollout_of, surprise_of
 from ...rewards.diagnosis import Diagnosis
 from ..runs.errors import RecordDamaged
 from ..runs.read.reader import RunReader
@@ -77,12 +77,10 @@ class _Rollouts:
             stored = self._reader.bodies.tokens(row.n) if row.tokens else None
         except RecordDamaged:
             return self._of_row(row)
-        tokens = sum(end - start for start, end in (s.token_span for s in record.trajectory.steps))
-        surprise = None
-        if stored is not None and (
-            own := [p for p, mine in zip(stored.logprobs, stored.agent_mask, strict=True) if mine]
-        ):
-            tokens, surprise = len(own), -math.fsum(own) / len(own) if any(own) else None
+        tokens, surprise = sum(end - start for start, end in (s.token_span for s in record.trajectory.steps)), None
+        if stored is not None and any(stored.agent_mask):
+            tokens = sum(map(bool, stored.agent_mask))
+            surprise = surprise_of(record.trajectory, stored.logprobs, stored.agent_mask)
         return rollout_of(
             record.trajectory,
             record.breakdown,

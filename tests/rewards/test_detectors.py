@@ -15,8 +15,10 @@ from grpo_tui.envs.tools import ToolSpec
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.batches import Batch, RolloutSummary
 from grpo_tui.rewards.breakdown import RewardBreakdown
-from grpo_tui.rewards.detectors import DETECTORS, Detector, Finding, advantage_shares
+from grpo_tui.rewards.detectors import Detector, Finding
 from grpo_tui.rewards.diagnosis import Diagnosis
+from grpo_tui.rewards.learning_detectors import DETECTORS
+from grpo_tui.rewards.reward_detectors import advantage_shares
 
 from .episodes import batch_of, good
 

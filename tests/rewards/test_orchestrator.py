@@ -18,9 +18,9 @@ from grpo_tui.rewards.assembly import RewardResult
 from grpo_tui.rewards.batches import rollout_of
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.components import RewardError
-from grpo_tui.rewards.detectors import advantage_shares
 from grpo_tui.rewards.embedding import HashedEmbedder, pool_step_embeddings
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
+from grpo_tui.rewards.reward_detectors import advantage_shares
 
 from .episodes import batches, good, step, trajectory
 

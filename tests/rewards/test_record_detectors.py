@@ -158,16 +158,3 @@ def test_failures_of_most_rollouts_are_found_before_the_window_is_full():
         early = [f.detector for batch in batches[:3] for f in diagnosis.observe(batch)]
         assert early.count("errors") == count
         assert "errors" in [f.detector for f in warnings(batches)]
-
-
-def test_behaviour_is_a_symptom_of_a_contradiction():
-    """Rewards without variance follow from a grader that refuses right answers. Alone they are a cause."""
-    found = {}
-    for name in ("rejected_answers", "repetition"):
-        diagnosis = Diagnosis()
-        for batch in FAULTS[name]:
-            diagnosis.observe(batch)
-        diagnosis.end()
-        found[name] = {f.finding.detector: f.cause for f in diagnosis.found()}
-    assert found["rejected_answers"] == {"rejected_answers": "", "groups_without_variance": "rejected_answers"}
-    assert set(found["repetition"].values()) == {""}

@@ -61,7 +61,8 @@ def check(
         finding = each.finding
         helps = "" if finding.grade == "good" else remedy(finding.detector, finding.subject)
         if as_json:
-            steps = {"step": each.step, "strongest": each.strongest, "steps": each.count, "cause": each.cause}
+            steps = {"step": each.step, "strongest": each.strongest, "steps": each.count}
+            steps |= {"began": each.began, "cause": each.cause}
             say(json_line({**vars(finding), "remedy": helps, **steps}))
             continue
         say(literal(f"{finding.grade}: {_steps(each)}{finding.message}"))
@@ -99,5 +100,7 @@ def _config(info: RunInfo) -> RunConfig | None:
 def _steps(found: Found) -> str:
     if found.step is None:
         return ""
-    strongest = "" if found.strongest == found.step else f" (strongest at {found.strongest})"
-    return f"step {found.step}{strongest}: "
+    began = found.step if found.began is None else found.began
+    later = {"found": found.step, "strongest": found.strongest}
+    told = ", ".join(f"{name} at {step}" for name, step in later.items() if step != began)
+    return f"step {began} ({told}): " if told else f"step {began}: "

@@ -8,12 +8,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ....configs.sections.rewards import SHAPED
-from ....rewards.batches import Batch, rollout_of
+from ....rewards.batches import Batch, rollout_of, surprise_of
 from ....rewards.detectors import Finding
 from ....rewards.diagnosis import Diagnosis
 from ....rewards.metrics import flat
 from ...record.step_recorder import StepRecorder
-from ...rollouts.rollout import Rollout
 from ..env_trainer import GRPOEnvTrainer
 
 
@@ -44,7 +43,9 @@ class Findings(TrainerCallback):
                 r.agent_tokens,
                 apart,
                 advantage=None if r.advantages is None else r.advantage,
-                surprise=_surprise(r),
+                surprise=None
+                if r.logprobs is None
+                else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
             )
             for r in self._trainer.rollouts.generated
             if r.trajectory is not None
@@ -64,10 +65,3 @@ class Findings(TrainerCallback):
                 threshold=finding.threshold,
                 trajectories=list(finding.trajectories),
             )
-
-
-def _surprise(rollout: Rollout) -> float | None:
-    """Return minus the mean log-prob of the agent's tokens, in nats."""
-    if rollout.logprobs is None or not rollout.agent_mask.any():
-        return None
-    return -float(rollout.logprobs[rollout.agent_mask].mean())

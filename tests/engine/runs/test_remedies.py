@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from grpo_tui.engine.runs.control.alerts import REMEDIES, remedy, remedy_of
-from grpo_tui.rewards.detectors import DETECTORS
+from grpo_tui.rewards.text_detectors import DETECTORS
 
 ROOT = Path(__file__).parents[3]
 

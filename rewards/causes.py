@@ -1,0 +1,106 @@
+"""Causes before symptoms: a table of which fault explains which, and the order that follows from it.
+
+A fault explains another if the table has the pair and it began no later. Of two that begin together, the one that comes
+first in the table is the cause: it is the more specific. No torch, no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from .detectors import GRADES, Finding
+
+GRAVE = ("warning", "failure")
+
+LEARNT = (
+    "reward_hack",
+    "length_reward",
+    "repetition",
+    "one_answer",
+    "no_diversity",
+    "truncation",
+    "unanswered",
+    "errors",
+    "kl_rise",
+    "clipped",
+    "unreadable_calls",
+    "entropy_collapse",
+    "length_collapse",
+    "action_collapse",
+    "reward_without_success",
+    "groups_without_variance",
+    "sampler_mismatch",
+)
+"""Behaviour of a policy that learned something wrong."""
+SYMPTOMS = frozenset(LEARNT[LEARNT.index("entropy_collapse") : -1])
+"""Behaviour that hardly has itself as its cause. It ranks after every other warning, at any step: a drift is noticed
+long after it began."""
+STILL = ("no_movement", "groups_without_variance", "sampler_mismatch")
+"""Signs of a policy that learns nothing."""
+EXPLAINS: Mapping[str, tuple[str, ...]] = {
+    "not_finite": (*LEARNT, *STILL, "advantage_order", "zero_advantages"),
+    "surprising_tokens": (*LEARNT, "trained_tokens", "logprob_mismatch"),
+    "trained_tokens": (*LEARNT, "surprising_tokens", "logprob_mismatch"),
+    "advantage_order": LEARNT,
+    "zero_advantages": STILL,
+    "constant_reward": (*LEARNT, *STILL, "accepted_without_answer", "noisy_reward"),
+    "noisy_reward": (*LEARNT, "accepted_without_answer", "rejected_answers"),
+    "no_diversity": (*STILL, "entropy_collapse", "one_answer"),
+    "errors": (*LEARNT, *STILL),
+    "one_answer": (*LEARNT, "rejected_answers", "accepted_without_answer"),
+    "rejected_answers": (*LEARNT, *STILL),
+    "unanswered": (*LEARNT, *STILL),
+    "few_tasks": LEARNT,
+    "repetition": LEARNT,
+    "length_reward": LEARNT,
+    "accepted_without_answer": LEARNT,
+    "advantage_share": LEARNT,
+    "reward_hack": LEARNT,
+    "logprob_mismatch": LEARNT,
+    "sampler_mismatch": LEARNT,
+    "kl_weight": STILL,
+    "no_movement": STILL,
+    "kl_rise": LEARNT,
+    "truncation": LEARNT,
+    "clipped": STILL,
+    "entropy_collapse": ("no_diversity", "one_answer", "action_collapse", "repetition", "groups_without_variance"),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A fault over a whole run. `finding` is its strongest form, seen at `strongest`. `step` is the step at which it
+    was found, `began` the first step that shows it, and `count` the number of steps that found it. Steps are None in a
+    record without steps. `cause`: the detector of the fault that explains it; empty if there is none."""
+
+    finding: Finding
+    step: int | None
+    strongest: int | None
+    count: int
+    began: int | None = None
+    cause: str = ""
+
+    @property
+    def grave(self) -> bool:
+        """Whether it is a warning or a failure."""
+        return self.finding.grade in GRAVE
+
+
+def ranked(found: Iterable[Found]) -> list[Found]:
+    """Return faults, the likeliest cause first, with the fault that explains each. Hints come after warnings."""
+    ordered = sorted(found, key=_order)
+    grave = [f for f in ordered if f.grave]
+    explained = [replace(f, cause=_cause(f, grave[:i])) for i, f in enumerate(grave)]
+    return sorted(explained, key=lambda f: bool(f.cause)) + ordered[len(grave) :]
+
+
+def _cause(found: Found, before: Iterable[Found]) -> str:
+    name = found.finding.detector
+    return next((f.finding.detector for f in before if name in EXPLAINS.get(f.finding.detector, ())), "")
+
+
+def _order(found: Found) -> tuple[int, bool, int, int]:
+    name, grade = found.finding.detector, found.finding.grade
+    place = list(EXPLAINS).index(name) if name in EXPLAINS else len(EXPLAINS)
+    return 0 if found.grave else GRADES.index(grade), name in SYMPTOMS, found.began or 0, place

@@ -1,0 +1,115 @@
+"""Rewards that teach something other than the task. Registered with those of `detectors.py`. No torch, no numpy."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from ..configs.sections.rewards import DiagnosisConfig
+from . import batches as need
+from .batches import GOALS, Batch, RolloutSummary
+from .detectors import (
+    DETECTORS,
+    SAME,
+    Finding,
+    detector,
+    groups_of,
+    halves,
+    ids_of,
+    mean_total,
+    spread_of,
+    success_of,
+    total_of,
+)
+
+__all__ = ["DETECTORS"]  # with those of `detectors.py`
+
+
+def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
+    """Return the share of each component in the variance of the advantage. They add up to 1, or there are none.
+
+    With c_i a component's sum over rollout i minus its group's mean and A_i = sum over components of c_i (GRPO's
+    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. Negative if a component works against the rest.
+    """
+    covariance: dict[str, float] = defaultdict(float)
+    variance = 0.0
+    for group in groups_of(rollouts):
+        size = len(group)
+        mean = math.fsum(total_of(r) for r in group) / size
+        means = {n: math.fsum(r.contributions.get(n, 0.0) for r in group) / size for n in group[0].contributions}
+        for rollout in group:
+            advantage = total_of(rollout) - mean
+            variance += advantage * advantage
+            for name, value in means.items():
+                covariance[name] += (rollout.contributions.get(name, 0.0) - value) * advantage
+    return {name: value / variance for name, value in covariance.items()} if variance > SAME else {}
+
+
+def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
+    """Return the rollout without components that only decide between equals."""
+    if not rollout.apart:
+        return rollout
+    left = {name: value for name, value in rollout.contributions.items() if name not in rollout.apart}
+    return RolloutSummary(rollout.id, rollout.group, math.fsum(left.values()), left, goals=rollout.goals)
+
+
+@detector("advantage_share", need.COMPONENTS)
+def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find components other than the task that make most of the advantage, so that the policy follows them."""
+    rollouts = [r for b in batches for r in b.rollouts]
+    shares = advantage_shares(map(_of_the_return, rollouts)) if len(batches) >= min(3, limits.window) else {}
+    goals = GOALS.union(*(r.goals for r in rollouts))
+    found = []
+    for name, share in shares.items():
+        if name in goals or share <= limits.advantage_share:
+            continue
+        strongest = sorted(batches[-1].rollouts, key=lambda r, n=name: -abs(r.contributions.get(n, 0.0)))
+        size = f"{share:.0%}" if share <= 1 else "all (others work against it)"
+        found.append(
+            Finding(
+                "advantage_share",
+                f"{name} teaches the policy more than the task does: lower w_{name}. It makes {size} of the "
+                f"advantage's variance over {len(batches)} steps (limit {limits.advantage_share:.0%}).",
+                share,
+                limits.advantage_share,
+                ids_of(strongest, limits),
+                name,
+                began=batches[0].step,
+            )
+        )
+    return found
+
+
+@detector("reward_without_success", need.REWARDS, need.SUCCESS)
+def reward_withoutsuccess_of(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a mean reward that rises over the window without task success: another component is being collected."""
+    if len(batches) < limits.window:
+        return []
+    before, after = halves(batches)
+    rise = mean_total(after) - mean_total(before)
+    start, end = success_of(before), success_of(after)
+    in_stds = rise / spread_of(batches)
+    if in_stds <= limits.reward_rise or end - start > limits.success_rise or end > 0.99:
+        return []
+    names = {n for b in batches for r in b.rollouts for n in r.contributions} or {"reward"}
+    rises = {n: _mean_component(after, n) - _mean_component(before, n) for n in names}
+    most = max(sorted(rises), key=lambda n: rises[n])
+    wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -total_of(r))
+    return [
+        Finding(
+            "reward_without_success",
+            f"reward rises, success does not: over {len(batches)} steps the mean reward went up by {rise:.3g} and "
+            f"success from {start:.0%} to {end:.0%}; {most} makes {rises[most] / rise:.0%} of the rise.",
+            in_stds,
+            limits.reward_rise,
+            ids_of(wrong, limits),
+            most,
+            began=after[0].step,
+        )
+    ]
+
+
+def _mean_component(batches: Sequence[Batch], name: str) -> float:
+    return fmean(fmean(r.contributions.get(name, 0.0) for r in b.rollouts) for b in batches)
