@@ -66,13 +66,10 @@ async def test_kl_beside_its_target_and_beta_with_its_reason(run: Path) -> None:
         assert "KL, nats per token" in app.text, "and as a curve with the tolerance as a band"
 
 
-async def test_actions_now_and_over_time(run: Path) -> None:
+async def test_the_actions_of_the_last_step(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         line = next(t for t in app.text.splitlines() if "SEGMENT_OBJECT_AT" in t)
         assert "█" in line and "%" in line
-        text = await app.press("v")
-        assert "Actions over time" in text and "▓" in text
-        assert "Actions over time" not in await app.press("v")
 
 
 async def test_an_alert_opens_its_evidence(run: Path) -> None:
@@ -361,7 +358,7 @@ async def test_a_run_that_has_not_begun_says_so(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({"id": "fresh", "mode": "rft"}))
     async with running(run.parent, Live(run)) as app:
         assert "with the first step" not in app.text, "no panel that has nothing to show"
-        await app.press("m", "M", "w", "plus", "minus", "h", "v", "j", "tab", "e", "o")
+        await app.press("m", "M", "w", "plus", "minus", "h", "j", "tab", "e", "o")
         assert "This run has no log yet." in app.text
 
 

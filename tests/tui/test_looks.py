@@ -29,7 +29,7 @@ OTHERS = {
     "groups": (Trajectories(Path("runs/ab12")), "zj"),
     "compare": (Runs(), "   c"),
     "help": (Live(Path("runs/ab12")), "?"),
-    "actions over time": (Live(Path("runs/ab12")), "v"),
+    "behaviour": (Live(Path("runs/ab12")), "v"),
     "delete": (Runs(), "D"),
     "filter": (Trajectories(Path("runs/ab12")), "f"),
 }

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
-COMPARE, DIFF, HELP, PLAY, CHAT = "compare", "diff", "help", "play", "chat"
-EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT)
+COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR = "compare", "diff", "help", "play", "chat", "behavior"
+EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR)
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
 PANES = (LIVE, STEP, PLAY, COMPARE)
 SCREEN_TITLES = {
@@ -25,6 +25,7 @@ SCREEN_TITLES = {
     DIFF: "Diff",
     HELP: "Help",
     CHAT: "Chat",
+    BEHAVIOR: "Behaviour",
     PLAY: "Play",
 }
 
@@ -66,12 +67,12 @@ TABLE: tuple[Key, ...] = (
     Key((LIVE,), "N", "N", "next_text(-1)", "", "The previous of the texts that are written now"),
     Key((LIVE,), "z", "z", "whole", "whole panel", "The panel in use alone, or all panels", 7),
     Key((LIVE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none"),
-    Key((LIVE,), "plus,equals_sign", "+", "zoom_in", "zoom in", "Show half as many steps"),
-    Key((LIVE,), "minus", "−", "zoom_out", "zoom out", "Show twice as many steps"),
-    Key((LIVE,), "left,h", "h ←", "pan(-1)", "earlier", "Show earlier steps"),
-    Key((LIVE,), "right,l", "l →", "pan(1)", "later", "Show later steps"),
-    Key((LIVE,), "0", "0", "zoom_all", "all", "Show all steps"),
-    Key((LIVE,), "v", "v", "actions_over_time", "over time", "Actions now, or over time"),
+    Key((LIVE, BEHAVIOR), "plus,equals_sign", "+", "zoom_in", "zoom in", "Show half as many steps"),
+    Key((LIVE, BEHAVIOR), "minus", "−", "zoom_out", "zoom out", "Show twice as many steps"),
+    Key((LIVE, BEHAVIOR), "left,h", "h ←", "pan(-1)", "earlier", "Show earlier steps"),
+    Key((LIVE, BEHAVIOR), "right,l", "l →", "pan(1)", "later", "Show later steps"),
+    Key((LIVE, BEHAVIOR), "0", "0", "zoom_all", "all", "Show all steps"),
+    Key((LIVE,), "v,B", "v", "behavior", "behaviour", "Actions, lengths, ends and components from step to step"),
     Key((LIVE,), "o", "o", "pager", "log", "Open the log in $PAGER"),
     # trajectories
     Key((LIST,), "enter,l,right", "enter", "open", "open", "Step through the trajectory", 1),
@@ -83,6 +84,10 @@ TABLE: tuple[Key, ...] = (
     Key((LIST, GROUPS), "n", "n", "scroll(1)", "", "The next match of the search"),
     Key((LIST, GROUPS), "N", "N", "scroll(-1)", "", "The previous match"),
     Key((LIST,), "v", "v", "live", "live", "Go to the dashboard of the run"),
+    Key((LIST, GROUPS), "B", "B", "behavior", "behaviour", "How the rollouts of the list behave from step to step", 9),
+    # behaviour
+    Key((BEHAVIOR,), "enter", "enter", "open", "trajectories", "The rollouts with this action or end", 1),
+    Key((BEHAVIOR,), "s", "s", "steps", "steps", "Type steps to compare: 10 200, or 10..200 for those between", 2),
     # groups
     Key((GROUPS,), "enter,l,right", "enter", "open", "open", "Step through the rollouts of the group", 1),
     Key((GROUPS,), "z", "z", "back", "rollouts", "Open the groups again: one row a rollout", 2),

@@ -65,6 +65,15 @@ class Groups(Destination):
 
 
 @dataclass(frozen=True)
+class Behavior(Destination):
+    """How the trajectories of a run that match `query` behaved, from step to step."""
+
+    screen = ("behavior", "BehaviorScreen")
+    run: Path
+    query: Query = EVERYTHING
+
+
+@dataclass(frozen=True)
 class Stepper(Destination):
     """One trajectory, by id or number, at `step` (from 0) or the first match of `find`. `query` gives the next one."""
 

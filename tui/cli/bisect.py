@@ -33,16 +33,16 @@ def bisect(
     """
     from ...engine.evaluation.bisect import ODDS, change_point
     from ...engine.imports.readers import open_reader
+    from ...engine.runs.read.behavior import TRAINED, trained
     from ...engine.runs.search.query import Query
     from ..text import literal
     from .dumps import run_or_dump
 
     info = run_or_dump(reference, home, maps or (), importers or ())
-    trained = "not (split:eval or split:validation or split:replaced)"
     with closing(open_reader(Path(info.path))) as reader:
         notes = reader.rollouts.filter_notes(behaviour)
-        shown = reader.rollouts.per_step(Query(f"({behaviour}) and {trained}"))
-        counts = [(s, n, shown.get(s, 0)) for s, n in reader.rollouts.per_step(Query(trained)).items()]
+        shown = reader.rollouts.per_step(Query(trained(behaviour)))
+        counts = [(s, n, shown.get(s, 0)) for s, n in reader.rollouts.per_step(Query(TRAINED)).items()]
     found = change_point(counts)
     if not evaluate and found is not None and found.odds >= ODDS:
         if as_json:

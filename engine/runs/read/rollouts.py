@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from ..columns import COLUMNS, Flag, Kind
@@ -17,6 +17,7 @@ from ..search import filters, histogram
 from ..search.query import EVERYTHING, Query, Selection, match_expression
 from ..search.views import Count, View, open_view
 from ..types import TrajectoryRow
+from .behavior import Behavior, Span, behavior, trained
 from .groups import GroupList
 from .record import Record
 
@@ -181,6 +182,11 @@ class Rollouts:
         source, params, _ = selection.source()
         sql = f"SELECT step, count(*) {source} AND step IS NOT NULL GROUP BY step ORDER BY step"
         return dict(self._record.all(sql, params))
+
+    def behavior(self, query: Query, spans: Sequence[Span]) -> list[Behavior]:
+        """Return how the matching rollouts of some spans of steps behaved, without those of evaluations."""
+        selection, whole = self._selection(replace(query, filter=trained(query.filter))), query.everything
+        return [] if selection is None else [behavior(self._record, selection, span, whole) for span in spans]
 
     def filter_notes(self, filter: str) -> tuple[str, ...]:
         """Return names in a filter that this record does not hold, each with the nearest that it does."""

@@ -236,6 +236,14 @@ class _Parser:
         return lambda b: b.bound("(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)
 
 
+def term(key: str, name: str) -> str:
+    """Return the filter of one name, such as `action:"GET"`. Quotes of both kinds in a name match anything."""
+    if "*" in name or ('"' in name and "'" in name):
+        name = "".join(f"[{c}]" if c in "*?[" else "*" if c == '"' else c for c in name)
+    quote = "'" if '"' in name else '"'
+    return f"{key}:{quote}{name}{quote}"
+
+
 _LAST = re.compile(r"(?P<key>[A-Za-z_]+)(?::|=)(?P<value>[^\s()\"']*)$|(?P<word>[A-Za-z_]+)$")
 _MOST = 8
 """Completions that are offered."""

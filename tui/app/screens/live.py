@@ -15,12 +15,13 @@ from typing import Any
 from ....configs import metric_names as metric
 from ....engine.runs.control.requests import Command, asked, request, withdraw
 from ....engine.runs.errors import RecordError
+from ....engine.runs.search.filters import term
 from ....engine.runs.search.query import Query
 from ...export import open_outside, write
 from ...text import literal
 from ..bindings import LIVE, bindings
 from ..data import Reads
-from ..destinations import Further, Trajectories
+from ..destinations import Behavior, Further, Trajectories
 from ..live_charts import CHARTS
 from ..live_data import Found, Reading, findings
 from ..live_header import header
@@ -239,8 +240,7 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def _evidence(self, found: Found) -> None:
         if found.trajectories:
-            quoted = " or ".join('id:"' + i.replace('"', "") + '"' for i in found.trajectories[:50])
-            self._trajectories(Query(filter=quoted))
+            self._trajectories(Query(filter=" or ".join(term("id", i) for i in found.trajectories[:50])))
         elif found.last:
             self._trajectories(Query(filter=f"step={found.last}"))
         else:
@@ -259,9 +259,8 @@ class LiveScreen(ChartKeys, RequestKeys):
 
         return ask(self, "Search all trajectories", "", found)
 
-    def action_actions_over_time(self) -> None:
-        self.actions.toggle()
-        self.frame.refresh_lines()
+    def action_behavior(self) -> None:
+        self.shell.open(Behavior(self.reads.path))
 
     def action_pager(self) -> None:
         files = sorted((self.reads.path / "logs").glob("*.log"))
@@ -287,8 +286,7 @@ class LiveScreen(ChartKeys, RequestKeys):
                     self.alerts.cursor = index
                     self.activate("alerts")
             case ("action", str(name)):
-                quoted = '"' + name.replace('"', "") + '"'
-                self._trajectories(Query(filter=f"action:{quoted}"))
+                self._trajectories(Query(filter=term("action", name)))
             case ("component", "penalty"):
                 self._trajectories(Query(filter="penalties>0"))
             case ("component", str(name)):

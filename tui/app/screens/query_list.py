@@ -11,6 +11,7 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ...format import count
 from ..data import Reads
+from ..destinations import Behavior
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Table
@@ -72,6 +73,9 @@ class QueryList(TableScreen):
 
     def action_clear(self) -> None:
         self.set_query(keep=True, filter="", search="")
+
+    def action_behavior(self) -> None:
+        self.shell.open(Behavior(self.reads.path, Query(self.list_query.filter, self.list_query.search)))
 
     def action_filter(self) -> Awaitable[None] | None:
         from ....engine.runs.search.filters import completions

@@ -1,0 +1,220 @@
+"""Behaviour from step to step: one row an action, end or component, one column a step or span of steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.style import Style
+
+from ....engine.runs.errors import RecordError
+from ....engine.runs.read.behavior import SECTIONS, Behavior, Span, spans, trained
+from ....engine.runs.read.reader import RunReader
+from ....engine.runs.search.filters import term
+from ....engine.runs.search.query import EVERYTHING, Query
+from ...format import MINUS, count, fitted, percent_number, whole
+from ..bindings import BEHAVIOR, bindings
+from ..data import Reads
+from ..destinations import Trajectories
+from ..live_charts import ChartView
+from ..widgets.frame import Box
+from ..widgets.line import Line
+from ..widgets.pane import Pane
+from ..widgets.prompt_bar import ask
+from ..widgets.table import Column, Table
+from .base import TableScreen
+
+_NAME, _CELLS, _MOST = 24, 9, 14
+"""Cells of a row's name and of a value, and the most columns."""
+_SHARES = ("actions", "ended by", "share of the advantage")
+_FILTERS = {"actions": "action", "ended by": "stop"}
+_STEPS = re.compile(r"\s*(\d{1,15})\s*(\.\.|–|-)\s*(\d{1,15})\s*|[\d\s,]{1,200}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: a value of each column, or the title of a section."""
+
+    section: str
+    name: str
+    values: Sequence[float | None] = ()
+
+    @property
+    def share(self) -> bool:
+        return self.section in _SHARES or self.name == "right"
+
+
+def rows_of(found: Sequence[Behavior]) -> list[Row]:
+    """Return the rows by section, the largest value of the last columns first."""
+    made = [Row("", "rollouts", [float(b.rollouts) for b in found])]
+    sections: dict[str, dict[str, list[float | None]]] = {}
+    for section, name in dict.fromkeys(key for b in reversed(found) for key in b.values):
+        sections.setdefault(section, {})[name] = [b.values.get((section, name)) for b in found]
+    for section, rows in sorted(sections.items(), key=lambda item: SECTIONS.index(item[0])):
+        made += [Row(section, "")] if section else []
+        absent = 0.0 if section in ("actions", "ended by") else None  # of those, a missing one did not occur
+        for name, values in rows.items():
+            made.append(Row(section, name, [absent if v is None else v for v in values]))
+    return made
+
+
+class BehaviorScreen(TableScreen):
+    """Columns divide the shown steps. The last column is the change from the first of them to the last."""
+
+    view = BEHAVIOR
+    BINDINGS = bindings(BEHAVIOR)
+
+    def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
+        super().__init__()
+        self.reads, self.list_query = reads, query
+        self.range = ChartView()
+        """Its window holds the shown steps."""
+        self.chosen: tuple[int, ...] = ()
+        """Single steps that the user typed; else all steps of the window."""
+        self.steps: Sequence[int] = ()
+        self.found: Sequence[Behavior] = ()
+        self.rows: Sequence[Row] = ()
+        self.problem = "reading…"
+        self._columns_asked = 0
+        self.table = Table("table", self._columns, self._fetch, lambda: [self.problem])
+
+    def panes(self) -> list[Pane]:
+        return [self.table]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        fitting = max(2, min(_MOST, (width - 6 - _NAME) // (_CELLS + 1) - 1))
+        if fitting != self._columns_asked:
+            self._columns_asked = fitting
+            self.call_after_refresh(self._read)
+        return super().plan(width, height)
+
+    def header(self, width: int) -> tuple[Line, Line]:
+        p, name, query = self.palette, self.reads.path.name, self.list_query.describe()
+        left = Line(p).add(name, p.title, cells=min(28, len(name))).add(" · behaviour", p.muted)
+        if query:
+            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 40)))
+        shown = [b.span for b in self.found if b.span is not None]
+        several = "single steps" if self.chosen else f"{len(shown)} columns"
+        return left, Line(p).add(f"{several} of {count(len(self.steps))} steps" if len(self.steps) > 1 else "", p.muted)
+
+    def on_mount(self) -> None:
+        self._active = "table"
+
+    def _read(self) -> None:
+        if self.is_attached:
+            self.run_worker(self._start(), group="behavior", exclusive=True)
+
+    async def _start(self) -> None:
+        asked = self._asked()
+        try:
+            self.steps, self.found = await self.reads.later(asked)
+            self.problem = "No rollout to show." if self.found else "Nothing is recorded yet."
+        except RecordError as error:
+            self.found, self.problem = (), str(error)
+        self.rows = rows_of(self.found) if any(b.rollouts for b in self.found) else ()
+        self.table.reset(len(self.rows), self.table.cursor)
+        self.frame.refresh_lines()
+
+    def _asked(self) -> Callable[[RunReader], tuple[Sequence[int], Sequence[Behavior]]]:
+        query, window, chosen, most = self.list_query, self.range.window, self.chosen, self._columns_asked
+
+        def read(reader: RunReader) -> tuple[Sequence[int], Sequence[Behavior]]:
+            steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
+            shown = [s for s in steps if window is None or window[0] <= s <= window[1]]
+            asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or spans(shown, most)
+            return steps, reader.rollouts.behavior(query, asked)
+
+        return read
+
+    def _columns(self, table: Table) -> Sequence[Column]:
+        p = self.palette
+
+        def value(at: int) -> Callable[[Row], tuple[str, Style]]:
+            return lambda row: (_text(row, row.values[at]) if row.values else "", p.text)
+
+        def change(row: Row) -> tuple[str, Style]:
+            ends = (row.values[0], row.values[-1]) if row.values and row.name != "rollouts" else (None, None)
+            if ends[0] is None or ends[1] is None:
+                return "", p.faint
+            return _text(row, ends[1] - ends[0], signed=True), p.strong
+
+        def name(row: Row) -> tuple[str, Style]:
+            return (row.name, p.text) if row.values else (row.section, p.title)
+
+        columns = [Column("", "", _NAME, name, grow=1.0)]
+        for at, behavior in enumerate(self.found):
+            columns.append(Column("", _head(behavior.span), _CELLS, value(at), ">"))
+        return (*columns, *([Column("", "change", _CELLS, change, ">")] if len(self.found) > 1 else ()))
+
+    def _fetch(self, offset: int, limit: int) -> None:
+        self.table.deliver(offset, self.rows[offset : offset + limit])
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def on_table_selected(self, message: Table.Selected) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        row, shown = self.table.current, [b.span for b in self.found if b.span is not None]
+        if row is None:
+            return
+        terms = [self.list_query.filter] if self.list_query.filter else []
+        if row.values and row.section in _FILTERS:
+            terms.append(term(_FILTERS[row.section], row.name))
+        if self.chosen:
+            terms.append(f"({' or '.join(f'step={a}' for a, _ in shown)})")
+        elif shown and self.range.window is not None:
+            terms.append(f"step:{shown[0][0]}..{shown[-1][1]}")
+        self.shell.open(Trajectories(self.reads.path, Query(" and ".join(terms), self.list_query.search)))
+
+    def action_steps(self) -> Awaitable[None] | None:
+        hint = "10 200 300: these steps · 10..200: the steps between · empty: all steps"
+
+        def wrong(text: str) -> str:
+            return "" if not text or _STEPS.fullmatch(text) else hint
+
+        return ask(self, "Steps", "", self._typed, wrong, hint)
+
+    def _typed(self, text: str) -> None:
+        found = _STEPS.fullmatch(text)
+        if found is not None and found[1]:
+            self._look(replace(self.range, window=tuple(sorted((float(found[1]), float(found[3]))))))
+        else:
+            self._look(replace(self.range, window=None), tuple(int(n) for n in re.findall(r"\d{1,15}", text)))
+
+    def _look(self, range: ChartView, chosen: tuple[int, ...] = ()) -> None:
+        self.range, self.chosen = range, chosen
+        self._read()
+
+    def _ends(self) -> tuple[float, float]:
+        return (float(self.steps[0]), float(self.steps[-1])) if self.steps else (1.0, 1.0)
+
+    def action_zoom_in(self) -> None:
+        self._look(self.range.zoomed(0.5, *self._ends()))
+
+    def action_zoom_out(self) -> None:
+        self._look(self.range.zoomed(2.0, *self._ends()))
+
+    def action_zoom_all(self) -> None:
+        self._look(replace(self.range, window=None))
+
+    def action_pan(self, by: int) -> None:
+        self._look(self.range.panned(by, *self._ends()))
+
+
+def _head(span: Span) -> str:
+    if span is None:
+        return "all"
+    first, last = span
+    text = whole(first, _CELLS) if first == last else f"{first}–{last}"
+    return text if len(text) <= _CELLS else f"{whole(first, 4)}–{whole(last, 4)}"
+
+
+def _text(row: Row, value: float | None, signed: bool = False) -> str:
+    if value is None:
+        return "–"
+    if row.share:  # a difference of shares is in percentage points
+        sign = MINUS if round(100 * value) < 0 else "+" if signed and round(100 * value) > 0 else ""
+        return f"{sign}{percent_number(abs(value))} {'pp' if signed else '%'}"
+    return fitted(value, _CELLS, 0 if row.name == "rollouts" else 2, signed)
