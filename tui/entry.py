@@ -19,6 +19,7 @@ def main() -> None:
     write_any_character()
     arguments = sys.argv[1:]
     plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
+    plain = plain and not any("://" in argument for argument in arguments)  # the command line explains its errors
     if plain and _on_terminal():
         gc.disable()  # nothing to collect while modules are imported; the app enables it
         if _opened(arguments):

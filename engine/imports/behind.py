@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ..runs.paths import DATABASE, RUN_FILE
+from ..runs.remote.address import is_address
 
 OPEN = "open"
 """The argument with which the process opens the dump first."""
@@ -64,9 +65,16 @@ def is_dump(path: Path) -> bool:
 
 
 def is_path_of_dump(reference: str, home: Path) -> bool:
-    """Return whether a reference is a dump and no run below `home`: a path that exists, standard input, an address."""
-    if reference == "-" or "://" in reference:
+    """Return whether a reference is a dump and no run: a path that exists, standard input, an address without a run.
+
+    Raises AddressError.
+    """
+    if reference == "-":
         return True
+    if is_address(reference):
+        from ..runs.remote.mirror import mirrored
+
+        return mirrored(reference) is None
     return is_dump(Path(reference).expanduser()) and not (home / reference / RUN_FILE).is_file()
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..runs.remote.address import AddressError, connected, is_address, readable_errors
 from . import cache
 from .errors import DumpError
 
@@ -21,23 +22,13 @@ MAX_BYTES = 64 << 30
 """Bytes that an archive may unpack to."""
 _BEING_MADE = 3600.0
 """Seconds in which a copy may have no index yet."""
-_INSTALL = "pip install fsspec"
-_PACKAGES = {
-    "hf": "huggingface_hub",
-    "s3": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "https": "aiohttp",
-    "http": "aiohttp",
-}
 
 
 def local(reference: str | Path) -> Path:
     """Return the path of a dump on this machine, copied or unpacked if needed. Raises DumpError."""
     if reference == "-":
         return _stdin()
-    remote = isinstance(reference, str) and "://" in reference
-    path = _downloaded(str(reference)) if remote else Path(reference).expanduser().absolute()
+    path = _downloaded(str(reference)) if is_address(reference) else Path(reference).expanduser().absolute()
     return _unpacked(path) if path.is_file() and _is_tar(path) else path
 
 
@@ -64,25 +55,20 @@ def _stdin() -> Path:
 
 def _downloaded(address: str) -> Path:
     scheme, _, rest = address.partition("://")
-    needed = _PACKAGES.get(scheme, "")
     try:
-        import fsspec.core
-
-        files, inner = fsspec.core.url_to_fs(address)
-        size = files.size(inner) if files.isfile(inner) else None
-        state = files.checksum(inner) if size is not None and scheme not in ("http", "https") else size
-        folder = _folder(address, state)
-        target = folder / (Path(rest.rstrip("/")).name or scheme)
-        if not target.exists() or size is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            files.get(inner, str(target), recursive=size is None)
-        return target
-    except ImportError as error:
-        packages = f"{_INSTALL} {needed}".strip()
-        raise DumpError(f"{address}: reading it needs more packages ({error}): {packages}") from None
-    except Exception as error:  # clients of fsspec have errors of their own
-        raise DumpError(f"{address} cannot be read ({type(error).__name__}: {str(error)[:160]})") from error
+        files, inner = connected(address)
+        with readable_errors(address):
+            size = files.size(inner) if files.isfile(inner) else None
+            state = files.checksum(inner) if size is not None and scheme not in ("http", "https") else size
+            folder = _folder(address, state)
+            target = folder / (Path(rest.rstrip("/")).name or scheme)
+            if not target.exists() or size is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                files.get(inner, str(target), recursive=size is None)
+            return target
+    except AddressError as error:
+        raise DumpError(str(error)) from None
 
 
 def _is_tar(path: Path) -> bool:

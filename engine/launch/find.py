@@ -16,7 +16,9 @@ from ..runs.columns import SCHEMA_VERSION
 from ..runs.control.status import look
 from ..runs.durable import read_json, replace_file
 from ..runs.errors import RunNotFound
+from ..runs.masking import mask_text
 from ..runs.paths import CONFIG_FILE, DATABASE, PROCESSES, RUN_FILE
+from ..runs.remote.address import is_address
 from ..runs.types import ENDED, RunInfo
 from .children import reap
 
@@ -113,9 +115,10 @@ def _index(runs_dir: Path, here: str) -> RunIndex:
 
 
 def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
-    """Return the run that a person means: `latest`, an id, a unique beginning or end of one, a unique name, or a path.
+    """Return the run that a person means: `latest`, an id, a unique beginning or end of one, a unique name, a path, or
+    an address.
 
-    Raises RunNotFound with the nearest ids.
+    Raises RunNotFound with the nearest ids, and AddressError.
     """
     reap()
     text = os.fspath(ref)
@@ -124,6 +127,12 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
         if not runs:
             raise RunNotFound(f"there is no run in {runs_dir} yet: start one with `grpo-tui train`")
         return runs[0]
+    if is_address(text):
+        from ..runs.remote.mirror import mirrored
+
+        if (folder := mirrored(text)) is None:
+            raise RunNotFound(f"there is no run at {mask_text(text)}")
+        return look(folder)
     path = Path(text).expanduser()
     if (os.sep in text or text in (".", "..")) and is_run(path):
         return look(path.absolute())

@@ -1,8 +1,8 @@
 """Notes and labels of people on rollouts: one line each, in a file of the run.
 
-Notes of a dump of another framework are in the user's data folder, because its index may be deleted and we write
-nothing into the user's folders. A note belongs to a rollout's id. The file only grows: the last line of an id counts,
-an empty text removes the note, and a torn line costs only itself.
+Notes of a dump of another framework, or of a run on another machine, are in the user's data folder, because the cache
+may be deleted and we write nothing into the user's folders. A note belongs to a rollout's id. The file only grows: the
+last line of an id counts, an empty text removes the note, and a torn line costs only itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from .durable import read_json
 from .paths import RUN_FILE
+from .remote.address import address_of
 
 NOTES_FILE = "notes.jsonl"
 MAX_TEXT = 4000
@@ -75,10 +76,11 @@ class Notes:
 
 
 def place_of(run_dir: Path) -> Path:
-    """Return the file of a run's notes. Of a dump it is `$XDG_DATA_HOME/grpo-tui/notes/<name>-<digest>.jsonl`."""
+    """Return the file of a run's notes. Of a dump or a remote run: `$XDG_DATA_HOME/grpo-tui/notes/<name>-….jsonl`."""
     run = read_json(run_dir / RUN_FILE)
     facts = run.get("facts")
     dump = facts.get("dump") if run.get("mode") == "dump" and isinstance(facts, dict) else None
+    dump = dump or address_of(run_dir)
     if not isinstance(dump, str):
         return run_dir / NOTES_FILE
     home = os.environ.get("XDG_DATA_HOME")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import cast
 from urllib.parse import quote
 
 from .columns import COLUMNS, INDEXED_LINKS, SCHEMA_VERSION
 from .errors import RecordDamaged, RecordVersion
 from .paths import DATABASE
+from .remote.address import address_of
 
 SPANS = (16, 1024)
 """Widths, in steps, of the spans whose means are recorded. They are powers of two."""
@@ -139,8 +141,12 @@ def other_version(db: sqlite3.Connection, path: Path) -> str | None:
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open the database for reading only, also while it is written, and from a folder that cannot be written.
 
-    Raises RecordDamaged when the file is no database at all.
+    The record of a remote run opens through fsspec. Raises RecordDamaged when the file is no database at all.
     """
+    if (address := address_of(path.parent)) is not None:
+        from .remote.mirror import connect
+
+        return cast("sqlite3.Connection", connect(address))  # with the methods that readers use
     location = quote(str(path.absolute()))
     problem: sqlite3.Error | None = None
     # A record on a read-only disk has no -shm file and none can be made: then nobody writes, and it is immutable.

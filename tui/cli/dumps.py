@@ -12,6 +12,7 @@ from ...engine.imports import cache
 from ...engine.imports.behind import Opened, is_path_of_dump
 from ...engine.imports.options import Options
 from ...engine.imports.readers import open_reader
+from ...engine.runs.remote.address import is_address
 from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo, TrajectoryRow
 from ..text import literal
@@ -93,7 +94,7 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
 
 def missing(reference: str, home: Path) -> None:
     """End the command where a path was meant that is not there."""
-    named = os.path.basename(reference) != reference
+    named = os.path.basename(reference) != reference and not is_address(reference)
     if named and not Path(reference).expanduser().exists() and not (home / reference).exists():
         fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)
 

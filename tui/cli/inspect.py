@@ -64,7 +64,8 @@ def inspect(
     """Look into a run, running or finished: the app on a terminal, else a summary.
 
     In place of a run, a file or folder of rollouts that another framework wrote: TRL, verl, verifiers, prime-rl,
-    inspect-ai and others, recognised by their content (docs/importing.md).
+    inspect-ai and others, recognised by their content (docs/importing.md). A run or such a file may be on another
+    machine: s3://…, hf://…, ssh://HOST/FOLDER, https://….
 
     --at, --live and --filter set where the app opens. --json, --trajectory, --limit and --report print or write plain
     data instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
@@ -196,6 +197,8 @@ def _event(event: Event) -> dict[str, Any]:
 
 
 def _print_summary(reader: RunReader, info: RunInfo) -> None:
+    from ...engine.runs.masking import mask_text
+    from ...engine.runs.remote.address import address_of
     from ..format import number, step_text
     from ..text import literal
 
@@ -209,7 +212,8 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
         if means:
             say(f"means over all: {means}")
     else:
-        say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {info.path}")
+        place = literal(mask_text(address_of(Path(info.path)) or info.path))
+        say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
         say(f"environment {literal(info.environment)}, model {literal(info.model)}, {count}")
     if info.error:
         say(f"error: {literal(info.error.strip().splitlines()[-1])}")

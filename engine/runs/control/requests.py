@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from ..durable import read_json, write_json
+from ..masking import mask_text
 from ..paths import CONTROL
+from ..remote.address import address_of
 from .status import number
 
 Command = Literal["pause", "resume", "checkpoint", "stop"]
@@ -43,6 +45,8 @@ def request(run_dir: Path | str, command: Command) -> str:
     """Leave a request and return its id. Raises ValueError for an unknown command, OSError if it cannot be written."""
     if command not in get_args(Command):
         raise ValueError(f"unknown command {command!r}: use one of {', '.join(get_args(Command))}")
+    if (address := address_of(Path(run_dir))) is not None:
+        raise OSError(f"{mask_text(address)} is read-only: send the request on the machine of the run")
     id_ = f"{time.time_ns():020d}-{os.urandom(3).hex()}"
     write_json(Path(run_dir) / CONTROL / f"{id_}.json", {"id": id_, "command": command, "time": time.time()})
     return id_

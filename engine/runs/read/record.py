@@ -18,8 +18,10 @@ from ..control.status import number, process_names
 from ..durable import read_json
 from ..errors import QueryInterrupted, RecordDamaged
 from ..labels import Labels, clean
+from ..masking import mask_text
 from ..notes import Notes
 from ..paths import DATABASE, PROCESSES
+from ..remote.address import address_of
 from ..schema import connect_reader, other_version, version
 
 _OPCODES = 20_000  # between two looks at the clock: well under a millisecond of work
@@ -75,7 +77,8 @@ class Connection:
     """A read-only connection for use by several threads, one at a time."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        address = address_of(path.parent)
+        self.path = path if address is None else mask_text(address)
         self.db = connect_reader(path)
         self.lock = threading.RLock()
         self._deadline: float | None = None

@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from ....configs.pictures import open_picture
+from ....engine.runs.remote.mirror import fetch
 from ....engine.runs.types import Overlay, SeenImage, Trajectory
 from .line import Line
 from .pane import Pane
@@ -37,7 +38,10 @@ def resolve(run: Path, path: str) -> Path | None:
         file = (folder / path).resolve()
     except (OSError, ValueError):
         return None
-    return file if file.is_relative_to(folder) else None
+    if not file.is_relative_to(folder):
+        return None
+    fetch(folder, file)
+    return file
 
 
 def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, int]) -> Image:

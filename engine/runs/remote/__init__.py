@@ -1,0 +1,1 @@
+"""Runs on other machines, read through fsspec."""

@@ -1,0 +1,118 @@
+"""A folder in the cache that stands for a run at an address.
+
+It holds copies of the run's small files. Its `record.sqlite` is one line with the address, from which `pages.py` reads.
+Images are fetched when they are shown. While the run is active, its small files are fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..control.live import FOLDER as LIVE
+from ..control.status import look
+from ..durable import replace_file
+from ..errors import RecordDamaged
+from ..notes import NOTES_FILE, place_of
+from ..paths import CONFIG_FILE, DATABASE, PROCESSES, RUN_FILE
+from .address import MARK, AddressError, address_of, connected, is_file, readable_errors
+from .pages import RemoteDatabase, remote_file
+
+_EVERY = 5.0
+"""Seconds between two looks at an active run."""
+_ALONE = (RUN_FILE, CONFIG_FILE, NOTES_FILE)
+_FOLDERS = (PROCESSES, LIVE)
+_LARGEST = 64 << 20
+"""Bytes of a file that is copied whole."""
+
+
+@cache
+def mirrored(address: str) -> Path | None:
+    """Return the folder that stands for the run at an address; None if it holds no run. Raises AddressError."""
+    address = address.rstrip("/")
+    files, root = connected(address)
+    with readable_errors(address):
+        has_record = is_file(files, f"{root}/{DATABASE}")
+        if not (has_record or any(is_file(files, f"{root}/{name}") for name in (RUN_FILE, CONFIG_FILE))):
+            return None
+        key = hashlib.blake2b(address.encode(), digest_size=8).hexdigest()
+        folder = _cache() / key / (PurePosixPath(root).name or "run")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if has_record:
+            replace_file(folder / DATABASE, MARK + address.encode(), wait=False)
+            (folder / DATABASE).chmod(0o600)  # an address may hold a password
+        _copy_small(files, root, folder)
+        notes = place_of(folder)
+        if not notes.exists() and (folder / NOTES_FILE).exists():  # notes made here follow those made there
+            notes.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / NOTES_FILE, notes)
+    return folder
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "grpo-tui" / "remote"
+
+
+def _copy_small(files: Any, root: str, folder: Path) -> None:
+    """Copy the small files of a run. Files that are gone there stay: they have no process any more."""
+    files.invalidate_cache()
+    names = [f"{sub}/{PurePosixPath(str(path)).name}" for sub in _FOLDERS for path in _listed(files, f"{root}/{sub}")]
+    for name in (*_ALONE, *(name for name in names if name.endswith(".json"))):
+        with contextlib.suppress(FileNotFoundError):
+            data = files.cat_file(f"{root}/{name}", start=0, end=_LARGEST)
+            (folder / name).parent.mkdir(exist_ok=True)
+            replace_file(folder / name, data, wait=False)
+
+
+def _listed(files: Any, folder: str) -> list[str]:
+    try:
+        return files.ls(folder, detail=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def connect(address: str) -> RemoteDatabase:
+    """Open the record of the run at an address, and follow the run while it is active. Raises RecordDamaged."""
+    try:
+        db = RemoteDatabase(f"{address}/{DATABASE}")
+        _follow(address)
+        return db
+    except (OSError, sqlite3.Error) as error:
+        raise RecordDamaged(str(error)) from error
+
+
+@cache
+def _follow(address: str) -> None:
+    folder = mirrored(address)
+    if folder is not None and look(folder).active:
+        threading.Thread(target=_keep_fresh, args=(address, folder), daemon=True).start()
+
+
+def _keep_fresh(address: str, folder: Path) -> None:
+    files, root = connected(address)
+    while look(folder).active:
+        time.sleep(_EVERY)
+        with contextlib.suppress(AddressError), readable_errors(address):
+            _copy_small(files, root, folder)
+            remote_file(f"{address}/{DATABASE}").renew()
+
+
+def fetch(run_dir: Path, file: Path) -> None:
+    """Copy a file of a remote run into its folder if it is not there yet. A file that cannot be read stays missing."""
+    address = None if file.exists() else address_of(run_dir)
+    if address is None:
+        return
+    with contextlib.suppress(AddressError), readable_errors(address):
+        files, root = connected(address)
+        data = files.cat_file(f"{root}/{file.relative_to(run_dir).as_posix()}", start=0, end=_LARGEST)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, data, wait=False)

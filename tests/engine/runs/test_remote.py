@@ -1,0 +1,211 @@
+"""Runs at addresses: a real HTTP server, a real SSH server, a real S3 server, and fsspec's memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_tui.engine.launch.find import find_run
+from grpo_tui.engine.runs.control.requests import request
+from grpo_tui.engine.runs.errors import RecordDamaged, RunNotFound
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.remote.address import AddressError
+from grpo_tui.engine.runs.remote.mirror import mirrored
+from grpo_tui.engine.runs.remote.pages import remote_file
+from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.write.writer import RunWriter
+
+from .conftest import make
+from .range_server import RangeServer, serving
+
+pytest.importorskip("fsspec", reason="remote runs need fsspec: pip install fsspec")
+pytest.importorskip("apsw", reason="remote runs need apsw: pip install apsw")
+
+Recorded = tuple[Path, list[tuple[int, TrajectoryRecord]]]
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def server(recorded: Recorded) -> Iterator[RangeServer]:
+    pytest.importorskip("aiohttp", reason="http addresses need aiohttp: pip install aiohttp")
+    with serving(recorded[0].parent) as running:
+        yield running
+
+
+def opened(address: str) -> RunReader:
+    return RunReader(find_run(Path(), address).path)
+
+
+def same(remote: RunReader, local: RunReader) -> None:
+    assert remote.rollouts.page(limit=700) == local.rollouts.page(limit=700)
+    for n in (1, 17, 600):
+        assert remote.bodies.trajectory(n) == local.bodies.trajectory(n)
+    for query in (Query(search="circle"), Query(filter="reward>0.5 and penalties>0", sort="reward")):
+        assert remote.rollouts.page(query) == local.rollouts.page(query)
+    assert remote.metrics.points("success/train") == local.metrics.points("success/train")
+    assert remote.problems == []
+
+
+def test_a_remote_run_reads_like_a_local_one(server: RangeServer, reader: RunReader):
+    with opened(f"{server.address}/run") as remote:
+        same(remote, reader)
+
+
+def test_only_what_is_shown_is_fetched(tmp_path: Path):
+    pytest.importorskip("aiohttp", reason="http addresses need aiohttp: pip install aiohttp")
+    writer = RunWriter(tmp_path / "long")
+    for step in range(1, 61):
+        writer.trajectories(step, [make(step, i) for i in range(128)])
+    assert writer.flush(60)
+    writer.close()
+    size = (tmp_path / "long" / "record.sqlite").stat().st_size
+    with serving(tmp_path) as server, opened(f"{server.address}/long") as remote:
+        assert remote.rollouts.total() == 60 * 128
+        assert len(remote.rollouts.page(Query(sort="n", descending=True), limit=40)) == 40
+        assert remote.bodies.trajectory(4000).trajectory.id == "t32-31"
+        first = server.sent
+        remote.bodies.trajectory(4000)
+        assert server.sent == first, "a block is fetched once"
+    assert 0 < first < size / 8, f"{first:,} of {size:,} bytes"
+
+
+def test_a_run_that_grows_shows_its_new_rows(tmp_path: Path):
+    pytest.importorskip("aiohttp", reason="http addresses need aiohttp: pip install aiohttp")
+    writer = RunWriter(tmp_path / "run")
+    writer.trajectories(1, [make(1, i) for i in range(8)])
+    assert writer.flush(30)
+    writer.close()
+    with serving(tmp_path) as server, opened(f"{server.address}/run") as remote:
+        assert [row.id for row in remote.rollouts.page()] == [f"t1-{i}" for i in range(8)]
+        writer = RunWriter(tmp_path / "run")
+        for step in range(2, 20):
+            writer.trajectories(step, [make(step, i) for i in range(64)])
+        assert writer.flush(30)
+        writer.close()
+        remote_file(f"{server.address}/run/record.sqlite").renew()
+        assert remote.rollouts.total() == 8 + 18 * 64
+        assert remote.bodies.trajectory(1000).trajectory.id.startswith("t17-")
+        assert remote.problems == []
+
+
+def test_notes_stay_here_and_requests_are_refused(server: RangeServer, tmp_path: Path):
+    folder = mirrored(f"{server.address}/run")
+    assert folder is not None
+    with RunReader(folder) as remote:
+        remote.notes.put("t1-0", "#odd looks copied")
+        assert remote.notes.path.is_relative_to(tmp_path / "data")
+        assert [row.id for row in remote.rollouts.page(Query(filter="label:odd"))] == ["t1-0"]
+    with pytest.raises(OSError, match="read-only"):
+        request(folder, "stop")
+
+
+def test_each_problem_is_one_sentence(server: RangeServer, recorded: Recorded, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(RunNotFound, match="there is no run at http"):
+        find_run(Path(), f"{server.address}/nothing")
+    with pytest.raises(AddressError, match=r"http://no-such-host\.invalid/run cannot be read: the host is unknown"):
+        find_run(Path(), "http://no-such-host.invalid/run")
+    server.status = 403
+    with pytest.raises(AddressError, match="access is denied"):
+        find_run(Path(), f"{server.address}/run?again")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(AddressError, match=r"s3://bucket/run: .*: pip install fsspec s3fs"):
+        find_run(Path(), "s3://bucket/run")
+
+
+def test_a_file_that_vanishes_is_one_sentence(tmp_path: Path, recorded: Recorded):
+    from shutil import copytree
+
+    copytree(recorded[0], tmp_path / "served" / "run")
+    with serving(tmp_path / "served") as server, opened(f"{server.address}/run") as remote:
+        assert remote.rollouts.total() == 600
+        (tmp_path / "served" / "run" / "record.sqlite").unlink()
+        with pytest.raises(RecordDamaged, match=rf"^{server.address}/run: .*it has been removed"):
+            remote.rollouts.page(Query(search="circle"))
+
+
+def test_without_apsw_the_command_is_named(server: RangeServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "apsw", None)
+    with opened(f"{server.address}/run") as remote:
+        assert remote.rollouts.total() == 0
+        assert remote.problems[0].endswith("pip install apsw")
+
+
+def test_fsspecs_memory(recorded: Recorded, reader: RunReader):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/runs/one/record.sqlite", (recorded[0] / "record.sqlite").read_bytes())
+    with opened("memory://runs/one") as remote:
+        same(remote, reader)
+
+
+def test_a_run_in_s3(recorded: Recorded, reader: RunReader, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("s3fs", reason="s3 addresses need s3fs: pip install s3fs")
+    moto = pytest.importorskip("moto.server", reason="the S3 server of this test is moto: pip install moto[server]")
+    import s3fs  # pyright: ignore[reportMissingImports]
+
+    server = moto.ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    try:
+        with pytest.raises(AddressError, match=r"s3://runs/one cannot be read: access is denied"):
+            find_run(Path(), "s3://runs/one")
+        s3fs.S3FileSystem.clear_instance_cache()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        files = s3fs.S3FileSystem()
+        files.mkdir("runs")
+        files.pipe("runs/one/record.sqlite", (recorded[0] / "record.sqlite").read_bytes())
+        with opened("s3://runs/one") as remote:
+            same(remote, reader)
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+        server.stop()
+
+
+def test_a_run_on_an_ssh_server(recorded: Recorded, reader: RunReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A server of asyncssh with real keys. A host that is not in known_hosts is refused."""
+    asyncssh = pytest.importorskip("asyncssh", reason="ssh addresses need sshfs: pip install sshfs")
+    sshfs = pytest.importorskip("sshfs", reason="ssh addresses need sshfs: pip install sshfs")
+    from fsspec.asyn import get_loop, sync
+
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("HOME", str(home))
+    host, mine = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
+    (home / ".ssh" / "id_ed25519").write_bytes(mine.export_private_key())
+    (home / ".ssh" / "id_ed25519").chmod(0o600)
+    (tmp_path / "allowed").write_bytes(mine.export_public_key())
+
+    async def start():
+        return await asyncssh.listen(
+            "127.0.0.1", 0, server_host_keys=[host], authorized_client_keys=str(tmp_path / "allowed"), sftp_factory=True
+        )
+
+    listening: Any = sync(get_loop(), start)
+    port = listening.get_port()
+    address = f"ssh://127.0.0.1:{port}{recorded[0]}"
+    try:
+        with pytest.raises(AddressError, match="known_hosts"):
+            find_run(Path(), address)
+        (home / ".ssh" / "known_hosts").write_bytes(b"[127.0.0.1]:%d " % port + host.export_public_key())
+        with opened(address) as remote:
+            same(remote, reader)
+        sshfs.SSHFileSystem.clear_instance_cache()  # connect again
+        (tmp_path / "allowed").write_bytes(host.export_public_key())
+        (home / ".ssh" / "id_ed25519").write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
+        with pytest.raises(AddressError, match="access is denied"):
+            find_run(Path(), address + "/")
+    finally:
+        listening.close()
