@@ -192,7 +192,8 @@ rollouts = st.builds(
 )  # fmt: skip
 groups = st.builds(
     lambda step, size, mean, std, right, wrong, penalties: GroupRow(
-        1, "12.3", 1, step, size, mean, std, right, right + wrong, penalties, "p", "Question"
+        1, "12.3", 1, step, size, mean, std, right, right + wrong, penalties, mean, std, "p", "Question",
+        ((("GET", "ANSWER"), "", size),),
     ),
     counts, counts, ANY | st.none(), ANY | st.none(), counts, counts, counts,
 )  # fmt: skip
@@ -217,7 +218,8 @@ def test_numbers_of_tables_are_whole_or_their_column_is_not_there(
 ) -> None:
     tables: list[tuple[Sequence[Column], Sequence[Any]]] = [
         (rollout_columns(PALETTE, 10**12, ("component.task", "x"), of_rollouts), of_rollouts),
-        (group_columns(PALETTE, of_groups), of_groups),
+        (group_columns(PALETTE, of_groups, one_prompt=False), of_groups),
+        (group_columns(PALETTE, of_groups, one_prompt=True), of_groups),
         (run_columns(PALETTE, 1e9, of_runs), of_runs),
     ]
     for columns, rows in tables:

@@ -85,6 +85,7 @@ TABLE: tuple[Key, ...] = (
     Key((LIST, GROUPS), "N", "N", "scroll(-1)", "", "The previous match"),
     Key((LIST,), "v", "v", "live", "live", "Go to the dashboard of the run"),
     Key((LIST, GROUPS), "B", "B", "behavior", "behaviour", "How the rollouts of the list behave from step to step", 9),
+    Key((LIST, GROUPS, STEP), "u", "u", "over_steps", "prompt", "The prompt at all steps: how its rollouts differ", 9),
     # behaviour
     Key((BEHAVIOR,), "enter", "enter", "open", "trajectories", "The rollouts with this action or end", 1),
     Key((BEHAVIOR,), "s", "s", "steps", "steps", "Type steps to compare: 10 200, or 10..200 for those between", 2),

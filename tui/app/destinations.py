@@ -63,6 +63,13 @@ class Groups(Destination):
     query: Query = EVERYTHING
     n: int | None = None
 
+    @classmethod
+    def of_prompt(cls, run: Path, prompt_id: str, n: int) -> Groups:
+        """Return one prompt over all steps, with the cursor at the group of trajectory `n`."""
+        from ...engine.runs.search.filters import term
+
+        return cls(run, Query(term("prompt", prompt_id), sort="step"), n)
+
 
 @dataclass(frozen=True)
 class Behavior(Destination):

@@ -10,7 +10,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import FilterError
 from ..search.query import Selection
@@ -19,7 +19,7 @@ from .record import Record
 _VARIANCE = "(avg(reward * reward) - avg(reward) * avg(reward)) * count(reward) / max(1, count(reward) - 1)"  # Bessel's
 _COLUMNS = (
     f"grp, groups.name, min(rows.n), max(step), count(*), avg(reward), {_VARIANCE}, sum(correct = 1), "
-    "count(correct), sum(penalties), prompts.name, prompts.head"
+    "count(correct), sum(penalties), avg(turns), avg(tokens), prompts.name, prompts.head"
 )
 _ORDERS = {
     "n": "grp",
@@ -36,7 +36,8 @@ GROUP_SORTS = tuple(_ORDERS)
 @dataclass(frozen=True)
 class GroupRow:
     """One group. `std` is the standard deviation (n − 1) of its rewards that advantages are divided by. A group without
-    spread has no gradient."""
+    spread has no gradient. `routes`: the actions and answers of its rollouts with how often each occurs, the most
+    frequent first."""
 
     id: int
     group: str
@@ -48,8 +49,11 @@ class GroupRow:
     correct: int
     labelled: int
     penalties: int
+    turns: float | None
+    tokens: float | None
     prompt_id: str
     prompt: str
+    routes: Sequence[tuple[tuple[str, ...], str, int]] = ()
 
 
 class GroupList:
@@ -130,8 +134,37 @@ class GroupList:
             params,
         )
         made = []
-        for id_, name, first, step, size, mean, variance, correct, labelled, penalties, prompt, head in rows:
+        for (
+            id_,
+            name,
+            first,
+            step,
+            size,
+            mean,
+            variance,
+            correct,
+            labelled,
+            penalties,
+            turns,
+            tokens,
+            prompt,
+            head,
+        ) in rows:
             std = None if mean is None else math.sqrt(max(0.0, variance))
-            numbers = (first, step, size, mean, std, correct or 0, labelled, penalties or 0)
+            numbers = (first, step, size, mean, std, correct or 0, labelled, penalties or 0, turns, tokens)
             made.append(GroupRow(id_, name or "", *numbers, prompt or "", head or ""))
         return made
+
+    def with_routes(self, rows: Sequence[GroupRow]) -> list[GroupRow]:
+        """Return the groups with the routes of their rollouts."""
+        labels = self._record.labels()
+        names = {} if labels is None else labels.names
+        found: dict[int, list[tuple[tuple[str, ...], str, int]]] = {}
+        sql = (
+            "SELECT grp, cards.actions, coalesce(substr(answer, 1, 200), ''), count(*) FROM rows JOIN cards "
+            f"ON cards.n = rows.n WHERE grp IN ({','.join('?' * len(rows))}) GROUP BY 1, 2, 3 ORDER BY 4 DESC, 2, 3"
+        )
+        for id_, actions, answer, n in self._record.all(sql, [row.id for row in rows]):
+            route = tuple(names.get(int(a), "?") for a in actions.split(",") if a)
+            found.setdefault(id_, []).append((route, answer, n))
+        return [replace(row, routes=found.get(row.id, ())) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,18 +11,24 @@ from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
+from ....engine.runs.types import TEXT
 from ...format import bar, fitted, percent, whole
 from ..bindings import GROUPS, bindings
+from ..curves import Series
 from ..data import Reads
 from ..destinations import Stepper
-from ..rollout_columns import shared_beginning, telling
+from ..rollout_columns import route, shared_beginning, telling
 from ..theme import Palette
+from ..widgets.chart import Chart
+from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import PAGE, Column, Table
 from .query_list import QueryList
 
 T = TypeVar("T")
+_POINTS = 2000
+"""Groups of a prompt whose rewards are drawn at most."""
 
 
 class GroupsScreen(QueryList):
@@ -36,13 +43,27 @@ class GroupsScreen(QueryList):
         super().__init__(reads, query)
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
-        self.table = Table("table", lambda table: columns(self.palette, table.near()), self._fetch, self._empty)
+        self.chart = Chart("chart")
+        self.table = Table("table", self._columns, self._fetch, self._empty)
+
+    @property
+    def one_prompt(self) -> bool:
+        """Whether the list is of one prompt, whose groups are those of its steps."""
+        return self.list_query.filter.startswith("prompt:")
 
     def panes(self) -> list[Pane]:
-        return [self.table]
+        return [self.chart, self.table]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        rows = max(7, height // 3) if self.one_prompt and height >= 18 else 1
+        chart = [Box("chart", 0, 0, width, rows)] if rows > 1 else []
+        return [*chart, Box("table", 0, rows - 1, width, height - rows + 1)]
 
     def header(self, width: int) -> tuple[Line, Line]:
         return self.heading("groups", width), self.position()
+
+    def hint_label(self, action: str, label: str) -> str:
+        return "" if action == "over_steps" and self.one_prompt else label
 
     def on_mount(self) -> None:
         self._active = "table"
@@ -50,6 +71,7 @@ class GroupsScreen(QueryList):
 
     def restart(self, keep: bool) -> None:
         row = self.table.current
+        self.frame.replan()
         self._read(row.first_n if keep and row is not None else None)
 
     def come_back_from(self, n: int) -> None:
@@ -86,11 +108,27 @@ class GroupsScreen(QueryList):
             if n is None or moved:
                 at = self.table.cursor if first else 0
             page = at // PAGE * PAGE
-            rows = await self._ask(lambda groups: groups.page(page, PAGE))
+            rows = await self._ask(lambda groups: self._rows(groups, page, PAGE))
+            if self.one_prompt:
+                self._draw(await self._ask(lambda groups: groups.page(0, _POINTS)))
         except RecordError as error:
             self.problem = str(error)
         if query == self.list_query:
             self._show(Count.of(total), at // PAGE * PAGE, rows, at)
+
+    def _rows(self, groups: GroupList, offset: int, limit: int) -> list[GroupRow]:
+        rows = groups.page(offset, limit)
+        return groups.with_routes(rows) if self.one_prompt else rows
+
+    def _draw(self, rows: Sequence[GroupRow]) -> None:
+        """Draw the mean reward and the success of the prompt over its steps."""
+        known = [row for row in sorted(rows, key=lambda row: row.step) if row.mean is not None]
+        steps, means = [float(row.step) for row in known], [row.mean or 0.0 for row in known]
+        labelled = [(float(row.step), row.correct / row.labelled) for row in known if row.labelled]
+        series = [Series("reward", steps, means, [row.std or 0.0 for row in known])] if known else []
+        series += [Series.of("right", labelled, share=True)] if labelled else []
+        self.chart.panels = True
+        self.chart.put(rows[0].prompt if rows else "", series, "no rewards to show")
 
     def _show(self, total: Count, offset: int, rows: Sequence[GroupRow], at: int) -> None:
         self.total = total
@@ -103,7 +141,7 @@ class GroupsScreen(QueryList):
 
     async def _page(self, query: Query, offset: int, limit: int) -> None:
         try:
-            rows = await self._ask(lambda groups: groups.page(offset, limit))
+            rows = await self._ask(lambda groups: self._rows(groups, offset, limit))
         except RecordError as error:
             self.problem = str(error)
             return
@@ -117,14 +155,18 @@ class GroupsScreen(QueryList):
             "f changes the filter · / the search · c clears both · z opens the groups again",
         ]
 
+    def _columns(self, table: Table) -> Sequence[Column]:
+        return columns(self.palette, table.near(), self.one_prompt)
+
     def action_open(self) -> None:
         row = self.table.current
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.first_n))
 
 
-def columns(p: Palette, around: Sequence[GroupRow]) -> Sequence[Column]:
-    """Return the columns. Prompts start where those of the rows `around` differ."""
+def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequence[Column]:
+    """Return the columns. Prompts start where those of the rows `around` differ. Groups of one prompt have lengths and
+    routes instead."""
     shared = shared_beginning(row.prompt for row in around)
 
     def spread(row: GroupRow) -> tuple[str, Any]:
@@ -139,9 +181,9 @@ def columns(p: Palette, around: Sequence[GroupRow]) -> Sequence[Column]:
         return shown, p.outcome(row.correct > 0)
 
     return (
-        Column("n", "group", 12, lambda r: (r.group, p.strong)),
-        Column("step", "step", 7, lambda r: (whole(r.step, 7), p.muted), ">", drop=3),
-        Column("size", "rollouts", 9, lambda r: (whole(r.size, 8), p.text), ">", drop=2),
+        Column("n", "group", 12, lambda r: (r.group, p.strong), drop=6 * one_prompt),
+        Column("step", "step", 7, lambda r: (whole(r.step, 7), p.muted), ">", drop=3 * (not one_prompt)),
+        Column("size", "rollouts", 9, lambda r: (whole(r.size, 8), p.text), ">", drop=7 if one_prompt else 2),
         Column("correct", "right", 7, right, ">"),
         Column("", "", 8, lambda r: (bar(r.correct / r.labelled if r.labelled else 0, 8), p.good), drop=4),
         Column("reward", "reward", 7, lambda r: (fitted(r.mean, 7), p.strong), ">"),
@@ -154,5 +196,21 @@ def columns(p: Palette, around: Sequence[GroupRow]) -> Sequence[Column]:
             ">",
             drop=1,
         ),
-        Column("", "prompt", 20, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=5),
+        *(
+            (
+                Column("", "turns", 6, lambda r: (fitted(r.turns, 6), p.text), ">", drop=4),
+                Column("", "tokens", 7, lambda r: (fitted(r.tokens, 7), p.muted), ">", drop=5),
+                Column("", "routes or answers", 24, lambda r: (_routes(r), p.text), grow=1.0),
+            )
+            if one_prompt
+            else (Column("", "prompt", 20, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=5),)
+        ),
     )
+
+
+def _routes(row: GroupRow) -> str:
+    """Return the routes of a group with their counts. Rollouts that only wrote count by answer."""
+    found: Counter[str] = Counter()
+    for actions, answer, n in row.routes:
+        found[" ".join(answer.split()) if not actions or set(actions) == {TEXT} else route(actions)] += n
+    return " · ".join(f"{n}× {text}" if row.size > 1 else text for text, n in found.most_common(8))

@@ -11,7 +11,7 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ...format import count
 from ..data import Reads
-from ..destinations import Behavior
+from ..destinations import Behavior, Groups
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Table
@@ -76,6 +76,12 @@ class QueryList(TableScreen):
 
     def action_behavior(self) -> None:
         self.shell.open(Behavior(self.reads.path, Query(self.list_query.filter, self.list_query.search)))
+
+    def action_over_steps(self) -> None:
+        row = self.table.current
+        if row is not None and row.prompt_id:
+            n = row.n if hasattr(row, "n") else row.first_n
+            self.shell.open(Groups.of_prompt(self.reads.path, row.prompt_id, n))
 
     def action_filter(self) -> Awaitable[None] | None:
         from ....engine.runs.search.filters import completions
