@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from . import LaunchError
-
-if TYPE_CHECKING:
-    from ...configs.schema import RunConfig
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 INSTALL = "pip install 'grpo-tui[train]'"
@@ -43,10 +40,10 @@ def accelerate_settings(path: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_processes(config: RunConfig, num_processes: int, accelerate_config: Path | None) -> None:
+def check_processes(accelerate_config: Path | None) -> None:
     """Raise LaunchError for processes that training would refuse once it has loaded the model, or accelerate before."""
     found = accelerate_settings(accelerate_config)
-    kind, number = str(found.get("distributed_type", "")), found.get("num_processes", num_processes)
+    kind = str(found.get("distributed_type", ""))
     if found.get("use_deepspeed") or found.get("deepspeed_config"):
         kind = "DEEPSPEED"
     elif found.get("fsdp_config"):
@@ -55,11 +52,6 @@ def check_processes(config: RunConfig, num_processes: int, accelerate_config: Pa
         raise LaunchError(
             f"{accelerate_config}: {kind} is not supported: every process needs the whole model; use distributed_type "
             "MULTI_GPU or MULTI_CPU, or --num-processes"
-        )
-    if config.rollouts.engine == "vllm" and isinstance(number, int) and number > 1:
-        raise LaunchError(
-            f"rollouts on servers go with one training process, not {number}; start it with --num-processes 1, or use "
-            "rollouts.engine: transformers"
         )
 
 

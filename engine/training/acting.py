@@ -77,4 +77,5 @@ def served(trainer: GRPOEnvTrainer, recorder: StepRecorder) -> Iterator[None]:
             trainer.tell_saved()
         raise
     finally:
-        agent.close()
+        # The folders of adapters belong to the main process.
+        (agent if trainer.accelerator.is_main_process else agent.pool).close()

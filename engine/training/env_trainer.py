@@ -160,9 +160,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.rollouts = StepRollouts()
         """Those of the current step."""
         self._loss_pass: LossPass | None = None
-        servers = self.pipeline.servers
         # What servers sampled has a threshold of its own: `rollouts.max_mismatch`.
-        uncorrected = servers is not None and servers.options.weighting.how == "none"
+        uncorrected = self.pipeline.on_servers and options.servers.weighting.how == "none"
         self._comparable = not uncorrected and not unchanged.drops_out(self.policy.base)
         self._unchanged_until: int | None = None
         self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
@@ -215,7 +214,7 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> tuple[list[Any], Tensor | int | None]:
         """As transformers', which asks for one step after the other; those of the next steps of the epoch are fetched
         too, so that their rollouts can begin."""
-        ahead = self.pipeline.options.servers.max_staleness if self.pipeline.servers is not None else 0
+        ahead = self.pipeline.options.servers.max_staleness if self.pipeline.on_servers else 0
         while len(self._upcoming) <= ahead:
             samples = super().get_batch_samples(epoch_iterator, num_batches, device)
             if not samples[0]:
@@ -408,7 +407,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """Measure the mismatch. In half precision, correct it while the policy is unchanged."""
         self.mismatch.add(batch, logprobs)
         one_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        if self.pipeline.rounds and self.pipeline.servers is None and self.num_iterations == 1 and one_update:
+        if self.pipeline.rounds and not self.pipeline.on_servers and self.num_iterations == 1 and one_update:
             self.mismatch.on_policy(batch, logprobs, self.pipeline.options.servers.weighting)
 
     def _log_rollouts(self, mode: str) -> None:

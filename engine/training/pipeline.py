@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 
 from ...configs import metric_names as metric
-from ...configs.errors import GrpoTuiError
 from ...envs.seeds import seed_of
 from ...rewards.advantages import AdvantageMethod
 from ..policy.precision import Arithmetic
@@ -129,18 +128,17 @@ class RolloutPipeline:
         self.difficulty: Difficulty | None = None
         """Draws the prompts in place of the data loader."""
         self.servers: ServerRollouts | None = None
-        if isinstance(runner.agent, VersionedAgent):
-            if processes.number > 1:
-                raise ServersNeedOneProcess(
-                    "rollouts on servers go with one training process; start it with --num-processes 1, or use "
-                    "rollouts.engine: transformers"
-                )
+        """Makes the rollouts of all processes, on the main one."""
+        self.on_servers = isinstance(runner.agent, VersionedAgent)
+        if isinstance(runner.agent, VersionedAgent) and processes.main:
             self.servers = ServerRollouts(runner.agent, runner, options.servers, lambda step: seed_of(seed, step, 0))
 
     def plan(self, step: int, rows: Sequence[Row]) -> None:
         """Let servers begin with the rows of a later step (each prompt repeated for each rollout)."""
-        if self.servers is not None:
-            self.servers.ahead.plan(step, self._drawn(step, rows)[:: self.scorer.group_size])
+        if self.on_servers:
+            drawn = self.processes.gather(list(self._drawn(step, rows)))
+            if self.servers is not None:
+                self.servers.ahead.plan(step, drawn[:: self.scorer.group_size])
 
     def _drawn(self, step: int, rows: Sequence[Row]) -> Sequence[Row]:
         """Return this process's rows of a step: those of the data loader, or as many by difficulty."""
@@ -196,8 +194,8 @@ class RolloutPipeline:
         """
         mine = self.rollouts(request, round_)
         measured: Metrics = {}
-        if self.servers is not None:
-            while (found := self.servers.correct(mine, self._under_present_policy(mine), request.step)) is None:
+        if self.on_servers:
+            while (found := self._corrected(mine, request.step)) is None:
                 mine = self.rollouts(request, round_)
             mine, measured = found
         mine = self.complete(mine, request.reference)
@@ -215,24 +213,40 @@ class RolloutPipeline:
         size, rows = self.scorer.group_size, list(request.rows)
         processes = self.processes
         seed = seed_of(self.seed, request.step, round_)
-        if processes.number > 1 and (self.options.placement == "main" or len(rows) % size):
+        if self.on_servers or (processes.number > 1 and (self.options.placement == "main" or len(rows) % size)):
             everyone = processes.gather(rows)[::size]
-            made = self._run(everyone, 0, seed, request.step) if processes.main else []
-            return processes.share(processes.broadcast(made), len(rows))
+            ahead = round_ == 0 and not request.fresh
+            made = processes.on_main(
+                lambda: (
+                    self._run(everyone, 0, seed, request.step)
+                    if self.servers is None
+                    else self._from_servers(self.servers, everyone, seed, request.step, ahead)
+                )
+            )
+            return processes.share(processes.broadcast(made or []), len(rows))
         mine = rows[::size]
-        if self.servers is not None:
-            return self._from_servers(mine, seed, request.step, ahead=round_ == 0 and not request.fresh)
         return self._run(mine, processes.index * len(mine), seed, request.step)
 
-    def _from_servers(self, rows: Sequence[Row], seed: int, step: int, ahead: bool) -> list[Rollout]:
-        assert self.servers is not None
-        self.servers.begin(step)
+    def _from_servers(
+        self, servers: ServerRollouts, rows: Sequence[Row], seed: int, step: int, ahead: bool
+    ) -> list[Rollout]:
+        servers.begin(step)
         with self.phases("generate"):
-            made = self.servers.take(step) if ahead else None
+            made = servers.take(step) if ahead else None
         if made is None:
-            with self.servers.waiting():
+            with servers.waiting():
                 made = self._run(rows, 0, seed, step)
         return made
+
+    def _corrected(self, mine: Sequence[Rollout], step: int) -> tuple[list[Rollout], Metrics] | None:
+        """Return this process's rollouts as `ServerRollouts.correct` returns those of all processes."""
+        present = self.processes.gather(self._under_present_policy(mine))
+        sampled = self.processes.gather(list(mine))
+        servers = self.servers
+        found = self.processes.broadcast(
+            self.processes.on_main(lambda: None if servers is None else servers.correct(sampled, present, step))
+        )
+        return None if found is None else (self.processes.share(found[0], len(mine)), found[1])
 
     def _under_present_policy(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         with self.phases("logprobs"), inference(self.policy.model):
@@ -293,10 +307,6 @@ class RolloutPipeline:
             everyone = self.processes.broadcast([r.for_loss() for r in batch])
             batch = self.processes.share(everyone, len(request.rows))
         return StepRollouts(batch, made, replayed, metrics, kl)
-
-
-class ServersNeedOneProcess(GrpoTuiError, ValueError):
-    """Several training processes have no way yet to share what servers make."""
 
 
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:

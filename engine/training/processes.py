@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +34,10 @@ def check_supported(environment: Mapping[str, str] = os.environ) -> None:
             )
 
 
+class MainProcessError(GrpoTuiError, RuntimeError):
+    """The error of the main process, as the other processes raise it."""
+
+
 class Processes:
     """The processes of `accelerator`. All methods are collective: every process calls them in the same order."""
 
@@ -49,6 +53,24 @@ class Processes:
     def broadcast(self, value: T) -> T:
         """Return the main process's value."""
         return value if self.number == 1 else broadcast_object_list([value])[0]
+
+    def on_main(self, make: Callable[[], T]) -> T | None:
+        """Return what `make` returns on the main process, and None on the others.
+
+        A GrpoTuiError of the main process is raised on every process, so that all of them can save the run together.
+        """
+        made, failed = None, None
+        if self.main:
+            try:
+                made = make()
+            except GrpoTuiError as error:
+                failed = error
+        said = self.broadcast(None if failed is None else str(failed))
+        if failed is not None:
+            raise failed
+        if said is not None:
+            raise MainProcessError(said)
+        return made
 
     def check_one_folder(self, folder: Path) -> None:
         """Refuse machines that do not see one folder of the run: each would keep a part of every checkpoint.

@@ -53,6 +53,9 @@ from .teacher import distillation_of, open_teacher
 
 logger = logging.getLogger(__name__)
 
+WAIT_S = 86_400
+"""How long a process waits for the rollouts of the others. If one dies, the launcher ends them all."""
+
 
 def run_rft(
     config: RunConfig,
@@ -193,7 +196,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
     return trl_arguments(
         GRPOConfig,
         "training.trl",
-        training.trl,
+        {"ddp_timeout": WAIT_S, **training.trl},
         output_dir=str(checkpoint_folder(run_dir)),
         max_steps=steps_of(training, rows_of_data),
         per_device_train_batch_size=micro,

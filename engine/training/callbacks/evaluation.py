@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from accelerate.utils import gather_object
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ....configs import metric_names as metric
@@ -19,6 +18,7 @@ from ...rollouts.runner import RolloutRunner, Row
 from ...rollouts.versions import VersionedAgent
 from ...runs.types import Phase
 from ..phases import StepClock
+from ..processes import Processes
 from ..resumable import Resumable
 from .base import AfterStep, Logs
 from .progress import StepProgress
@@ -79,13 +79,20 @@ class HeldOutEvaluation(AfterStep):
         began = time.perf_counter()
         accelerator = self._trainer.accelerator
         self._progress.acting = Phase.EVALUATION
-        if isinstance(self._runner.agent, VersionedAgent):
-            self._runner.agent.publish(step)
-        with acting(accelerator.unwrap_model(self._trainer.model)):
-            greedy, sampled = (self._at_temperature(step, temperature) for temperature in (0.0, 1.0))
+        processes, agent = Processes(accelerator), self._runner.agent
+
+        def measured(processes: Processes | None = None) -> list[Evaluation]:
+            with acting(accelerator.unwrap_model(self._trainer.model)):
+                return [self._at_temperature(step, temperature, processes) for temperature in (0.0, 1.0)]
+
+        if isinstance(agent, VersionedAgent):  # servers write for the main process
+            found = processes.on_main(lambda: (agent.publish(step), measured())[1])
+        else:
+            found = measured(processes)
         self._progress.acting = Phase.ROLLOUTS
         seconds = time.perf_counter() - began
-        if accelerator.is_main_process:
+        if accelerator.is_main_process and found:
+            greedy, sampled = found
             self._record(step, greedy, sampled, seconds)
         self._clock.forget(seconds)
 
@@ -113,16 +120,16 @@ class HeldOutEvaluation(AfterStep):
             self._told_graded = True
             self._recorder.event("note", GRADED, step=step, detector="graded_reward", grade="hint")
 
-    def _at_temperature(self, step: int, temperature: float) -> Evaluation:
+    def _at_temperature(self, step: int, temperature: float, processes: Processes | None) -> Evaluation:
+        """Evaluate at one temperature. processes: those that share the rows; None: this one has all."""
         self._progress.held_out = f"held-out tasks, {f'temperature {temperature:g}' if temperature else 'greedy'}"
-        accelerator = self._trainer.accelerator
         return evaluate(
             self._runner,
             self.rows,
             temperature=temperature,
             seed=self.seed,
             step=step,
-            process_index=accelerator.process_index,
-            num_processes=accelerator.num_processes,
-            gather=gather_object if accelerator.num_processes > 1 else None,
+            process_index=processes.index if processes else 0,
+            num_processes=processes.number if processes else 1,
+            gather=processes.gather if processes else None,
         )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,11 @@ from grpo_tui.engine.policy.models import load_base
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
+from tests.forked import forked_processes
 
 from ..agents.fake_vllm import FakeVLLM, Lockstep
 from .parts import tokenizer
-from .runs import make_run, recorded_steps
+from .runs import make_run, recorded_rollouts, recorded_steps
 
 STEPS = 10
 TURN, TRAJECTORY = 6, 256
@@ -138,3 +142,64 @@ def test_a_bad_server_leaves_the_pool_is_named_and_teaches_nothing(tmp_path: Pat
         rows = [row for row in record.rollouts.page(limit=1000) if row.split == "train" and (row.step or 0) > 2]
         wrote = {s.server for row in rows for s in record.bodies.trajectory(row.id).trajectory.steps}
         assert wrote == {servers[0].url}
+
+
+def by_two(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Train in two processes."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--multi_gpu"]
+    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    command += ["-m", "grpo_tui.engine.training", str(folder), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with forked_processes():
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_two_processes_train_as_one_on_what_two_servers_write_and_one_of_them_dies(tmp_path: Path):
+    runs = []
+    for name in ("one", "two"):
+        made = configured(tmp_path / name, tmp_path / "base", [], steps=3, max_staleness=1)
+        servers = [server_of(made, tmp_path / "base") for _ in range(2)]
+        path = made / "config.yaml"
+        config = yaml.safe_load(path.read_text())
+        config["rollouts"]["servers"] = [server.url for server in servers]
+        path.write_text(yaml.safe_dump(config))
+        servers[0].faults.extend([""] * 30 + ["500"] * 1000)
+        if name == "one":
+            assert run(made) == 0
+        else:
+            done = by_two(made)
+            assert done.returncode == 0, done.stderr[-3000:]
+        assert servers[0].faults[0] == "500" and len(servers[1].requests) > len(servers[0].requests)
+        for server in servers:
+            server.stop()
+        assert not list((made / "served").iterdir()), "nothing is left behind"
+        runs.append(made)
+    assert recorded_rollouts(runs[0]) == recorded_rollouts(runs[1])
+    with RunReader(runs[0]) as one, RunReader(runs[1]) as two:
+        for metric in ("train/loss", "kl/mean", "rollout/staleness", "success/eval_greedy"):
+            found, expected = two.metrics.points(metric), one.metrics.points(metric)
+            assert expected and [s for s, _ in found] == [s for s, _ in expected], metric
+            assert [v for _, v in found] == pytest.approx([v for _, v in expected], abs=1e-4), metric
+        assert _first_turns(one) == _first_turns(two)
+
+
+def _first_turns(record: RunReader) -> list[str]:
+    rows = record.rollouts.page(limit=1000)
+    return [record.bodies.trajectory(row.id).trajectory.steps[0].text for row in rows]
+
+
+@pytest.mark.stress
+def test_two_processes_whose_servers_are_gone_save_their_step_and_continue_later(tmp_path: Path):
+    made = configured(tmp_path / "made", tmp_path / "base")
+    server = server_of(made, tmp_path / "base")
+    folder = configured(tmp_path / "lost", tmp_path / "base", [server.url], steps=4, server_wait_s=0.3)
+    server.faults.extend([""] * 40 + ["500"] * 1000)
+    done = by_two(folder)
+    assert done.returncode == 1
+    assert re.search(r"error: (no rollout server was left for 0\.3 s|a request failed \d+ times)", done.stderr)
+    reached = newest_whole(checkpoint_folder(folder))[0]
+    assert reached is not None and 0 < reached[0] < 4
+    server.faults.clear()
+    assert by_two(folder, "--resume").returncode == 0
+    assert recorded_steps(folder) == [1, 2, 3, 4]
+    server.stop()
