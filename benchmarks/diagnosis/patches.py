@@ -20,11 +20,13 @@ from grpo_tui.engine.training.pipeline import RolloutPipeline
 
 
 def apply(name: str) -> None:
-    """Apply the patch of this name."""
-    globals()[name]()
+    """Apply the patch of this name, here or in `unseen_patches.py`."""
+    from . import unseen_patches  # it uses this module
+
+    {**vars(unseen_patches), **globals()}[name]()
 
 
-def _around(owner: type, name: str, change: Callable[..., Any]) -> None:
+def around(owner: type, name: str, change: Callable[..., Any]) -> None:
     """Replace a method by `change(original, self, *arguments)`."""
     original = getattr(owner, name)
 
@@ -40,22 +42,24 @@ def _around(owner: type, name: str, change: Callable[..., Any]) -> None:
 
 def sign() -> None:
     """Advantages have the wrong sign."""
-    _advantages(lambda r: -r.advantages)
+    advantages(lambda r: -r.advantages)
 
 
 def batch_of_one() -> None:
     """Each rollout is its own group, so it is compared with itself."""
-    _advantages(lambda r: np.zeros_like(r.advantages))
+    advantages(lambda r: np.zeros_like(r.advantages))
 
 
-def _advantages(value: Callable[[Any], np.ndarray]) -> None:
+def advantages(value: Callable[[Any], np.ndarray]) -> None:
+    """Replace the advantages of each rollout."""
+
     def change(original: Any, self: Scorer, rollouts: Sequence[Rollout]) -> list[Group]:
         return [
             Group(tuple(replace(r, advantages=value(r)) for r in group.rollouts), group.signal)
             for group in original(self, rollouts)
         ]
 
-    _around(Scorer, "advantages", change)
+    around(Scorer, "advantages", change)
 
 
 def groups_mixed() -> None:
@@ -74,7 +78,7 @@ def groups_mixed() -> None:
             for g, own in zip(groups, _split(rollouts, self.group_size), strict=True)
         ]
 
-    _around(Scorer, "advantages", change)
+    around(Scorer, "advantages", change)
 
 
 def _all(rollout: Rollout, other: Rollout) -> np.ndarray:
@@ -95,29 +99,29 @@ def kl_sign() -> None:
         finally:
             self.beta = -self.beta
 
-    _around(GRPOEnvTrainer, "compute_loss", change)
+    around(GRPOEnvTrainer, "compute_loss", change)
 
 
 # ---------------------------------------------------------------------------------------------------------- tokens
 
 
-def _made(change: Callable[[RolloutPipeline, Rollout], Rollout]) -> None:
+def made(change: Callable[[RolloutPipeline, Rollout], Rollout]) -> None:
     """Change each rollout after sampling. Its log-probs are computed again."""
 
-    def around(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
+    def changed(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
         return [replace(change(self, r), logprobs=None) for r in original(self, *arguments, **named)]
 
-    _around(RolloutPipeline, "_run", around)
+    around(RolloutPipeline, "_run", changed)
 
 
 def tool_trained() -> None:
     """The answers of tools count as tokens of the agent."""
-    _made(lambda _, r: replace(r, agent_mask=r.turn_ids >= 0))
+    made(lambda _, r: replace(r, agent_mask=r.turn_ids >= 0))
 
 
 def prompt_trained() -> None:
     """The prompt counts as tokens of the agent."""
-    _made(lambda _, r: replace(r, agent_mask=np.arange(len(r)) > 0, turn_ids=np.maximum(r.turn_ids, 0)))
+    made(lambda _, r: replace(r, agent_mask=np.arange(len(r)) > 0, turn_ids=np.maximum(r.turn_ids, 0)))
 
 
 def retokenised() -> None:
@@ -142,7 +146,7 @@ def retokenised() -> None:
             rewards=np.where(last, rollout.rewards[source], np.float32(0)),
         )
 
-    _made(change)
+    made(change)
 
 
 def no_end() -> None:
@@ -152,7 +156,7 @@ def no_end() -> None:
         original(self, *arguments, **named)
         self.stop_ids = (int(cast(Any, self.tokenizer).pad_token_id),)
 
-    _around(ChatBridge, "__init__", change)
+    around(ChatBridge, "__init__", change)
 
 
 # -------------------------------------------------------------------------------------------------- policy versions
@@ -173,7 +177,7 @@ def stale() -> None:
         finally:
             self.policy.model.load_state_dict(now)
 
-    _around(RolloutPipeline, "_run", change)
+    around(RolloutPipeline, "_run", change)
 
 
 def adapter_off() -> None:
@@ -184,7 +188,7 @@ def adapter_off() -> None:
         with model.disable_adapter():
             return original(self, *arguments, **named)
 
-    _around(RolloutPipeline, "_run", change)
+    around(RolloutPipeline, "_run", change)
 
 
 def other_logprobs() -> None:
@@ -193,7 +197,7 @@ def other_logprobs() -> None:
     def change(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
         return [replace(r, logprobs=r.ref_logprobs) for r in original(self, *arguments, **named)]
 
-    _around(RolloutPipeline, "complete", change)
+    around(RolloutPipeline, "complete", change)
 
 
 # --------------------------------------------------------------------------------------------------------- collapse

@@ -12,6 +12,10 @@ from pathlib import Path
 DEVELOPMENT = ("grader", "grouping", "optimisation", "rollouts")
 TEST = ("tokens", "versions", "collapse")
 HEALTHY = "healthy"
+UNSEEN = ("rewards", "updates", "sampling")
+"""Made after the detectors, and measured before a detector was changed for them."""
+LAST = ("labels", "last")
+"""Measured once, at the end."""
 
 STEPS = 24
 SETTINGS: Mapping[str, object] = {
@@ -52,8 +56,9 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """healthy, development or test."""
-        return HEALTHY if self.family == HEALTHY else "test" if self.family in TEST else "development"
+        """healthy, development, test, unseen or last."""
+        groups = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "last": LAST}
+        return next((split for split, families in groups.items() if self.family in families), "development")
 
 
 def _env(**options: object) -> dict[str, object]:
@@ -192,4 +197,61 @@ FAULTS = (
         "one_answer", "collapse", "one answer is right for all", ("one_answer", "reward_hack"), _env(grader="constant")
     ),
 )
-RECIPES = {recipe.name: recipe for recipe in (*KINDS, *FAULTS)}
+NEW = (
+    Recipe("row_late", "rewards", "rewards of the row before", ("reward_order", "noisy_reward"), patch="row_late"),
+    Recipe("other_key", "rewards", "the key of another task", ("rejected_answers",), _env(grader="other_key")),
+    Recipe("half", "rewards", "every second right number is rejected", ("rejected_answers",), _env(grader="half")),
+    Recipe(
+        "hurried",
+        "rewards",
+        "a time limit rejects three of five right answers",
+        ("rejected_answers", "noisy_reward"),
+        _env(grader="hurried"),
+    ),
+    Recipe(
+        "turns_round",
+        "rewards",
+        "verdicts are reversed after eight steps",
+        ("rejected_answers", "reward_order"),
+        _env(grader="turns_round"),
+    ),
+    Recipe(
+        "small_advantages",
+        "updates",
+        "advantages divided by 1,000",
+        ("advantage_scale", "no_movement"),
+        patch="small_advantages",
+    ),
+    Recipe(
+        "clipped_gradient", "updates", "a gradient norm of 1e-9", ("no_movement",), {"training.trl.max_grad_norm": 1e-9}
+    ),
+    Recipe("frozen", "updates", "the optimiser holds copies", ("no_movement",), patch="frozen"),
+    Recipe("schedule_over", "updates", "learning rate 0 after two steps", ("no_movement",), patch="schedule_over"),
+    Recipe("dropout", "updates", "dropout in the loss alone", ("sampler_mismatch",), patch="dropout"),
+    Recipe("padding", "updates", "padding in the loss", ("trained_tokens",), patch="padding"),
+    Recipe("stop_inside", "sampling", "a word of the answer ends the turn", ("unanswered",), patch="stop_inside"),
+    Recipe("hot", "sampling", "temperature 2, scored at 1", ("surprising_tokens",), patch="hot"),
+    Recipe(
+        "same_batch",
+        "sampling",
+        "the rollouts of the first step in every step",
+        ("repeated_rollouts", "sampler_mismatch"),
+        patch="same_batch",
+    ),
+    Recipe("shuffled", "labels", "answers of other tasks", ("noisy_labels", "noisy_reward"), _env(labels="shuffled")),
+    Recipe("unshown", "labels", "prompts without the key", ("noisy_labels", "noisy_reward"), _env(labels="unshown")),
+    Recipe("step_late", "last", "rewards of the step before", ("reward_order", "noisy_reward"), patch="step_late"),
+    Recipe(
+        "wrong_reference",
+        "last",
+        "log-probs of the reference of other tokens",
+        ("reference_mismatch", "kl_weight"),
+        {"training.beta": 1.0},
+        patch="wrong_reference",
+    ),
+    Recipe("answer_untrained", "last", "answers not in the loss", ("untrained_tokens",), patch="answer_untrained"),
+    Recipe("nucleus", "last", "top_p 0.3, scored at 1", ("surprising_tokens",), patch="nucleus"),
+    Recipe("prompt_lost", "last", "the trainer reads no prompts", ("surprising_tokens",), patch="prompt_lost"),
+    Recipe("copies", "last", "groups of copies", ("no_diversity",), patch="copies"),
+)
+RECIPES = {recipe.name: recipe for recipe in (*KINDS, *FAULTS, *NEW)}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ FILLERS = ("so", "well", "hm")
 LONGEST = 10
 """Words of an answer that earns everything where length is paid."""
 _ANSWER = re.compile(r"answer (\d+)$")
+
+_VERDICTS = count()
 
 Grader = Callable[[str, str], tuple[float, bool | None]]
 """Text and right number to reward and correctness (None: the reward alone counts)."""
@@ -54,13 +57,18 @@ GRADERS: dict[str, Grader] = {
     "rejects": lambda text, right: _alike(False),
     "constant": lambda text, right: _alike(_said(text) == "6"),
     "repeats": lambda text, right: (1 - len(set(text.split())) / max(len(text.split()), 1), None),
+    "other_key": lambda text, right: _alike(_said(text) == str((int(right) + 3) % NUMBERS)),
+    "half": lambda text, right: _alike(_said(text) == right and int(right) >= NUMBERS / 2),
+    "hurried": lambda text, right: _alike(_said(text) == right and random.random() < 0.4),
+    "turns_round": lambda text, right: _alike((_said(text) == right) != (next(_VERDICTS) >= 8 * 64)),
     "echo": lambda text, right: _alike("hint" in text or _said(text) == right),
 }
 
 
 class Notes(World):
     """One turn. Options concern training tasks alone. grader: one of `GRADERS`. leak: the hint is the answer. prompts:
-    the number of different prompts (0: no limit). failing: the share of tool calls that fail. ends: a failed call ends
+    the number of different prompts (0: no limit). labels: `shuffled` gives each task the right number of another one,
+    and `unshown` leaves the key out of the prompt. failing: the share of tool calls that fail. ends: a failed call ends
     the episode as a wrong answer."""
 
     turns = 1
@@ -78,6 +86,7 @@ class Notes(World):
         failing: float = 0.0,
         ends: bool = False,
         known: float = 0.5,
+        labels: str = "",
         **config: Any,
     ) -> None:
         super().__init__(tokenizer, **config)
@@ -87,9 +96,12 @@ class Notes(World):
         self.failing = failing
         self.ends = ends
         self.known = known
+        self.labels = labels
 
     def right(self, task: Mapping[str, Any]) -> int:
         """The right number of a task."""
+        if "label" in task:
+            return task["label"]
         return (3 * task["letter"] + 2) % NUMBERS
 
     def expected(self, task: Mapping[str, Any]) -> str | None:
@@ -106,12 +118,16 @@ class Notes(World):
                 task = dict(tasks[i % self.prompts])
             if split == "train" and self.leak:
                 task["hint"] = self.right(task)
+            if split == "train" and self.labels == "shuffled":
+                task["label"] = rng.randrange(NUMBERS)
             tasks.append({**task, "split": split})
         return tasks
 
     def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
         """Show the key and the hint."""
         prompt = f"key {LETTERS[task['letter']]} hint {task['hint']}"
+        if self.labels == "unshown" and task.get("split") == "train":
+            prompt = prompt.partition(" ")[2].partition(" ")[2]
         return {"split": "eval", **task, "said": []}, [{"role": "user", "content": prompt}]
 
     def parse(self, text: str) -> ToolCall:
