@@ -60,6 +60,9 @@ class OwnOutputApp(App[None]):
         driver = self._driver
         if not self.is_headless and getattr(driver, "input_tty", False):
             self.set_interval(1.0, self._end_with_terminal)
+        elif self.is_web:
+            server = os.getppid()
+            self.set_interval(1.0, lambda: None if os.getppid() == server else self.exit(return_code=HUNG_UP))
 
     def _end_with_terminal(self) -> None:
         # A hangup ends the process unless SIGHUP is ignored (nohup). Textual would then read the end of file for ever.

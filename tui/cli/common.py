@@ -65,6 +65,8 @@ SetOption = Annotated[
 
 def on_terminal() -> bool:
     """Return whether a person sits at both ends, on a terminal that can show the app."""
+    if "TEXTUAL_DRIVER" in os.environ:  # in a browser: see web.py
+        return True
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 

@@ -35,6 +35,7 @@ from .publish import merge, push
 from .rescore import rescore
 from .runs import live, repair, runs, stop
 from .train import train
+from .web import web
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -56,7 +57,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     train, init, inspect, play, live, check, evaluate, bisect, branch, rescore, note, runs, stop, online, export,
-    mcp, merge, push, repair, doctor,
+    web, mcp, merge, push, repair, doctor,
 )  # fmt: skip
 for command in COMMANDS:
     app.command("eval" if command is evaluate else command.__name__)(command)

@@ -1,0 +1,101 @@
+"""`grpo-tui web`: the app in a browser on this machine, through textual-serve."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import socket
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import ExitCode, Home, fail, known_runs, say
+
+if TYPE_CHECKING:
+    from aiohttp.web import Application, Request, StreamResponse
+
+HOST = "127.0.0.1"
+
+
+def web(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run or a dump; else the list of runs.", autocompletion=known_runs),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: a free one.")] = 0,
+    *,
+    home: Home,
+) -> None:
+    """Show the app in a browser, on 127.0.0.1 only.
+
+    The printed address holds a token. A request without it is refused (403). Each tab has an app of its own,
+    which ends with the tab. On another machine: ssh -L PORT:127.0.0.1:PORT.
+    """
+    if find_spec("textual_serve") is None:
+        fail("grpo-tui web needs the package textual-serve: pip install 'grpo-tui[web]'")
+    if run is not None:
+        _exists(run, home)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as problem:
+            fail(f"--port: port {port} cannot be used: {problem.strerror}", ExitCode.USAGE)
+        port = probe.getsockname()[1]
+    opening = [] if run is None else ["inspect", run]
+    command = [sys.executable, "-P", "-m", "grpo_tui.tui.cli.main", "--runs-dir", str(home), *opening]
+    os.environ["GRPO_TUI_IMAGES"] = "blocks"  # a browser has no graphics protocol
+    _server(f"exec {shlex.join(command)}", port).serve()
+
+
+def _exists(run: str, home: Any) -> None:
+    """End the command where there is no such run or dump."""
+    from ...engine.imports.behind import is_path_of_dump
+    from ...engine.launch.find import find_run
+    from .dumps import missing
+
+    if not is_path_of_dump(run, home):
+        missing(run, home)
+        find_run(home, run)
+
+
+def _server(command: str, port: int) -> Any:
+    """Return the server. All its addresses begin with a token, and every other one answers 403."""
+    from aiohttp import web as http
+    from textual_serve.server import Server  # pyright: ignore[reportMissingImports]
+
+    token = secrets.token_urlsafe(24)
+    address = f"http://{HOST}:{port}"
+    sources = f"'self' {address} ws://{HOST}:{port} data: blob: 'unsafe-inline'"
+    headers = {
+        # The page of textual-serve asks Google for a font. Nothing leaves this machine.
+        "Content-Security-Policy": f"default-src {sources}; frame-ancestors 'none'",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
+
+    async def refused(request: Request) -> StreamResponse:
+        raise http.HTTPForbidden(text="open the address that grpo-tui web printed: it holds a token\n")
+
+    async def add_headers(request: Request, response: StreamResponse) -> None:
+        response.headers.update(headers)
+
+    class TokenServer(Server):
+        async def _make_app(self) -> Application:
+            outer = http.Application()
+            outer.add_subapp(f"/{token}/", await super()._make_app())
+            outer.router.add_route("*", "/{tail:.*}", refused)
+            outer.on_response_prepare.append(add_headers)
+            return outer
+
+        def initialize_logging(self) -> None:
+            return
+
+        async def on_startup(self, app: Application) -> None:
+            say(f"{address}/{token}/")
+            say("Ctrl+C ends it and its apps")
+
+    return TokenServer(command, HOST, port, "grpo-tui", address)
