@@ -10,7 +10,7 @@ import pytest
 from textual import events
 
 from grpo_tui.tui.app.bindings import TABLE
-from grpo_tui.tui.app.destinations import Behavior, Diff, Groups, Live, Runs, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import Behavior, Diff, Groups, Live, Runs, SideBySide, Stepper, Trajectories
 
 from .drive import Driver, running, settle
 from .test_hostile import NASTY, make_hostile
@@ -31,7 +31,16 @@ async def session(run: Path, seed: int, presses: int, monkeypatch: pytest.Monkey
     rng = random.Random(seed)
     runs = run.parent
     start = rng.choice(
-        [Runs(), Live(run), Trajectories(run), Groups(run), Stepper(run, "5"), Diff(run, 5), Behavior(run)]
+        [
+            Runs(),
+            Live(run),
+            Trajectories(run),
+            Groups(run),
+            Stepper(run, "5"),
+            Diff(run, 5),
+            Behavior(run),
+            SideBySide(run, 5),
+        ]
     )
     monkeypatch.setenv("PAGER", "no-such-program")
     said: list[str] = []

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
-COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR = "compare", "diff", "help", "play", "chat", "behavior"
-EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR)
+COMPARE, DIFF, HELP, PLAY, CHAT = "compare", "diff", "help", "play", "chat"
+BEHAVIOR, BESIDE = "behavior", "side by side"
+EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR, BESIDE)
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
 PANES = (LIVE, STEP, PLAY, COMPARE)
 SCREEN_TITLES = {
@@ -26,6 +27,7 @@ SCREEN_TITLES = {
     HELP: "Help",
     CHAT: "Chat",
     BEHAVIOR: "Behaviour",
+    BESIDE: "Side by side",
     PLAY: "Play",
 }
 
@@ -86,6 +88,16 @@ TABLE: tuple[Key, ...] = (
     Key((LIST,), "v", "v", "live", "live", "Go to the dashboard of the run"),
     Key((LIST, GROUPS), "B", "B", "behavior", "behaviour", "How the rollouts of the list behave from step to step", 9),
     Key((LIST, GROUPS, STEP), "u", "u", "over_steps", "prompt", "The prompt at all steps: how its rollouts differ", 9),
+    # side by side
+    Key((LIST, GROUPS, STEP), "a", "a", "side_by_side", "side by side", "All rollouts of the group in columns", 8),
+    Key((BESIDE,), "enter", "enter", "open", "open", "Step through the rollout of the chosen column", 1),
+    Key((BESIDE,), "h,left", "h ←", "column(-1)", "", "The column to the left"),
+    Key((BESIDE,), "l,right", "l →", "column(1)", "", "The column to the right"),
+    Key((BESIDE,), "h,l", "h/l", "column(1)", "column", "", 2),
+    Key((BESIDE,), "H", "H", "columns(-1)", "", "As many columns to the left as fit"),
+    Key((BESIDE,), "L", "L", "columns(1)", "", "As many columns to the right as fit"),
+    Key((BESIDE,), "H,L", "H/L", "columns(1)", "page", "", 3),
+    Key((BESIDE,), "z", "z", "whole_texts", "whole texts", "More of each text, or its beginning", 4),
     # behaviour
     Key((BEHAVIOR,), "enter", "enter", "open", "trajectories", "The rollouts with this action or end", 1),
     Key((BEHAVIOR,), "s", "s", "steps", "steps", "Type steps to compare: 10 200, or 10..200 for those between", 2),
@@ -175,9 +187,9 @@ TABLE: tuple[Key, ...] = (
     Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 3),
     Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 4),
     # what is shown, elsewhere
-    Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write what is shown to a file", 10),
-    Key((STEP, DIFF, LIST), "o", "o", "pager", "open", "Open this view in $PAGER", 11),
-    Key((STEP, DIFF, LIST), "O", "O", "editor", "", "Open this view in $EDITOR"),
+    Key((LIST, STEP, DIFF, LIVE, COMPARE, BESIDE), "e", "e", "export", "export", "Write what is shown to a file", 10),
+    Key((STEP, DIFF, LIST, BESIDE), "o", "o", "pager", "open", "Open this view in $PAGER", 11),
+    Key((STEP, DIFF, LIST, BESIDE), "O", "O", "editor", "", "Open this view in $EDITOR"),
     Key((RUNS, LIST, STEP, DIFF), "y", "y", "copy", "copy", "Copy: the step, or the id of the row", 12),
     # everywhere
     Key((LIST, LIVE, GROUPS, STEP), "colon", ":", "go_to", "go to", "Go to a number, id, step or screen", 13),

@@ -72,6 +72,15 @@ class Groups(Destination):
 
 
 @dataclass(frozen=True)
+class SideBySide(Destination):
+    """All rollouts of the group of trajectory `n` next to each other."""
+
+    screen = ("side_by_side", "SideBySideScreen")
+    run: Path
+    n: int
+
+
+@dataclass(frozen=True)
 class Behavior(Destination):
     """How the trajectories of a run that match `query` behaved, from step to step."""
 

@@ -15,7 +15,7 @@ from ...export import export_trajectory, write
 from ...format import fixed
 from ...plain import Whole
 from ..data import Reads
-from ..destinations import Branching, Diff, Groups
+from ..destinations import Branching, Diff, Groups, SideBySide
 from ..outline import FILTER_HINT, Entry, OutlineOf
 from ..printed import markdown, whole_lines
 from ..widgets.line import Line
@@ -39,6 +39,10 @@ class RolloutKeys(AmongRollouts):
     def action_over_steps(self) -> None:
         if self.cursor.record is not None:
             self.shell.open(Groups.of_prompt(self.reads.path, self.cursor.record.trajectory.prompt_id, self.n))
+
+    def action_side_by_side(self) -> None:
+        if self.n:
+            self.shell.open(SideBySide(self.reads.path, self.n))
 
     def action_branch(self) -> None:
         if self.cursor.record is not None and self.cursor.steps:

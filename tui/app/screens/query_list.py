@@ -11,7 +11,7 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ...format import count
 from ..data import Reads
-from ..destinations import Behavior, Groups
+from ..destinations import Behavior, Groups, SideBySide
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Table
@@ -35,6 +35,12 @@ class QueryList(TableScreen):
         self.list_query = query
         self.problem = ""
         self.total: Count | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the trajectory under the cursor, or of the first one of the group; 0 without a row."""
+        row = self.table.current
+        return 0 if row is None else getattr(row, "n", 0) or row.first_n
 
     def restart(self, keep: bool) -> None:
         """Read another query. With `keep`, the cursor stays on its row if that still matches."""
@@ -78,10 +84,13 @@ class QueryList(TableScreen):
         self.shell.open(Behavior(self.reads.path, Query(self.list_query.filter, self.list_query.search)))
 
     def action_over_steps(self) -> None:
-        row = self.table.current
+        row, n = self.table.current, self.number
         if row is not None and row.prompt_id:
-            n = row.n if hasattr(row, "n") else row.first_n
             self.shell.open(Groups.of_prompt(self.reads.path, row.prompt_id, n))
+
+    def action_side_by_side(self) -> None:
+        if self.number:
+            self.shell.open(SideBySide(self.reads.path, self.number))
 
     def action_filter(self) -> Awaitable[None] | None:
         from ....engine.runs.search.filters import completions

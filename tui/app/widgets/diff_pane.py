@@ -24,7 +24,7 @@ _FIELD = 6_000
 """Characters of a field that are shown at most."""
 _ONE_SIDE = 240
 """Characters of a thought or result that only one side has."""
-_NAMES = ("thought", "call", "answered", "reward")
+NAMES = ("thought", "call", "answered", "reward")
 
 
 class DiffPane(Pane):
@@ -130,7 +130,7 @@ class DiffPane(Pane):
     def _fields(compared: Comparison, pair: Pair) -> dict[str, tuple[str, str]]:
         a = compared.left.trajectory.steps[pair.left] if pair.left is not None else None
         b = compared.right.trajectory.steps[pair.right] if pair.right is not None else None
-        both = {name: (_field(compared.left, a, name), _field(compared.right, b, name)) for name in _NAMES}
+        both = {name: (field_text(compared.left, a, name), field_text(compared.right, b, name)) for name in NAMES}
         return {name: texts for name, texts in both.items() if any(texts)}
 
     def _equal(self, first: int, last: int) -> Line:
@@ -201,7 +201,8 @@ class DiffPane(Pane):
         return line.to(half + 1).add("│ ", p.border).extend(right)
 
 
-def _field(record: TrajectoryRecord, step: Step | None, name: str) -> str:
+def field_text(record: TrajectoryRecord, step: Step | None, name: str) -> str:
+    """Return the text of a step that one of `NAMES` stands for; empty if it has none."""
     if step is None:
         return ""
     if name == "thought":

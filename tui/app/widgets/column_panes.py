@@ -1,0 +1,160 @@
+"""Rollouts in columns: their heads, and below them their steps, row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+
+from rich.style import Style
+
+from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
+from ...format import fixed, mark, whole
+from ...text import wrap
+from ..rollout_columns import route
+from .diff_pane import NAMES, call_text, field_text
+from .line import Line
+from .pane import Pane
+from .text_layout import Flow, Part
+
+MOST = 8
+"""Columns at the most."""
+_LEAST = 28
+"""Cells of a column at the least."""
+_LINES = {"thought": 3, "call": 5, "answered": 5, "reward": 2}
+"""Lines of a text that are shown; ten times as many of whole texts."""
+_CHARACTERS = 20_000
+HEAD = 3
+"""Lines of a head."""
+
+
+def fitting(width: int) -> int:
+    """Return how many columns fit into a frame of this width."""
+    return max(1, min(MOST, (width - 4) // _LEAST))
+
+
+class Columns(Pane):
+    """A part of each shown rollout. `shown` are the rows of the group on screen, `cursor` is the place of one of them.
+    A record is None until it is read, or a sentence if it cannot be read."""
+
+    long = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.shown_rows: Sequence[TrajectoryRow] = ()
+        self.cursor = 0
+        self.records: Mapping[int, TrajectoryRecord | str] = {}
+
+    def put(self, rows: Sequence[TrajectoryRow], cursor: int, records: Mapping[int, TrajectoryRecord | str]) -> None:
+        same = [r.n for r in rows] == [r.n for r in self.shown_rows]
+        self.shown_rows, self.cursor, self.records = rows, cursor, dict(records)
+        self.changed(keep_scroll=same)
+
+    def cells(self, width: int) -> int:
+        return max(4, (width - 2 * (len(self.shown_rows) - 1)) // max(1, len(self.shown_rows)))
+
+    def beside(self, columns: Sequence[Sequence[Line]], width: int) -> list[Line]:
+        """Put columns of lines next to each other. A click leads to the rollout of its column."""
+        p, cells, lines = self.palette, self.cells(width), []
+        for parts in zip_longest(*columns):
+            line = Line(p)
+            for at, (row, part) in enumerate(zip(self.shown_rows, parts, strict=True)):
+                if at:
+                    line.to(at * (cells + 2) - 2).add("│ ", p.border)
+                line.extend((part or Line(p)).cropped(cells))
+                line.hits.append((at * (cells + 2), at * (cells + 2) + cells, ("rollout", row.n)))
+            lines.append(line)
+        return lines
+
+
+class Heads(Columns):
+    """Outcome, reward, advantage, size and route of each column."""
+
+    def build(self, width: int, height: int) -> list[Line]:
+        return self.beside([self._head(at, row, self.cells(width)) for at, row in enumerate(self.shown_rows)], width)
+
+    def _head(self, at: int, row: TrajectoryRow, cells: int) -> list[Line]:
+        p, here = self.palette, at == self.cursor
+        line = Line(p).add("▸" if here else " ", p.accent).add(f"{row.n} ", p.title if here else p.text)
+        line.add(f"{mark(row.correct)} ", p.outcome(row.correct)).whole(fixed(row.reward), p.strong, cells - line.width)
+        if row.advantage is not None:
+            line.whole(f"  A {fixed(row.advantage, signed=True)}", p.sign(row.advantage), cells - line.width)
+        facts = [
+            f"{whole(row.turns, 6)} turns",
+            *([f"{whole(row.tokens, 7)} tokens"] if row.tokens is not None else []),
+        ]
+        facts += [f"✗{row.penalties}"] if row.penalties else []
+        facts += [row.stop_reason] if row.stop_reason else []
+        second = Line(p).gap()
+        for fact in facts:
+            second.offer(Line(p).add(f"{fact}  ", p.muted), cells)
+        told = route(row.actions) if row.words is None else " ".join(row.words.split())
+        return [line, second, Line(p).gap().add(told, p.faint, cells=max(1, cells - 1))]
+
+
+class Bodies(Columns):
+    """The steps of each column. ≠ marks a call that most columns do not make in this step."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.whole = False
+
+    def build(self, width: int, height: int) -> Sequence[Line]:
+        records = [self.records.get(row.n) for row in self.shown_rows]
+        steps = max((len(r.trajectory.steps) for r in records if isinstance(r, TrajectoryRecord)), default=0)
+        parts = [Part(partial(self._step, at, records, width), 8, (at,)) for at in range(steps)]
+        return Flow([*parts, Part(partial(self._end, records, width), 2)])
+
+    def _step(self, at: int, records: Sequence[TrajectoryRecord | str | None], width: int) -> list[Line]:
+        p, calls = self.palette, []
+        for record in records:
+            steps = record.trajectory.steps if isinstance(record, TrajectoryRecord) else ()
+            calls.append(call_text(steps[at]) if at < len(steps) else None)
+        usual, times = Counter(c for c in calls if c is not None).most_common(1)[0]
+        usual = usual if times > 1 or len(records) == 2 else None
+        line = Line(p).add(f"step {at + 1} ", p.muted)
+        columns = [
+            self._lines(record, at, usual is not None and call not in (usual, None), self.cells(width))
+            for record, call in zip(records, calls, strict=True)
+        ]
+        return [line.add("─" * max(0, width - line.width), p.border), *self.beside(columns, width)]
+
+    def _lines(self, record: TrajectoryRecord | str | None, at: int, other: bool, cells: int) -> list[Line]:
+        p = self.palette
+        if not isinstance(record, TrajectoryRecord) or at >= len(record.trajectory.steps):
+            return []
+        lines: list[Line] = []
+        step = record.trajectory.steps[at]
+        styles: dict[str, Style] = {"call": p.accent, "thought": p.muted, "answered": p.text, "reward": p.muted}
+        for name in NAMES:
+            text = field_text(record, step, name)
+            head = Line(p).add("≠ ", p.warn_bold) if other and name == "call" else Line(p).gap(2)
+            lines += self._folded(text, styles[name], _LINES[name], cells, head) if text else []
+        return lines
+
+    def _folded(self, text: str, style: Style, most: int, cells: int, head: Line) -> list[Line]:
+        p, most = self.palette, most * (10 if self.whole else 1)
+        parts = wrap(text[:_CHARACTERS].strip("\n"), max(4, cells - 2), min(_CHARACTERS, (most + 1) * cells * 2))
+        lines = [(head if not i else Line(p).gap(2)).add(part, style) for i, part in enumerate(parts[:most])]
+        if len(parts) > most or len(text) > _CHARACTERS:
+            lines.append(Line(p).gap(2).add("✂ more", p.faint))
+        return lines
+
+    def _end(self, records: Sequence[TrajectoryRecord | str | None], width: int) -> list[Line]:
+        p, cells, columns = self.palette, self.cells(width), []
+        for record in records:
+            if record is None:
+                columns.append([Line(p).add("reading…", p.faint)])
+            elif isinstance(record, str):
+                columns.append(self._folded(record, p.bad, 6, cells, Line(p).gap(2)))
+            else:
+                t = record.trajectory
+                text = t.answer if t.answer is not None else f"no answer, ended by {t.stop_reason}"
+                columns.append(self._folded(text, p.outcome(t.correct), 5, cells, Line(p).add(f"{mark(t.correct)} ")))
+        return [Line(p).add("═" * width, p.border), *self.beside(columns, width)]
+
+    def scroll_line_to(self, top: int) -> None:
+        if isinstance(self.lines, Flow):
+            top = self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
+        super().scroll_line_to(top)
