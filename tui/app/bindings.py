@@ -79,7 +79,11 @@ TABLE: tuple[Key, ...] = (
     # trajectories
     Key((LIST,), "enter,l,right", "enter", "open", "open", "Step through the trajectory", 1),
     Key((LIST,), "z", "z", "fold", "groups", "Fold rollouts into their groups, or open them again", 6),
-    Key((LIST,), "b", "b", "histogram", "histogram", "Show or hide the histogram of reward"),
+    Key((LIST,), "b", "b", "histogram", "histogram", "Show or hide the histogram"),
+    Key((LIST,), "m", "m", "next_value", "value", "The histogram of rewards, tokens or turns"),
+    Key((LIST,), "left_square_bracket", "[", "bar(-1)", "", "Only the previous bar of the histogram"),
+    Key((LIST,), "right_square_bracket", "]", "bar(1)", "", "Only the next bar of the histogram; after the last, all"),
+    Key((LIST,), "left_square_bracket,right_square_bracket", "[/]", "bar(1)", "bar", "", 9),
     Key((LIST,), "r", "r", "reverse", "reverse", "Turn the order around"),
     Key((LIST,), "c", "c", "clear", "clear", "Clear filter and search", 7),
     Key((LIST,), "F", "F", "follow", "follow", "Follow the newest while the run is active"),

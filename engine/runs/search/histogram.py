@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from ..columns import SORTS
+from ..columns import COLUMNS, SORTS
 from ..errors import FilterError
 from ..read.record import Connection, OutOfTime
 from .query import Selection
@@ -15,6 +15,7 @@ SECONDS = 0.12
 BLOCK = 8192
 INFINITY = "9e999"
 """SQLite reads this number as infinity."""
+_WHOLE = ("n", *(column.name for column in COLUMNS if column.sortable and column.sql == "INTEGER"))
 Bin = tuple[float, float, int]
 
 
@@ -29,7 +30,7 @@ class Histogram(list[Bin]):
 def of(
     db: Connection, selection: Selection, numbers: Sequence[int] | None, last_n: int, column: str, bins: int
 ) -> Histogram:
-    """Count a column's finite values in equal bins over their range in the whole run (1 … `last_n`).
+    """Count a column's finite values in at most `bins` equal bins over their range in the whole run (1 … `last_n`).
 
     `numbers`: the trajectories of the selection, if they are known.
     """
@@ -41,8 +42,8 @@ def of(
     if low is None or high is None or low[0] is None or high[0] is None:
         return result
     start, end = float(low[0]), float(high[0])
-    bins = max(1, bins) if end > start else 1
-    edges = [start + (end - start) * i / bins for i in range(bins)] + [end]
+    edges = _edges(start, end, max(1, bins), column)
+    bins = len(edges) - 1
     if selection.everything:
         counts = _by_ranges(db, column, edges)
     elif numbers is not None:
@@ -52,6 +53,16 @@ def of(
         result.exact = result.seen >= 1.0
     result.extend((edges[i], edges[i + 1], counts[i]) for i in range(bins))
     return result
+
+
+def _edges(start: float, end: float, bins: int, column: str) -> list[float]:
+    """Return the edges of equal bins. Those of whole numbers are whole, too."""
+    if end <= start:
+        return [start, end]
+    if column in _WHOLE and bins > 1:
+        width = math.ceil((end - start + 1) / bins)
+        return [start + width * i for i in range(math.ceil((end - start + 1) / width) + 1)]
+    return [start + (end - start) * i / bins for i in range(bins)] + [end]
 
 
 def _by_ranges(db: Connection, column: str, edges: list[float]) -> list[int]:

@@ -18,11 +18,11 @@ from ..destinations import Groups, Live, Stepper
 from ..rollout_columns import extras_shown, rollout_columns
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
-from ..widgets.list_panels import Histogram, Preview
+from ..widgets.list_panels import Preview
 from ..widgets.pane import Pane
 from ..widgets.table import PAGE, Column, Table
 from .base import PagedScreen
-from .query_list import QueryList
+from .histogram_keys import HistogramKeys
 
 if TYPE_CHECKING:
     from ..widgets.value_panel import ValuePanel
@@ -41,7 +41,7 @@ class _Begin:
     extras: tuple[str, ...]
 
 
-class TrajectoriesScreen(QueryList, PagedScreen):
+class TrajectoriesScreen(HistogramKeys, PagedScreen):
     """The list of trajectories that the stepper follows."""
 
     view = LIST
@@ -60,9 +60,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
         self.following = False
         self.extras: tuple[str, ...] = ()
         self._asking = 0
-        self._histogram_wanted = True
         self.table = Table("table", self._columns, self._fetch, self._empty)
-        self.histogram = Histogram()
         self.preview = Preview()
 
     def panes(self) -> list[Pane]:
@@ -82,7 +80,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
             (_, left), (x, w) = split(width, [Part(90, 2.2), Part(40, 1.0, 70)])
             boxes.append(Box("preview", x, 0, w, height))
         top = 0
-        if self._histogram_wanted and height >= 18:
+        if self.histogram_wanted and height >= 18:
             size = 6 if height < 30 else 8
             boxes.append(Box("histogram", 0, 0, left, size))
             top = size - 1
@@ -110,8 +108,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
 
     def on_mount(self) -> None:
         self._active = "table"
-        remembered = self.shell.memory.run(self.reads.path.name)
-        self._histogram_wanted = self.value is None and remembered.get("histogram", True) is not False
+        self.remember_histogram(self.value is None)
         if self.value is not None:
             self.frame.replan()
         self._read(None if self.list_query.plain and not self.list_query.descending else 0)
@@ -161,8 +158,7 @@ class TrajectoriesScreen(QueryList, PagedScreen):
             self.total = total
             self.table.grow_to(total)
             self.frame.refresh_header()
-        if self._histogram_wanted:
-            await self._bins(asking)
+        await self.read_bins()
 
     def _show(self, begin: _Begin, at_top: bool) -> Count:
         self.extras, self.recorded = begin.extras, begin.recorded
@@ -175,15 +171,6 @@ class TrajectoriesScreen(QueryList, PagedScreen):
             self.table.deliver(begin.row // PAGE * PAGE, begin.rows)
         self.frame.refresh_lines()
         return begin.total
-
-    async def _bins(self, asking: int) -> None:
-        query = self.list_query
-        try:
-            bins = await self.reads.later(lambda r: r.rollouts.histogram(query, bins=24))
-        except RecordError:
-            return
-        if asking == self._asking:
-            self.histogram.put(list(bins))
 
     def _fetch(self, offset: int, limit: int) -> None:
         self.run_worker(self._page(self._asking, offset, limit), group="pages")
@@ -256,25 +243,10 @@ class TrajectoriesScreen(QueryList, PagedScreen):
     def on_table_moved(self, message: Table.Moved) -> None:
         self.preview.put(self.table.current)
 
-    def on_pane_hit(self, message: Pane.Hit) -> None:
-        match message.what:
-            case ("bin", int(index)):
-                low, high, _ = self.histogram.bins[index]
-                last = index == len(self.histogram.bins) - 1
-                part = f"reward>={low:.6g} and reward{'<=' if last else '<'}{high:.6g}"
-                self.set_query(keep=True, filter=part)
-
     def action_open(self) -> None:
         row = self.table.current
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.n, self.list_query, find=needles(self.list_query.search)))
-
-    def action_histogram(self) -> None:
-        self._histogram_wanted = not self._histogram_wanted
-        self.shell.memory.run(self.reads.path.name)["histogram"] = self._histogram_wanted
-        self.frame.replan()
-        if self._histogram_wanted:
-            self.run_worker(self._bins(self._asking), group="bins")
 
     def action_fold(self) -> None:
         row = self.table.current

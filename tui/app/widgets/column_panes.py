@@ -52,7 +52,7 @@ class Columns(Pane):
         self.changed(keep_scroll=same)
 
     def cells(self, width: int) -> int:
-        return max(4, (width - 2 * (len(self.shown_rows) - 1)) // max(1, len(self.shown_rows)))
+        return max(4, (width - 3 * (len(self.shown_rows) - 1)) // max(1, len(self.shown_rows)))
 
     def beside(self, columns: Sequence[Sequence[Line]], width: int) -> list[Line]:
         """Put columns of lines next to each other. A click leads to the rollout of its column."""
@@ -61,9 +61,9 @@ class Columns(Pane):
             line = Line(p)
             for at, (row, part) in enumerate(zip(self.shown_rows, parts, strict=True)):
                 if at:
-                    line.to(at * (cells + 2) - 2).add("│ ", p.border)
+                    line.to(at * (cells + 3) - 2).add("│ ", p.border)
                 line.extend((part or Line(p)).cropped(cells))
-                line.hits.append((at * (cells + 2), at * (cells + 2) + cells, ("rollout", row.n)))
+                line.hits.append((at * (cells + 3), at * (cells + 3) + cells, ("rollout", row.n)))
             lines.append(line)
         return lines
 

@@ -77,28 +77,28 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 class Histogram(Pane):
-    """Counts by range of reward as bars. A click on a bar filters by it."""
-
-    title = "Reward"
+    """Counts by range of a value as bars. A click on a bar filters by it; ▲ marks the chosen one."""
 
     def __init__(self) -> None:
         super().__init__("histogram")
+        self.what = "rewards"
         self.bins: list[tuple[float, float, int]] = []
+        self.chosen: int | None = None
         self._read = False
 
-    def put(self, bins: list[tuple[float, float, int]]) -> None:
-        self.bins, self._read = bins, True
+    def put(self, bins: list[tuple[float, float, int]], chosen: int | None = None, what: str = "rewards") -> None:
+        self.bins, self.chosen, self.what, self._read = bins, chosen, what, True
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
         most = max((n for _, _, n in self.bins), default=0)
         if not most:
-            text = "no rewards to show" if self._read else "reading…"
+            text = f"no {self.what} to show" if self._read else "reading…"
             return [Line(p).add(text, p.faint, cells=width, align="^")]
         rows = max(1, height - 1)
         side = min(8, max(len(count(most)), 4))
-        cells = max(1, (width - side - 1) // len(self.bins))
+        cells = max(1, (width - side - 1 - (len(self.what) + 1 if width >= 60 else 0)) // len(self.bins))
         lines = []
         for y in range(rows):
             line = Line(p).add(count(most) if y == 0 else "", p.faint, cells=side, align=">").gap()
@@ -109,14 +109,17 @@ class Histogram(Pane):
                     level = max(1, level)
                 gap = 1 if cells >= 3 else 0
                 style = p.series[0] if (low + high) / 2 >= 0 else p.bad
+                style = style if self.chosen in (None, index) else p.faint
                 line.add(_LEVELS[level] * (cells - gap) + " " * gap, style, click=("bin", index))
             lines.append(line)
         axis = Line(p).gap(side + 1)
         step = max(1, 10 // cells + 1)
         for index, (low, _, _) in enumerate(self.bins):
-            if index % step == 0:
-                axis.to(side + 1 + index * cells).add(number(round(low, 6)), p.muted, click=("bin", index))
-        lines.append(axis)
+            here, text = index == self.chosen, number(round(low, 6))
+            if here or (index % step == 0 and (self.chosen is None or abs(index - self.chosen) >= step)):
+                axis.to(side + 1 + index * cells)
+                axis.add(f"▲{text}" if here else text, p.accent if here else p.muted, click=("bin", index))
+        lines.append(axis.right(Line(p).add(self.what, p.muted), width))
         return lines[-height:]
 
 

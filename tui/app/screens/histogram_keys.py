@@ -1,0 +1,111 @@
+"""The histogram above a list: its value, and its bars, which filter the list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....engine.runs.errors import RecordError
+from ....engine.runs.search.query import EVERYTHING, Query
+from ..data import Reads
+from ..widgets.list_panels import Histogram
+from ..widgets.pane import Pane
+from .query_list import QueryList
+
+VALUES = {"reward": "rewards", "tokens": "tokens", "turns": "turns"}
+"""Columns that the histogram may show, with their names for people."""
+_BINS = 24
+
+
+class HistogramKeys(QueryList):
+    """A chosen bar joins the filter as a range. The histogram keeps the other bars, so that one can go on to them."""
+
+    def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
+        super().__init__(reads, query)
+        self.histogram = Histogram()
+        self.histogram_wanted = True
+        self.counted = "reward"
+        """The column that is counted."""
+        self._before = ""
+        """The filter without the chosen bar."""
+        self._chosen: tuple[int, str] | None = None
+        """The chosen bar, and the filter with it."""
+
+    @property
+    def chosen_bar(self) -> int | None:
+        """Return the chosen bar, unless another filter replaced it."""
+        return self._chosen[0] if self._chosen is not None and self._chosen[1] == self.list_query.filter else None
+
+    def remember_histogram(self, possible: bool) -> None:
+        kept = self.shell.memory.run(self.reads.path.name)
+        self.histogram_wanted = possible and kept.get("histogram", True) is not False
+        self.counted = next((name for name in VALUES if name == kept.get("counted")), "reward")
+
+    async def read_bins(self) -> None:
+        """Count the bars of the list, without the range of the chosen one."""
+        if not self.histogram_wanted:
+            return
+        query, column, chosen = self.list_query, self.counted, self.chosen_bar
+        base = query if chosen is None else replace(query, filter=self._before)
+        try:
+            bins = await self.reads.later(lambda r: r.rollouts.histogram(base, column=column, bins=_BINS))
+        except RecordError:
+            return
+        if (query, column) == (self.list_query, self.counted):
+            self.histogram.put(list(bins), chosen, VALUES[column])
+            self.frame.refresh_lines()
+
+    def action_histogram(self) -> None:
+        self.histogram_wanted = not self.histogram_wanted
+        self.shell.memory.run(self.reads.path.name)["histogram"] = self.histogram_wanted
+        self.frame.replan()
+        self.run_worker(self.read_bins(), group="bins")
+
+    def action_next_value(self) -> None:
+        names = list(VALUES)
+        self.counted = names[(names.index(self.counted) + 1) % len(names)]
+        self._chosen = None
+        self.shell.memory.run(self.reads.path.name)["counted"] = self.counted
+        if not self.histogram_wanted:
+            self.action_histogram()
+        self.run_worker(self.read_bins(), group="bins", exclusive=True)
+
+    def action_bar(self, by: int) -> None:
+        """Choose the next bar with rollouts. After the last one, the whole list comes back."""
+        at = self.chosen_bar
+        filled = [i for i, (_, _, n) in enumerate(self.histogram.bins) if n]
+        later = [i for i in filled if at is None or (i > at if by > 0 else i < at)]
+        if later:
+            self.choose_bar(later[0] if by > 0 else later[-1])
+        elif at is not None:
+            self.choose_bar(at)
+
+    def choose_bar(self, index: int) -> None:
+        """Filter by a bar; the chosen bar again takes its range out of the filter."""
+        at, bins = self.chosen_bar, self.histogram.bins
+        if at is None:
+            self._before = self.list_query.filter
+        self.histogram.put(bins, None if index == at else index, VALUES[self.counted])
+        if index == at:
+            self._chosen = None
+            self.set_query(keep=True, filter=self._before)
+            return
+        (low, high, _), last = bins[index], index == len(bins) - 1
+        part = f"{self.counted}>={_edge(low, -1 if not index else 0)} and "
+        part += f"{self.counted}{'<=' if last else '<'}{_edge(high, int(last))}"
+        base = f"({self._before})" if " or " in self._before.lower() else self._before
+        filter = f"{base} and {part}" if base else part
+        self._chosen = index, filter
+        self.set_query(keep=True, filter=filter)
+
+    def on_pane_hit(self, message: Pane.Hit) -> None:
+        match message.what:
+            case ("bin", int(index)):
+                self.choose_bar(index)
+
+
+def _edge(value: float, outwards: int) -> str:
+    """Format an edge in six digits. The outer edges of the run are rounded outwards, so that no rollout is lost."""
+    text = f"{value:.6g}"
+    if outwards and (float(text) - value) * outwards < 0:
+        text = f"{value + outwards * abs(value) * 1e-5:.6g}"
+    return text
