@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_tui.tui.app.curves import Series, smooth, ticks
-from grpo_tui.tui.app.destinations import Behavior, Live, Runs, SideBySide, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import Behavior, Live, Runs, Scatter, SideBySide, Stepper, Trajectories
 from grpo_tui.tui.app.widgets.chart import Braille as _Canvas
 from grpo_tui.tui.app.widgets.frame import Box, Part, split
 
@@ -54,7 +54,15 @@ async def test_no_boxes_overlap_at_any_size(run: Path, view: str) -> None:
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (60, 16), (80, 24), (300, 90)])
 async def test_every_screen_paints_at_every_size_and_survives_resizing(run: Path, size: tuple[int, int]) -> None:
-    for start in (Runs(), Live(run), Trajectories(run), Behavior(run), SideBySide(run, 1), Stepper(run, "1")):
+    for start in (
+        Runs(),
+        Live(run),
+        Trajectories(run),
+        Behavior(run),
+        SideBySide(run, 1),
+        Scatter(run),
+        Stepper(run, "1"),
+    ):
         async with running(run.parent, start, size=size) as app:
             lines = app.text.splitlines()
             assert len(lines) == size[1]

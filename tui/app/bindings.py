@@ -12,8 +12,8 @@ from textual.binding import Binding, BindingType
 
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
 COMPARE, DIFF, HELP, PLAY, CHAT = "compare", "diff", "help", "play", "chat"
-BEHAVIOR, BESIDE = "behavior", "side by side"
-EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR, BESIDE)
+BEHAVIOR, BESIDE, SCATTER = "behavior", "side by side", "scatter"
+EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR, BESIDE, SCATTER)
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
 PANES = (LIVE, STEP, PLAY, COMPARE)
 SCREEN_TITLES = {
@@ -28,6 +28,7 @@ SCREEN_TITLES = {
     CHAT: "Chat",
     BEHAVIOR: "Behaviour",
     BESIDE: "Side by side",
+    SCATTER: "Scatter",
     PLAY: "Play",
 }
 
@@ -102,6 +103,13 @@ TABLE: tuple[Key, ...] = (
     Key((BESIDE,), "L", "L", "columns(1)", "", "As many columns to the right as fit"),
     Key((BESIDE,), "H,L", "H/L", "columns(1)", "page", "", 3),
     Key((BESIDE,), "z", "z", "whole_texts", "whole texts", "More of each text, or its beginning", 4),
+    # scatter
+    Key((LIST, GROUPS), "x", "x", "scatter", "scatter", "Two values of the rollouts against each other", 10),
+    Key((SCATTER,), "enter", "enter", "open", "open", "Step through the rollouts of the point", 1),
+    Key((SCATTER,), "t", "t", "trajectories", "list", "The list of the rollouts of the point", 2),
+    Key((SCATTER,), "m", "m", "choose", "values", "Choose two values: the first along x, the second up", 3),
+    Key((SCATTER,), "h,left", "h ←", "along(-1)", "", "To a point on the left"),
+    Key((SCATTER,), "l,right", "l →", "along(1)", "", "To a point on the right"),
     # behaviour
     Key((BEHAVIOR,), "enter", "enter", "open", "trajectories", "The rollouts with this action or end", 1),
     Key((BEHAVIOR,), "s", "s", "steps", "steps", "Type steps to compare: 10 200, or 10..200 for those between", 2),

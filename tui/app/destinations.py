@@ -90,6 +90,15 @@ class Behavior(Destination):
 
 
 @dataclass(frozen=True)
+class Scatter(Destination):
+    """Two values of the trajectories that match `query` against each other."""
+
+    screen = ("scatter", "ScatterScreen")
+    run: Path
+    query: Query = EVERYTHING
+
+
+@dataclass(frozen=True)
 class Stepper(Destination):
     """One trajectory, by id or number, at `step` (from 0) or the first match of `find`. `query` gives the next one."""
 

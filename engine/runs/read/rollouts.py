@@ -13,7 +13,7 @@ from ..errors import FilterError
 from ..labels import Labels
 from ..learning import marks_of
 from ..notes import Note
-from ..search import filters, histogram
+from ..search import filters, histogram, scatter
 from ..search.query import EVERYTHING, Query, Selection, match_expression
 from ..search.views import Count, View, open_view
 from ..types import TrajectoryRow
@@ -187,6 +187,18 @@ class Rollouts:
         """Return how the matching rollouts of some spans of steps behaved, without those of evaluations."""
         selection, whole = self._selection(replace(query, filter=trained(query.filter))), query.everything
         return [] if selection is None else [behavior(self._record, selection, span, whole) for span in spans]
+
+    def scatter(self, query: Query, x: str, y: str, size: tuple[int, int]) -> scatter.Cloud:
+        """Return two values of the matching rollouts against each other, in at most `size` cells."""
+        selection, db, labels = self._selection(query), self._record.db, self._record.labels()
+        if selection is None or db is None or labels is None:
+            return scatter.Cloud(scatter.Axis(x), scatter.Axis(y))
+        return scatter.cloud(db, labels, selection, x, y, size)
+
+    def values(self) -> list[str]:
+        """Return the names of the numbers that `scatter` takes."""
+        labels = self._record.labels()
+        return [] if labels is None else scatter.names(labels)
 
     def filter_notes(self, filter: str) -> tuple[str, ...]:
         """Return names in a filter that this record does not hold, each with the nearest that it does."""

@@ -100,15 +100,15 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         Binding("ctrl+u", "clear", show=False),
     ]
 
-    def __init__(self, names: Sequence[str], chosen: Sequence[str]) -> None:
-        self.pane = PickerPane(names, chosen)
+    def __init__(self, names: Sequence[str], chosen: Sequence[str], title: str = "Metrics of the chart") -> None:
+        self.pane, self._title = PickerPane(names, chosen), title
         super().__init__(self.pane, widest=64)
 
     def rows(self, width: int) -> int:
         return min(len(self.pane.names) + 2, _MOST_ROWS)
 
     def heading(self) -> Line:
-        return Line(self.pane.palette).add("Metrics of the chart", self.pane.palette.title)
+        return Line(self.pane.palette).add(self._title, self.pane.palette.title)
 
     def hints(self, width: int) -> Line:
         p = self.pane.palette

@@ -11,7 +11,7 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ...format import count
 from ..data import Reads
-from ..destinations import Behavior, Groups, SideBySide
+from ..destinations import Behavior, Groups, Scatter, SideBySide
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Table
@@ -82,6 +82,9 @@ class QueryList(TableScreen):
 
     def action_behavior(self) -> None:
         self.shell.open(Behavior(self.reads.path, Query(self.list_query.filter, self.list_query.search)))
+
+    def action_scatter(self) -> None:
+        self.shell.open(Scatter(self.reads.path, Query(self.list_query.filter, self.list_query.search)))
 
     def action_over_steps(self) -> None:
         row, n = self.table.current, self.number

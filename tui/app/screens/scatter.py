@@ -1,0 +1,146 @@
+"""A scatter plot of two values of the rollouts. A point leads to its rollouts."""
+
+from __future__ import annotations
+
+from ....engine.runs.errors import RecordError
+from ....engine.runs.read.reader import RunReader
+from ....engine.runs.search.query import EVERYTHING, Query
+from ....engine.runs.search.scatter import Axis, Cloud
+from ...format import count
+from ..bindings import SCATTER, bindings
+from ..data import Reads
+from ..destinations import Stepper, Trajectories
+from ..widgets.frame import Box, Part, split
+from ..widgets.line import Line
+from ..widgets.list_panels import Preview
+from ..widgets.pane import Pane
+from ..widgets.scatter import MARGIN, Scatter
+from .base import AppScreen
+from .chart_keys import MetricPicker
+
+_MOST = (200, 80)
+"""The most columns and rows of cells."""
+
+
+class ScatterScreen(AppScreen):
+    """Cells are counted on the reading thread, again after a resize."""
+
+    view = SCATTER
+    BINDINGS = bindings(SCATTER)
+
+    def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
+        super().__init__()
+        self.reads, self.list_query = reads, query
+        self.names: list[str] = []
+        self.x, self.y = "", "reward"
+        self._grid = (0, 0)
+        self.plot, self.preview = Scatter(), Preview()
+
+    def panes(self) -> list[Pane]:
+        return [self.plot, self.preview]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        left, boxes = width, []
+        if width >= 120:
+            (_, left), (x, w) = split(width, [Part(80, 2.6), Part(40, 1.0, 60)])
+            boxes.append(Box("preview", x, 0, w, height))
+        size = (max(2, min(_MOST[0], left - 4 - MARGIN)), max(2, min(_MOST[1], height - 4)))
+        if size != self._grid:
+            self._grid = size
+            self.call_after_refresh(self._read)
+        return [Box("scatter", 0, 0, left, height), *boxes]
+
+    def header(self, width: int) -> tuple[Line, Line]:
+        p, name, query = self.palette, self.reads.path.name, self.list_query.describe()
+        left = Line(p).add(name, p.title, cells=min(28, len(name)))
+        left.add(f" · {self.y} over {self.x}" if self.x else " · scatter", p.muted)
+        if query:
+            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 30)))
+        cloud = self.plot.cloud
+        return left, Line(p).add(f"{count(cloud.rollouts)} rollouts" if cloud is not None else "", p.muted)
+
+    def on_mount(self) -> None:
+        self._active = "scatter"
+
+    def _read(self) -> None:
+        if self.is_attached:
+            self.run_worker(self._start(), group="scatter", exclusive=True)
+
+    async def _start(self) -> None:
+        query, grid, y = self.list_query, self._grid, self.y
+        wanted = [self.x] if self.x else ["tokens", "turns", "n"]
+
+        def read(reader: RunReader) -> tuple[list[str], Cloud]:
+            clouds = (reader.rollouts.scatter(query, x, y, grid) for x in wanted)
+            return reader.rollouts.values(), next((c for c in clouds if c.cells), Cloud(Axis(wanted[0]), Axis(y)))
+
+        try:
+            self.names, cloud = await self.reads.later(read)
+        except RecordError as error:
+            self.plot.show(None, str(error))
+            return
+        self.x = cloud.x.name
+        self.plot.show(cloud, f"No rollout has numbers for {self.x} and {y}. m chooses others.")
+        self._moved()
+
+    def _moved(self) -> None:
+        """Show the first rollout of the point."""
+        cloud = self.plot.cloud
+        first = cloud.cells.get(self.plot.cursor) if cloud is not None else None
+        rows = self.reads.now.rollouts.rows([first[1]]) if first is not None else []
+        self.preview.put(rows[0] if rows else None)
+        self.frame.refresh_lines()
+
+    @property
+    def point(self) -> Query | None:
+        """The rollouts of the point under the cursor."""
+        cloud, (x, y) = self.plot.cloud, self.plot.cursor
+        if cloud is None or (x, y) not in cloud.cells:
+            return None
+        terms = [f"({self.list_query.filter})"] if self.list_query.filter else []
+        return Query(" and ".join([*terms, cloud.x.term(x), cloud.y.term(y)]), self.list_query.search)
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def action_along(self, by: int) -> None:
+        self._go(by, 0)
+
+    def action_scroll(self, by: int) -> None:
+        self._go(0, -by)
+
+    def action_page(self, by: int) -> None:
+        for _ in range(8):
+            self.plot.move(0, -by)
+        self._moved()
+
+    def _go(self, across: int, up: int) -> None:
+        if self.plot.move(across, up):
+            self._moved()
+
+    def action_open(self) -> None:
+        query, cloud = self.point, self.plot.cloud
+        if query is not None and cloud is not None:
+            self.shell.open(Stepper(self.reads.path, cloud.cells[self.plot.cursor][1], query))
+
+    def action_trajectories(self) -> None:
+        if self.point is not None:
+            self.shell.open(Trajectories(self.reads.path, self.point))
+
+    def action_choose(self) -> None:
+        def chosen(names: tuple[str, ...] | None) -> None:
+            if names:
+                self.x, self.y = names[0], names[1] if len(names) > 1 else self.y
+                self._read()
+
+        title = "Two values: along x, then up"
+        self.app.push_screen(MetricPicker(self.names, [n for n in (self.x, self.y) if n], title), chosen)
+
+    def on_pane_hit(self, message: Pane.Hit) -> None:
+        match message.what:
+            case ("point", tuple(cell)):
+                same = cell == self.plot.cursor
+                self.plot.cursor = cell
+                self.plot.changed()
+                self._moved()
+                if same:
+                    self.action_open()
