@@ -7,7 +7,7 @@
 |---|---|
 | `worlds.py` | the tasks of the small policies, and their graders, right and wrong |
 | `recipes.py` | the healthy kinds, and the faults: what is broken and how |
-| `patches.py`, `unseen_patches.py` | faults that no setting causes, as patches of the engine in the process that trains |
+| `patches.py`, `unseen_patches.py` | faults that no setting causes, as patches of the process that trains |
 | `training.py` | trains what is missing, and keeps records |
 | `evaluation.py` | runs the product's `check` over the records |
 | `others.py` | runs rldoctor and rlprobe over the same records |

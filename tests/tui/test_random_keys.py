@@ -10,7 +10,18 @@ import pytest
 from textual import events
 
 from grpo_tui.tui.app.bindings import TABLE
-from grpo_tui.tui.app.destinations import Behavior, Diff, Groups, Live, Runs, Scatter, SideBySide, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import (
+    Behavior,
+    Diff,
+    Further,
+    Groups,
+    Live,
+    Runs,
+    Scatter,
+    SideBySide,
+    Stepper,
+    Trajectories,
+)
 
 from .drive import Driver, running, settle
 from .test_hostile import NASTY, make_hostile
@@ -41,6 +52,7 @@ async def session(run: Path, seed: int, presses: int, monkeypatch: pytest.Monkey
             Behavior(run),
             SideBySide(run, 5),
             Scatter(run),
+            Further("Timeline", run),
         ]
     )
     monkeypatch.setenv("PAGER", "no-such-program")

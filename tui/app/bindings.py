@@ -12,8 +12,10 @@ from textual.binding import Binding, BindingType
 
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
 COMPARE, DIFF, HELP, PLAY, CHAT = "compare", "diff", "help", "play", "chat"
-BEHAVIOR, BESIDE, SCATTER = "behavior", "side by side", "scatter"
-EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR, BESIDE, SCATTER)
+BEHAVIOR, BESIDE, SCATTER, TIMELINE = "behavior", "side by side", "scatter", "timeline"
+EVERYWHERE = (
+    RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR, BESIDE, SCATTER, TIMELINE,
+)  # fmt: skip
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
 PANES = (LIVE, STEP, PLAY, COMPARE)
 SCREEN_TITLES = {
@@ -29,6 +31,7 @@ SCREEN_TITLES = {
     BEHAVIOR: "Behaviour",
     BESIDE: "Side by side",
     SCATTER: "Scatter",
+    TIMELINE: "Timeline",
     PLAY: "Play",
 }
 
@@ -110,6 +113,9 @@ TABLE: tuple[Key, ...] = (
     Key((SCATTER,), "m", "m", "choose", "values", "Choose two values: the first along x, the second up", 3),
     Key((SCATTER,), "h,left", "h ←", "along(-1)", "", "To a point on the left"),
     Key((SCATTER,), "l,right", "l →", "along(1)", "", "To a point on the right"),
+    # timeline
+    Key((LIVE,), "i", "i", "timeline", "timeline", "The time of each step: waiting, generation, tools, update"),
+    Key((TIMELINE,), "enter", "enter", "open", "trajectories", "The rollouts of the step", 1),
     # behaviour
     Key((BEHAVIOR,), "enter", "enter", "open", "trajectories", "The rollouts with this action or end", 1),
     Key((BEHAVIOR,), "s", "s", "steps", "steps", "Type steps to compare: 10 200, or 10..200 for those between", 2),

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from .data import Reads
 
 
-FURTHER: dict[str, tuple[str, str]] = {"Chat": ("chat", "ChatScreen")}
+FURTHER: dict[str, tuple[str, str]] = {
+    "Chat": ("chat", "ChatScreen"),
+    "Timeline": ("timeline", "TimelineScreen"),
+}
 """Further screens of a run, by their title in the command palette: file in `screens/` and class, which is made with the
 run's `Reads`."""
 

@@ -252,6 +252,9 @@ class LiveScreen(ChartKeys, RequestKeys):
         else:
             self.say("Only a run of `grpo-tui online` serves its policy.")
 
+    def action_timeline(self) -> None:
+        self.shell.open(Further("Timeline", self.reads.path))
+
     def action_search(self) -> Awaitable[None] | None:
         def found(text: str) -> None:
             if text:

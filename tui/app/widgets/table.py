@@ -21,7 +21,8 @@ _KEPT_PAGES = 12
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `cell` returns text and style of a row. On narrow screens the highest `drop` goes first."""
+    """One column. `cell` returns text and style of a row, or a line of several styles. On narrow screens the highest
+    `drop` goes first."""
 
     name: str
     title: str
@@ -232,7 +233,11 @@ class Table(Pane):
         line.add(self.marked(row), p.warn_bold, cells=1)
         for place, (column, size) in enumerate(columns):
             value, style = column.cell(row)
-            line.gap(int(place > 0)).add(value, style, cells=size, align=column.align)
+            line.gap(int(place > 0))
+            if isinstance(value, Line):
+                line.extend(value.cropped(size)).to(line.width + size - min(size, value.width))
+            else:
+                line.add(value, style, cells=size, align=column.align)
         return line.cells(width, p.cursor if here else None)
 
     def clicked(self, x: int, y: int) -> bool:

@@ -1,0 +1,121 @@
+"""The time of steps by phase, and the servers that wrote their rollouts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.write.writer import RunWriter
+from grpo_tui.envs.trajectory import Step, Trajectory
+from grpo_tui.tui.app.destinations import Further, Live
+from grpo_tui.tui.app.timings import timed_steps, timings, written
+
+from .drive import running
+from .terminal import opened
+from .test_hostile import NASTY, check
+
+
+def served(folder: Path, steps: int = 3, names: tuple[str, ...] = ("http://a:8000", "http://b:8000")) -> Path:
+    """A run whose rollouts two servers wrote."""
+    run = folder / "served"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"id": "served", "mode": "rft"}')
+    writer = RunWriter(run)
+    for step in range(1, steps + 1):
+        records = []
+        for i in range(4):
+            turn = Step(0, "x", token_span=(0, 10 * (1 + i)), server=names[i % 2])
+            records.append(TrajectoryRecord(Trajectory(f"{step}-{i}", "e", "p", f"g{step}", i, "Q", (turn,))))
+        writer.trajectories(step, records)
+        times = {"time/generate": 2.0 + step, "time/backward": 1.0, "trainer/idle": 0.5, "time/step": 4.0 + step}
+        writer.metrics(step, {**times, "rollout/wait": 0.25, "time/evaluate": 3.0 if step == 2 else math.nan})
+    assert writer.flush(20)
+    writer.close()
+    return run
+
+
+def test_parts_add_up_to_the_step(run: Path, tmp_path: Path) -> None:
+    with RunReader(run) as reader:
+        assert timed_steps(reader) == list(range(1, 41))
+        for shown in timings(reader, 5, 9):
+            assert 5 <= shown.step <= 9 and shown.seconds == pytest.approx(1.9)
+            assert sum(shown.parts.values()) == pytest.approx(shown.seconds)
+            assert shown.parts["generation"] == 0.9 and shown.parts["tools"] == 0.06
+            assert shown.parts["other"] == pytest.approx(1.9 - 0.9 - 0.06 - 0.04 - 0.2 - 0.6 - 0.01)
+    with RunReader(served(tmp_path)) as reader:
+        first, second, _ = timings(reader, 1, 3)
+        assert list(first.parts) == ["waiting for rollouts", "generation", "update", "other"]
+        assert first.later == {"rollouts in the queue": 0.25}
+        assert second.later == {"evaluation after it": 3.0, "rollouts in the queue": 0.25}
+        assert [(w.server, w.turns, w.tokens) for w in written(reader, 1)] == [
+            ("http://a:8000", 2, 10 + 30),
+            ("http://b:8000", 2, 20 + 40),
+        ]
+
+
+async def test_a_step_and_its_servers(tmp_path: Path) -> None:
+    run = served(tmp_path)
+    async with running(tmp_path, Further("Timeline", run), size=(80, 24)) as app:
+        assert "step 3" in app.text and "waiting for rollouts" in app.text
+        line = next(text for text in app.text.splitlines() if "generation" in text)
+        assert "5.00 s" in line and "71 %" in line
+        assert "http://a:8000" in app.text and "40 tokens in 2 turns" in app.text
+        text = await app.press("k")
+        assert "step 2" in text and "evaluation after it" in text and "3.00 s" in text
+        await app.press("enter")
+        assert app.view == "trajectories" and app.screen.list_query.filter == "step=2"
+
+
+async def test_from_the_dashboard(run: Path) -> None:
+    async with running(run.parent, Live(run)) as app:
+        await app.press("i")
+        assert app.view == "timeline" and "step 40" in app.text and "47 %" in app.text
+        await app.press("g")
+        assert "· step 1 " in app.text
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])
+async def test_every_size_and_hostile_names(tmp_path: Path, size: tuple[int, int]) -> None:
+    run = served(tmp_path, names=(NASTY, "http://" + "x" * 500))
+    async with running(tmp_path, Further("Timeline", run), size=size) as app:
+        check(app.text)
+        await app.press("k", "g", "G", "pageup", "j")
+        check(app.text)
+        await app.pilot.resize_terminal(100, 30)
+        await app.press()
+        check(app.text)
+        assert "rollouts in the queue" in app.text
+
+
+async def test_many_steps_and_none(tmp_path: Path, own_runs: Path) -> None:
+    run = own_runs / "many"
+    run.mkdir()
+    (run / "run.json").write_text('{"id": "many", "mode": "sft"}')
+    writer = RunWriter(run)
+    for step in range(1, 3001):
+        writer.metrics(step, {"time/step": 1.0 + step % 7})
+    assert writer.flush(20)
+    writer.close()
+    async with running(own_runs, Further("Timeline", run), size=(80, 24)) as app:
+        assert "3,000 steps" in app.text and "other" in app.text
+        assert "· step 1 " in await app.press("g")
+    empty = own_runs / "none"
+    empty.mkdir()
+    (empty / "run.json").write_text('{"id": "none", "mode": "rft"}')
+    async with running(own_runs, Further("Timeline", empty), size=(80, 24)) as app:
+        assert "No timings were recorded." in app.text
+        await app.press("j", "enter", "G")
+        assert app.view == "timeline"
+
+
+def test_in_a_terminal(run: Path) -> None:
+    with opened(run, "Live(run)") as screen:
+        screen.see("reward")
+        screen.press("i")
+        screen.see("step 40", "generation", "0.90 s", "47 %")
+        screen.press("q")
+        assert screen.wait() == 0

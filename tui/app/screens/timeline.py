@@ -1,0 +1,176 @@
+"""The time of steps: a bar of phases for each step, and the phases and servers of the chosen one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.style import Style
+
+from ....engine.runs.errors import RecordError
+from ....engine.runs.search.query import Query
+from ...format import EIGHTHS, count, fitted, percent
+from ..bindings import TIMELINE, bindings
+from ..data import Reads
+from ..destinations import Trajectories
+from ..theme import PATTERNS, Palette
+from ..timings import LATER, OTHER, STACKED, Timings, Written, timed_steps, timings, written
+from ..widgets.frame import Box
+from ..widgets.line import Line
+from ..widgets.pane import Pane
+from ..widgets.table import Column, Table
+from .base import TableScreen
+
+_NAMES = [*STACKED.values(), OTHER]
+_NAME = 24
+"""Cells of the name of a phase."""
+
+
+def _sign(name: str) -> str:
+    return PATTERNS[_NAMES.index(name) % len(PATTERNS)]
+
+
+def _style(p: Palette, name: str) -> Style:
+    return p.series[_NAMES.index(name) % len(p.series)]
+
+
+class Phases(Pane):
+    """One line a phase of a step, placed where it begins; below them its servers."""
+
+    def __init__(self) -> None:
+        super().__init__("phases")
+        self.timings: Timings | None = None
+        self.servers: Sequence[Written] = ()
+
+    def put(self, timings: Timings | None, servers: Sequence[Written] = ()) -> None:
+        self.timings, self.servers = timings, servers
+        self.changed()
+
+    @property
+    def rows(self) -> int:
+        """The number of lines that the phases of a step can have."""
+        return len(_NAMES) + len(LATER) + len(self.servers) + bool(self.servers)
+
+    def build(self, width: int, height: int) -> list[Line]:
+        p, shown = self.palette, self.timings
+        if shown is None:
+            return []
+        room, lines, at = max(4, width - _NAME - 16), [], 0.0
+        for name, seconds in shown.parts.items():
+            lines.append(self._lane(name, at, seconds, room, _style(p, name), _sign(name)))
+            at += seconds
+        for name, seconds in shown.later.items():
+            at = shown.seconds if name.startswith("evaluation") else 0.0
+            lines.append(self._lane(name, min(at, shown.scale), seconds, room, p.muted, "░"))
+        tokens = sum(server.tokens for server in self.servers)
+        for server in self.servers:
+            line = Line(p).add(server.server, p.muted, cells=_NAME).gap()
+            line.add("█" * round(room * server.tokens / max(1, tokens)), p.faint, cells=room)
+            told = f" {count(server.tokens)} tokens in {count(server.turns)} turns"
+            lines.append(line.cropped(max(1, width - len(told))).whole(told, p.text, len(told)))
+        return lines
+
+    def _lane(self, name: str, at: float, seconds: float, room: int, style: Style, sign: str) -> Line:
+        assert self.timings is not None
+        p, scale = self.palette, max(self.timings.scale, 1e-9)
+        begin, end = (round(8 * room * x / scale) for x in (at, min(at + seconds, scale)))
+        line = Line(p).add(f"{sign} ", style).add(name, p.text, cells=_NAME - 2).gap(1 + begin // 8)
+        cells = end // 8 - begin // 8
+        line.add(sign * cells if cells else EIGHTHS[max(1, min(8, end - begin))], style)
+        line.to(_NAME + 1 + room)
+        share = seconds / self.timings.seconds if self.timings.seconds else 0.0
+        return line.add(f"{fitted(seconds, 7)} s", p.strong, cells=9, align=">").add(percent(share), p.muted, 6, ">")
+
+
+class TimelineScreen(TableScreen):
+    """One row a step, the newest last. The bars of a page share one scale."""
+
+    view = TIMELINE
+    BINDINGS = bindings(TIMELINE)
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self.reads = reads
+        self.steps: Sequence[int] = ()
+        self.problem = "reading…"
+        self.phases = Phases()
+        self.table = Table("table", self._columns, self._fetch, lambda: [self.problem])
+
+    def panes(self) -> list[Pane]:
+        return [self.phases, self.table]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        rows = min(self.phases.rows + 2, height // 2) if self.steps and height >= 14 else 1
+        phases = [Box("phases", 0, 0, width, rows)] if rows > 2 else []
+        top = rows - 1 if phases else 0
+        return [*phases, Box("table", 0, top, width, height - top)]
+
+    def header(self, width: int) -> tuple[Line, Line]:
+        p, name, row = self.palette, self.reads.path.name, self.table.current
+        left = Line(p).add(name, p.title, cells=min(28, len(name))).add(" · timeline", p.muted)
+        if isinstance(row, Timings):
+            left.add(f" · step {row.step}", p.accent)
+        return left, Line(p).add(f"{count(len(self.steps))} steps" if self.steps else "", p.muted)
+
+    def on_mount(self) -> None:
+        self._active = "table"
+        self.run_worker(self._start(), group="timeline")
+
+    async def _start(self) -> None:
+        try:
+            self.steps = await self.reads.later(timed_steps)
+            self.problem = "No timings were recorded. They appear with the first step of a training."
+        except RecordError as error:
+            self.problem = str(error)
+        self.frame.replan()
+        self.table.reset(len(self.steps), len(self.steps) - 1)
+        self.table.top = max(0, len(self.steps) - self.table.body_height)
+        self.frame.refresh_lines()
+
+    def _fetch(self, offset: int, limit: int) -> None:
+        self.run_worker(self._page(offset, limit), group="pages")
+
+    async def _page(self, offset: int, limit: int) -> None:
+        wanted = self.steps[offset : offset + limit]
+        if wanted:
+            self.table.deliver(offset, await self.reads.later(lambda r: timings(r, wanted[0], wanted[-1])))
+
+    def _columns(self, table: Table) -> Sequence[Column]:
+        p = self.palette
+        scale = max((row.seconds for row in table.near()), default=1.0) or 1.0
+        room = max(10, table.size.width - 22)
+
+        def bar(row: Timings) -> tuple[Line, None]:
+            made, at = Line(p), 0.0
+            for name, seconds in row.parts.items():
+                at += seconds
+                made.add(_sign(name) * (round(room * at / scale) - made.width), _style(p, name))
+            return made, None
+
+        return (
+            Column("", "step", 8, lambda r: (count(r.step), p.muted), ">"),
+            Column("", "seconds", 9, lambda r: (fitted(r.seconds, 9), p.strong), ">"),
+            Column("", "phases", 10, bar, grow=1.0),
+        )
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def on_table_moved(self, message: Table.Moved) -> None:
+        row = self.table.current
+        self.phases.put(row, self.phases.servers if row is self.phases.timings else ())
+        self.frame.refresh_header()
+        if isinstance(row, Timings):
+            self.run_worker(self._servers(row), group="servers", exclusive=True)
+
+    async def _servers(self, row: Timings) -> None:
+        found = await self.reads.later(lambda reader: written(reader, row.step))
+        if found and row is self.table.current:
+            self.phases.put(row, found)
+            self.frame.replan()
+
+    def on_table_selected(self, message: Table.Selected) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        row = self.table.current
+        if isinstance(row, Timings):
+            self.shell.open(Trajectories(self.reads.path, Query(f"step={row.step}")))

@@ -1,0 +1,92 @@
+"""The seconds of a step by phase, from its metrics, and who wrote its rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...configs import metric_names as metric
+from ...engine.runs.errors import RecordError
+from ...engine.runs.read.reader import RunReader
+from ...engine.runs.search.query import Query
+
+STACKED = {
+    metric.TRAINER_IDLE: "waiting for rollouts",
+    metric.PHASE_SECONDS("generate"): "generation",
+    metric.PHASE_SECONDS("environment"): "tools",
+    metric.PHASE_SECONDS("reward"): "rewards",
+    metric.PHASE_SECONDS("logprobs"): "log-probs",
+    metric.PHASE_SECONDS("backward"): "update",
+    metric.RECORD_SECONDS: "record",
+}
+"""Phases one after the other, with their names for people. Generation and tools are sums, because they alternate."""
+LATER = {metric.EVALUATE_SECONDS: "evaluation after it", metric.ROLLOUTS_WAIT: "rollouts in the queue"}
+"""Seconds that are not of the step's own time."""
+WHOLE = (metric.STEP_SECONDS, metric.UPDATE_SECONDS)
+OTHER = "other"
+_READ = 512
+"""Rollouts of a step that are read for the servers that wrote them."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """One step. `parts` are seconds by phase in order, and add up to `seconds`. `later`: see `LATER`."""
+
+    step: int
+    seconds: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    later: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        return max([self.seconds, *self.later.values()])
+
+
+@dataclass(frozen=True)
+class Written:
+    """The turns and tokens of a step that one server wrote."""
+
+    server: str
+    turns: int
+    tokens: int
+
+
+def timed_steps(reader: RunReader) -> list[int]:
+    """Return the steps with timings."""
+    found = next((points for name in WHOLE if (points := reader.metrics.points(name))), [])
+    return [step for step, _ in found]
+
+
+def timings(reader: RunReader, first: int, last: int) -> list[Timings]:
+    """Read the timings of a range of steps."""
+    read = {
+        name: dict(reader.metrics.points(name, after_step=first - 1, until_step=last))
+        for name in (*WHOLE, *STACKED, *LATER)
+    }
+    whole = next((read[name] for name in WHOLE if read[name]), {})
+    made = []
+    for step, seconds in whole.items():
+        parts = {told: read[name].get(step, 0.0) for name, told in STACKED.items() if step in read[name]}
+        parts = {name: value for name, value in parts.items() if math.isfinite(value) and value > 0}
+        known, seconds = math.fsum(parts.values()), seconds if math.isfinite(seconds) else 0.0
+        if seconds > known:
+            parts[OTHER] = seconds - known
+        later = {told: read[name][step] for name, told in LATER.items() if read[name].get(step, 0.0) > 0}
+        made.append(Timings(step, max(seconds, known), parts, later))
+    return made
+
+
+def written(reader: RunReader, step: int) -> Sequence[Written]:
+    """Return who wrote the rollouts of a step; nothing if no server is recorded."""
+    turns, tokens = Counter[str](), Counter[str]()
+    for row in reader.rollouts.page(Query(f"step={step} and not split:eval"), limit=_READ):
+        try:
+            steps = reader.bodies.trajectory(row.n).trajectory.steps
+        except (RecordError, LookupError):
+            continue
+        for turn in steps:
+            turns[turn.server] += 1
+            tokens[turn.server] += turn.token_span[1] - turn.token_span[0]
+    return [Written(server, turns[server], tokens[server]) for server in sorted(turns) if server]
