@@ -7,7 +7,7 @@ Folders of data (`configs/presets`) are found like packages, so that their files
 from setuptools import find_namespace_packages, setup
 
 ROOMS = ("configs", "envs", "rewards", "engine", "tui")
-DATA = ("yaml", "json", "jsonl", "safetensors", "tcss", "sql", "png", "jpg", "ttf", "txt", "jinja", "html", "md")
+DATA = ("yaml", "json", "jsonl", "safetensors", "tcss", "sql", "png", "jpg", "ttf", "txt", "jinja", "html", "js", "md")
 
 setup(
     packages=["grpo_tui"]

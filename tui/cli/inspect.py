@@ -54,7 +54,10 @@ def inspect(
     live: Annotated[bool, typer.Option("--live", help="Open the app on the dashboard.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", help="Write the dashboard for sharing: .html or .svg."),
+        typer.Option("--report", metavar="FILE", help="Write a page for sharing (.html), or a picture (.svg)."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="RUN", help="With --report: compare with another run or dump.")
     ] = None,
     maps: Maps = None,
     importers: Importers = None,
@@ -69,6 +72,8 @@ def inspect(
 
     --at, --live and --filter set where the app opens. --json, --trajectory, --limit and --report print or write plain
     data instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
+    A page of --report can be filtered and stepped through without a server. --filter and --search choose its rollouts,
+    and --against adds a second run.
     """
     from ...engine.imports.behind import is_path_of_dump
     from ...engine.launch.find import find_run
@@ -81,9 +86,12 @@ def inspect(
     plain = plain or text
     if (at is not None or live) and plain and not text:
         fail("--at and --live open the app: they need a terminal, and no option that prints", ExitCode.USAGE)
+    listing = listing and report is None  # a report holds the rollouts that match
     if sum((trajectory is not None, listing, report is not None, at is not None, live)) > 1:
         wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
         fail(wrong, ExitCode.USAGE)
+    if against is not None and report is None:
+        fail("--against belongs to --report; to compare in the app, mark two runs in the list", ExitCode.USAGE)
     if maps or importers or is_path_of_dump(run, home):
         from ...engine.runs.search.conditions import TEXTS
         from .dumps import dump_notes, opened_dump
@@ -105,9 +113,12 @@ def inspect(
         missing(run, home)
         info = find_run(home, run)
     if report is not None:
+        from ...engine.runs.search.query import Query
+        from .dumps import run_or_dump
         from .report import write_report
 
-        write_report(home, info, report)
+        others = [] if against is None else [run_or_dump(against, home, maps or (), importers or ())]
+        write_report(home, [info, *others], report, Query(filter_ or "", search or ""))
         say(f"wrote {report}")
         return
     if not plain:

@@ -1,9 +1,10 @@
-"""`grpo-tui inspect RUN --report`: the dashboard as a picture or a page, for sharing."""
+"""`grpo-tui inspect RUN --report`: the dashboard as a picture, or a page to filter and step through, for sharing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,21 +12,22 @@ from .common import ExitCode, fail
 
 if TYPE_CHECKING:
     from ...engine.runs.read.reader import RunReader
+    from ...engine.runs.search.query import Query
     from ...engine.runs.types import RunInfo
 
 SIZE = (160, 48)
 """Columns and rows of the terminal that is drawn."""
 
 
-def write_report(home: Path, run: RunInfo, out: Path) -> None:
-    """Draw the live view of `run` and write it to `out`: `.svg`, or `.html` with the numbers as tables."""
+def write_report(home: Path, runs: Sequence[RunInfo], out: Path, query: Query) -> None:
+    """Write the live view of a run as `.svg`, or a page (`.html`) of a run or of two, with rollouts of a query."""
     kind = out.suffix.lower()
     if kind not in (".html", ".svg"):
         fail(f"--report: {out} must end in .html or .svg", ExitCode.USAGE)
     if not out.parent.is_dir():
         fail(f"--report: there is no folder {out.parent}; make it first", ExitCode.USAGE)
-    picture = draw(home, run)
-    text = picture if kind == ".svg" else page(run, picture)
+    picture = draw(home, runs[0]) if len(runs) == 1 or kind == ".svg" else ""
+    text = picture if kind == ".svg" else page(runs, picture, query)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -50,83 +52,100 @@ def draw(home: Path, run: RunInfo) -> str:
     return re.sub(r"@font-face\s*{[^}]*}", "", asyncio.run(shoot()))
 
 
-def page(run: RunInfo, picture: str) -> str:
-    """Return one HTML file without scripts and without anything from elsewhere: the picture, the last values, the
-    events."""
+def page(runs: Sequence[RunInfo], picture: str, query: Query) -> str:
+    """Return one HTML file that fetches nothing: the picture, curves, rollouts to filter and step through, and tables.
+
+    Its one script has a hash, so no other script runs.
+    """
+    import base64
+    import hashlib
     from html import escape
 
+    from ..text import literal
+    from .dumps import opened
+    from .report_data import page_data
+
+    with ExitStack() as stack:
+        readers = [stack.enter_context(opened(run)) for run in runs]
+        tables = _values(runs, readers) + "".join(map(_of_run, runs, readers))
+        data = page_data(readers, [run.id for run in runs], query).decode()
+        head = "".join(map(_facts, runs, readers))
+    code, text = (
+        Path(__file__).with_name(f"report_page.{kind}").read_text(encoding="utf-8") for kind in ("js", "html")
+    )
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    parts = {
+        "TITLE": escape(literal("grpo-tui: " + " and ".join(run.id for run in runs))),
+        "HEAD": head + picture,
+        "TABLES": tables,
+        "DATA": data,
+        "CODE": code,
+        "HASH": f"sha256-{digest}",
+    }
+    return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], text)  # in one pass: nothing in a part is replaced
+
+
+def _facts(run: RunInfo, reader: RunReader) -> str:
+    from html import escape
+
+    from ..format import step_text
+    from ..text import literal
+    from .dumps import dump_notes
+
+    state = f"{run.status} at step {step_text(run)} · {reader.rollouts.total():,} trajectories"
+    facts = " · ".join(t for t in (run.id, run.mode, run.environment, run.model, state) if t)
+    read = dump_notes(run.facts) if run.facts.get("dump") else ()
+    items = "".join(f"<li>{escape(text)}</li>\n" for text in read)
+    return f"<p>{escape(literal(facts))}</p>\n" + (f"<ul>\n{items}</ul>\n" if items else "")
+
+
+def _values(runs: Sequence[RunInfo], readers: Sequence[RunReader]) -> str:
+    """Return the last value of each metric; of two runs, with the difference."""
+    from ..format import number
+
+    latest = [
+        {**(run.facts.get("means") or {}), **reader.metrics.latest()} for run, reader in zip(runs, readers, strict=True)
+    ]
+    rows = []
+    for name in sorted(set().union(*latest)):
+        values = [of.get(name) for of in latest]
+        rows.append([name, *map(number, values)])
+        known = [value for value in values if value is not None]
+        if len(runs) == 2:
+            rows[-1].append(number(known[1] - known[0], signed=True) if len(known) == 2 else "")
+    heads = ["metric", *(run.id for run in runs), *(["difference"] if len(runs) == 2 else [])]
+    return _table("Last values", heads if len(runs) == 2 else ["metric", "value"], rows)
+
+
+def _of_run(run: RunInfo, reader: RunReader) -> str:
+    """Return the findings and events of a run."""
     from ...engine.imports.check import diagnose
     from ...engine.runs.control.alerts import remedy
-    from ..format import number, step_text
-    from ..text import literal
-    from .dumps import dump_notes, opened
 
-    dump = run.facts.get("dump")
-    with opened(run) as reader:
-        numbers = {**(run.facts.get("means") or {}), **reader.metrics.latest()}
-        events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
-        count = reader.rollouts.total()
-        shown = _rollouts(reader)
-        found = diagnose(reader).found() if dump else []
-        events = [event for event in events if not (found and event.kind == "alert")]
-
-    def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-        lines = [f"<tr>{''.join(f'<td>{escape(literal(str(cell)))}</td>' for cell in row)}</tr>" for row in rows]
-        head = "".join(f"<th>{name}</th>" for name in heads)
-        return f"<h2>{title}</h2>\n<table><tr>{head}</tr>{''.join(lines)}</table>\n"
-
-    state = f"{run.status} at step {step_text(run)} · {count:,} trajectories"
-    facts = " · ".join(t for t in (run.mode, run.environment, run.model, state) if t)
-    title = escape(literal(f"grpo-tui {'dump' if dump else 'run'} {run.id}"))
-    read = "".join(f"<li>{escape(text)}</li>\n" for text in dump_notes(run.facts)) if dump else ""
-    tables = f"<h2>What was read</h2>\n<ul>\n{read}</ul>\n" if read else ""
+    kinds = ("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error")
+    found = diagnose(reader).found() if run.facts.get("dump") else []
+    events = [event for event in reader.events(kinds=kinds, limit=500) if not (found and event.kind == "alert")]
+    tables = ""
     if found:
         rows = [
             (f.grade, "" if step is None else step, f.message, remedy(f.detector, f.subject), ", ".join(f.trajectories))
             for f, step in ((each.finding, each.step) for each in found)
         ]
-        tables += table("Findings", ("grade", "step", "what", "what helps", "trajectories"), rows)
+        tables += _table(f"Findings of {run.id}", ("grade", "step", "what", "what helps", "trajectories"), rows)
     if events:
-        tables += table("Events", ("step", "kind", "what"), ((e.step, e.kind, e.message) for e in events))
-    tables += table("Last values", ("metric", "value"), ((k, number(v)) for k, v in sorted(numbers.items())))
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2rem auto; padding: 0 1rem; color: #222; }}
-svg {{ width: 100%; height: auto; }}
-pre {{ font: 13px/1.4 ui-monospace, monospace; overflow-x: auto; background: #fcfcfa; padding: .5rem; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
-td, th {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #111; color: #ddd; }} td, th {{ border-color: #333; }} }}
-</style>
-<h1>{title}</h1>
-<p>{escape(literal(facts))}</p>
-{picture}
-{tables}{shown}</html>
-"""
+        rows = [(e.step, e.kind, e.message) for e in events]
+        tables += _table(f"Events of {run.id}", ("step", "kind", "what"), rows)
+    return tables
 
 
-def _rollouts(reader: RunReader) -> str:
-    """Return the rollouts that earned most and least of the newest, as the stepper renders them."""
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     from html import escape
 
-    from ...engine.runs.errors import RecordError
-    from ...engine.runs.search.query import Query
-    from ..app.printed import html
-    from ..format import number
     from ..text import literal
 
-    newest = reader.rollouts.page(Query(sort="n", descending=True), limit=64)
-    known = sorted((row for row in newest if row.reward is not None), key=lambda row: row.reward or 0.0)
-    made = []
-    for row in [*known[-1:], *known[:-1][:1]]:
-        try:
-            page = html(reader.bodies.trajectory(row.n))
-        except (RecordError, LookupError):
-            continue
-        head = escape(literal(f"rollout {row.n} · reward {number(row.reward)}"))
-        made.append(f"<details><summary>{head}</summary>{page}</details>\n")
-    return f"<h2>Rollouts</h2>\n{''.join(made)}" if made else ""
+    def line(cells: Iterable[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(literal(str(cell)))}</{tag}>" for cell in cells) + "</tr>"
+
+    return (
+        f"<h2>{escape(literal(title))}</h2>\n<table>{line(heads, 'th')}{''.join(line(r, 'td') for r in rows)}</table>\n"
+    )
