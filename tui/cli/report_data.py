@@ -18,8 +18,7 @@ from ..text import clip, literal
 if TYPE_CHECKING:
     from ...engine.runs.read.reader import RunReader
     from ...engine.runs.search.views import Count
-    from ...engine.runs.types import TrajectoryRecord, TrajectoryRow
-    from ...rewards.breakdown import StepReward
+    from ...engine.runs.types import StepReward, TrajectoryRecord, TrajectoryRow
 
 ROLLOUTS = 1000
 """Rollouts on a page."""
