@@ -54,6 +54,8 @@ class RolloutSummary:
     answer: str | None = None
     cut: bool = False
     """A limit ended the last turn."""
+    prompt: str = ""
+    """The end of the prompt; empty: not known, or with images."""
     written: int = 0
     """Tokens between the start and the end of the agent's turns; 0: not known. `tokens` are those in the loss."""
     advantage: float | None = None
@@ -95,6 +97,7 @@ SUCCESS = Need("which rollouts are correct", lambda r: r.correct is not None)
 CALLS = Need("calls of tools", lambda r: bool(r.actions))
 LENGTHS = Need("tokens or turns of the agent", lambda r: bool(r.tokens) or r.turns is not None)
 TASKS = Need("ids of tasks", lambda r: bool(r.task))
+PROMPTS = Need("prompts without images", lambda r: bool(r.prompt))
 ANSWERS = Need("right answers", lambda r: r.expected is not None)
 WRITTEN = Need("numbers of tokens in the loss and in the turns", lambda r: r.written > 0 and r.tokens > 0)
 ADVANTAGES = Need("advantages", lambda r: r.advantage is not None)
@@ -169,6 +172,7 @@ def rollout_of(
         trajectory.expected,
         trajectory.answer,
         trajectory.cut,
+        "" if trajectory.images or trajectory.seen else trajectory.prompt[-TEXT_KEPT:],
         sum(end - start for start, end in (s.token_span for s in trajectory.steps)),
         advantage,
         surprise,

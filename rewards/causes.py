@@ -39,11 +39,17 @@ long after it began."""
 STILL = ("no_movement", "groups_without_variance", "sampler_mismatch")
 """Signs of a policy that learns nothing."""
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
-    "not_finite": (*LEARNT, *STILL, "advantage_order", "zero_advantages"),
+    "not_finite": (*LEARNT, *STILL, "advantage_order", "advantage_scale"),
+    "other_template": (*LEARNT, *STILL),
     "surprising_tokens": (*LEARNT, "trained_tokens", "logprob_mismatch"),
     "trained_tokens": (*LEARNT, "surprising_tokens", "logprob_mismatch"),
+    "reference_mismatch": (*LEARNT, *STILL, "kl_weight"),
+    "untrained_tokens": (*LEARNT, *STILL),
+    "repeated_rollouts": (*LEARNT, "few_tasks"),
+    "reward_order": (*LEARNT, "noisy_reward", "advantage_order"),
+    "noisy_labels": (*LEARNT, "noisy_reward", "rejected_answers"),
     "advantage_order": LEARNT,
-    "zero_advantages": STILL,
+    "advantage_scale": STILL,
     "constant_reward": (*LEARNT, *STILL, "accepted_without_answer", "noisy_reward"),
     "noisy_reward": (*LEARNT, "accepted_without_answer", "rejected_answers"),
     "no_diversity": (*STILL, "entropy_collapse", "one_answer"),

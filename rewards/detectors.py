@@ -17,6 +17,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, Need, RolloutSummary
+from .sequential import fallen_since, fell
 
 SAME = 1e-9
 """Rewards that differ by less are the same reward."""
@@ -127,10 +128,10 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     series = [b.metrics[metric.ENTROPY] for b in batches]
     if len(series) < 3 or max(series) <= SAME:
         return []
-    left = series[-1] / max(series)
-    began = batches[series.index(max(series))].step
-    if left >= limits.entropy_fall:
+    since = fallen_since(series, limits.entropy_fall)
+    if since is None:
         return []
+    left, began = series[-1] / max(series), batches[since].step
     ids = ids_of(batches[-1].rollouts, limits)
     measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of its highest in {len(series)} steps"
     if better := improvement(batches, limits):
@@ -188,16 +189,17 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     by_tokens = all(r.tokens for b in batches for r in b.rollouts)
     series = [fmean(r.tokens if by_tokens else r.turns or 0 for r in b.rollouts) for b in batches]
-    left = series[-1] / max(series) if max(series) else 1.0
-    if left >= limits.length_fall:
+    since = fallen_since(series, limits.length_fall) if max(series) else None
+    if since is None:
         return []
+    left = series[-1] / max(series)
     unit = "tokens" if by_tokens else "turns"
     ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0)), limits)
     message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of their highest in {len(series)} steps"
     better = improvement(batches, limits)
     message = f"{message}, while {better}." if better else f"{message}."
     grade: Grade = "hint" if better else "warning"
-    began = batches[series.index(max(series))].step
+    began = batches[since].step
     return [Finding("length_collapse", message, left, limits.length_fall, ids, grade=grade, began=began)]
 
 
@@ -286,6 +288,12 @@ def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
         if (end - start) / spread_of(known) > limits.reward_rise:
             return f"the mean reward rose from {start:.3g} to {end:.3g}"
     return ""
+
+
+def worse(batches: Sequence[Batch]) -> bool:
+    """Return whether success fell from the earlier half to the later one by two standard errors."""
+    sides = [[r.correct for b in half for r in b.rollouts if r.correct is not None] for half in halves(batches)]
+    return all(sides) and fell(*((sum(side), len(side)) for side in sides))
 
 
 def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:

@@ -9,7 +9,8 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, Need, having
@@ -65,6 +66,13 @@ class Diagnosis:
     def reads(self, name: str, value: float) -> bool:
         """Return whether a detector uses this metric: it names it, or the value is not finite."""
         return name in self._metrics or not math.isfinite(value)
+
+    def noted(self, message: str, step: int, data: Mapping[str, Any]) -> None:
+        """Keep an alert of another part of the program, with its recorded data."""
+        if data.get("detector") and data["detector"] not in self.detectors:
+            known = {f.name: data[f.name] for f in fields(Finding) if f.name in data}
+            self._last = step
+            self._new([Finding(**{"value": 0.0, "threshold": 0.0, **known, "message": message})])
 
     def end(self) -> list[Finding]:
         """Return the findings to report of a run that ends before the window was full."""

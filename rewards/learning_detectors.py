@@ -12,7 +12,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, detector, halves, ids_of, improvement, spread_of
+from .detectors import Finding, detector, halves, ids_of, improvement, spread_of, worse
 from .reward_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -23,6 +23,12 @@ KL_STEPS = 5
 """Steps within which KL may not rise beyond its limit."""
 STILL_STEPS, STILL_KL_STEPS = 5, 10
 """Updates after which a policy must have moved, by its weights and by its KL."""
+RATE_LEFT = 0.01
+"""Share of the highest learning rate below which the policy hardly moves. A schedule that ends is there for a step."""
+UNSEEN_KL = 1e-3
+"""KL in nats a rollout that changes at most one of 45 rollouts."""
+LEAP = 3.0
+"""A KL that rises by this multiple of its limit is a warning, also if success does not fall."""
 NOISE = 1.5
 """KL counts as noise up to this multiple of its value before the first update."""
 QUOTED = 60
@@ -90,6 +96,8 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
         return []
     known = any(r.correct is not None for b in batches for r in b.rollouts)
     better = improvement(batches, limits) if known else ""
+    if known and not better and rise <= LEAP * limits.kl_rise and not worse(batches):
+        better = "success does not fall"
     measured = (
         f"KL to the reference rose by {rise:.2g} nats a token in {steps} step{'s' * (steps > 1)}, to {recent[-1]:.2g}"
     )
@@ -101,32 +109,66 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     return [Finding("kl_rise", message, rise, limits.kl_rise, ids, grade=grade, began=began)]
 
 
-@detector("no_movement", need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED))
-def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find updates with gradients that leave the policy unchanged, by its weights or by a KL that stays noise."""
-    updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]
-    if not updates or updates[-1] is not batches[-1]:
+@detector("reference_mismatch", need.KL)
+def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a KL to the reference before any update: the reference is another policy than that of the start."""
+    kl = abs(batches[0].metrics[metric.KL_MEAN])
+    if len(batches) > 1 or batches[0].step not in (0, 1) or kl <= limits.kl_rise:
         return []
-    moved = updates[-1].metrics.get(metric.MOVEMENT)
-    if len(updates) >= STILL_STEPS and moved is not None and moved < limits.movement:
+    message = (
+        f"the reference is not the policy that training started from: load the same weights, and score the same "
+        f"tokens. Before the first update the KL is {kl:.2g} nats a token, and it should be 0."
+    )
+    return [Finding("reference_mismatch", message, kl, limits.kl_rise, ids_of(batches[-1].rollouts, limits))]
+
+
+@detector(
+    "no_movement", need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED, metric.LEARNING_RATE)
+)
+def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find updates with gradients that leave the policy unchanged, by its weights, its learning rate or its KL."""
+    updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]
+    if not updates or updates[-1] is not batches[-1] or len(updates) < STILL_STEPS:
+        return []
+    moved, began = updates[-1].metrics.get(metric.MOVEMENT), updates[0].step
+    if moved is not None and moved < limits.movement:
         message = (
             f"the policy does not move: its weights changed by {moved:.1%} of the sum of the learning rates. Look at "
             "the precision that weights are kept in (float32), the learning rate, frozen parameters, and whether the "
             f"optimiser has the adapters. {len(updates)} of {len(batches)} steps had a gradient."
         )
-        return [Finding("no_movement", message, moved, limits.movement, began=updates[0].step)]
-    kl = [abs(b.metrics[metric.KL_MEAN]) for b in updates if metric.KL_MEAN in b.metrics]
-    noise = batches[0].metrics.get(metric.KL_UNCHANGED, kl[0] if kl and batches[0].step in (0, 1) else 0.0)
-    floor = NOISE * abs(noise)
-    if len(kl) < STILL_KL_STEPS or not any(kl) or fmean(kl[len(kl) // 2 :]) > floor:
+        return [Finding("no_movement", message, moved, limits.movement, began=began)]
+    rates = [b.metrics[metric.LEARNING_RATE] for b in updates if metric.LEARNING_RATE in b.metrics]
+    if len(rates) >= STILL_STEPS and max(rates[-STILL_STEPS:]) <= RATE_LEFT * max(rates):
+        message = (
+            f"the learning rate is {rates[-1]:.2g}, so the policy does not move: look at the schedule and its length. "
+            f"It was {max(rates):.2g} at most in {len(rates)} steps."
+        )
+        return [Finding("no_movement", message, rates[-1], RATE_LEFT * max(rates), subject="rate", began=began)]
+    return [] if len(rates) > 1 and rates[-1] > 1.5 * rates[0] else _kl_still(batches, updates, limits)
+
+
+def _kl_still(batches: Sequence[Batch], updates: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a KL that stays noise, or too small to be seen in rollouts. A KL of D nats a rollout lets one of
+    sqrt(2 / D) rollouts differ at most (Pinsker)."""
+    kl = [b.metrics[metric.KL_MEAN] for b in updates if metric.KL_MEAN in b.metrics]
+    if len(kl) < STILL_KL_STEPS or not any(kl):
         return []
-    latest = fmean(kl[len(kl) // 2 :])
+    latest = kl[len(kl) // 2 :]
+    noise = batches[0].metrics.get(metric.KL_UNCHANGED, kl[0] if batches[0].step in (0, 1) else 0.0)
+    lengths = [r.tokens for b in updates for r in b.rollouts if r.tokens]
+    unseen = UNSEEN_KL / fmean(lengths) if lengths and not improvement(batches, limits) else 0.0
+    value, floor = abs(fmean(latest)), unseen
+    if value > floor:
+        value, floor = fmean(map(abs, latest)), NOISE * abs(noise)
+    if value > floor:
+        return []
     message = (
-        f"the policy that samples does not move: after {len(updates)} updates its KL is {latest:.2g} nats a token, the "
-        "noise of the unchanged policy. Look at the precision of weights and sampling, the learning rate, and frozen "
+        f"the policy that samples does not move: after {len(updates)} updates its KL is {value:.2g} nats a token, and "
+        f"{floor:.2g} would not be seen. Look at the learning rate, the precision of weights and sampling, and frozen "
         "parameters."
     )
-    return [Finding("no_movement", message, latest, floor, subject="kl", began=updates[0].step)]
+    return [Finding("no_movement", message, value, floor, subject="kl", began=updates[0].step)]
 
 
 def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:

@@ -6,9 +6,10 @@ Each compares two recorded facts, so it needs few steps. Registered with those o
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, pvariance
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
@@ -31,8 +32,12 @@ CONTRADICTED = 0.6
 """Share of verdicts that contradict the expected answer. Below it, the verdicts are noisy."""
 ORDERED = 0.3
 """Correlation of reward and advantage within groups, which is near 1."""
-ALIKE = 0.8
-"""Share of groups with a single text."""
+ALIKE, ALL_ALIKE = 0.8, 0.95
+"""Share of groups with a single text, in the run and before it learns."""
+TINY = 0.1
+"""Size of advantages, as a share of the smaller of 1 and the differences of the rewards."""
+LEAST_ENTROPY = 0.05
+"""Entropy in nats a token below which rollouts hardly differ."""
 DISTINCT = 0.5
 """Distinct tasks of a step, as a share of its groups."""
 
@@ -56,6 +61,60 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     )
     began = _newest(batches)[0].step
     return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high), limits), began=began)]
+
+
+@detector("noisy_labels", need.PROMPTS, need.TASKS, need.ANSWERS)
+def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find equal prompts of several tasks with different right answers. Only single turns count: tools tell more."""
+    asked: dict[str, dict[str, RolloutSummary]] = defaultdict(dict)
+    for r in _rollouts(batches):
+        if r.turns in (1, None):
+            asked[r.prompt][r.task] = r
+    repeated = [list(tasks.values()) for tasks in asked.values() if len(tasks) > 1]
+    noisy = [same for same in repeated if len({_plain(r.expected or "") for r in same}) > 1]
+    share = len(noisy) / len(repeated) if repeated else 0.0
+    if len(repeated) < ENOUGH / 2 or share <= NOISE:
+        return []
+    answers = sorted({r.expected or "" for r in noisy[0]})
+    message = (
+        f"right answers contradict each other: compare the columns of the data, and see if prompts are whole. The same "
+        f"prompt expects {answers[0]!r} and {answers[1]!r}, and {len(noisy):,} of {len(repeated):,} repeated prompts "
+        "do so."
+    )
+    return [Finding("noisy_labels", message, share, NOISE, ids_of(noisy[0], limits), began=batches[0].step)]
+
+
+@detector("reward_order", need.REWARDS, need.SUCCESS)
+def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rewards that do not follow the verdicts within their groups."""
+    newest = _newest(batches)
+    correlation = correlation_within(groups_of(_rollouts(newest)), lambda r: float(bool(r.correct)), goal)
+    if correlation is None or correlation >= ORDERED:
+        return []
+    what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
+    message = (
+        f"{what}: look at the order of rollouts between grader and reward, and at the sign. The correlation of verdict "
+        f"and reward within groups is {correlation:.2f}, and it should be near 1."
+    )
+    ids, began = ids_of(newest[-1].rollouts, limits), newest[0].step
+    return [Finding("reward_order", message, correlation, ORDERED, ids, began=began)]
+
+
+@detector("repeated_rollouts", need.TEXTS, need.TASKS)
+def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a step with the rollouts of the step before, although its texts differ."""
+    if len(batches) < STEPS:
+        return []
+    counts = [Counter((r.task, r.text) for r in b.rollouts) for b in batches[-STEPS:]]
+    share = min((now & before).total() / now.total() for before, now in pairwise(counts))
+    if share <= ALL_ALIKE or counts[-1].total() < ENOUGH or len(counts[-1]) < counts[-1].total() / 2:
+        return []
+    message = (
+        f"steps train on the same rollouts: sample new ones with the present policy in each step. {share:.0%} of the "
+        f"texts of the last {STEPS} steps are those of the step before."
+    )
+    ids, began = ids_of(batches[-1].rollouts, limits), batches[-STEPS].step
+    return [Finding("repeated_rollouts", message, share, ALL_ALIKE, ids, began=began)]
 
 
 @detector("rejected_answers", need.ANSWERS, need.SUCCESS)
@@ -146,18 +205,23 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
 
 
-@detector("zero_advantages", need.REWARDS, need.ADVANTAGES)
-def zero_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find groups whose rewards differ and whose advantages are all 0."""
+@detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
+def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find advantages that are 0 or tiny where rewards differ. Their size should be 1, or that of the differences."""
     mixed = [g for g in groups_of(_rollouts(_newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
-    if len(mixed) < ENOUGH or any(r.advantage is None or abs(r.advantage) > SAME for r in _rollouts(_newest(batches))):
+    advantages = [r.advantage for r in _rollouts(_newest(batches)) if r.advantage is not None]
+    if len(mixed) < ENOUGH or not advantages:
+        return []
+    size = math.sqrt(fmean(a * a for a in advantages))
+    least = TINY * min(1.0, math.sqrt(fmean(pvariance(map(goal, g)) for g in mixed)))
+    if size > least:
         return []
     message = (
-        f"every advantage is 0, so nothing is learned: are rollouts compared with themselves (a group of one)? The "
-        f"rewards differ in {len(mixed):,} groups."
+        f"advantages are too small, so little is learned: are rollouts compared with themselves (a group of one), or "
+        f"advantages divided twice? Their size is {size:.2g}, and the rewards differ in {len(mixed):,} groups."
     )
-    ids, began = ids_of(mixed[0], limits), _newest(batches)[0].step
-    return [Finding("zero_advantages", message, 0.0, 0.0, ids, grade="failure", began=began)]
+    grade, began = "warning" if size else "failure", _newest(batches)[0].step
+    return [Finding("advantage_scale", message, size, least, ids_of(mixed[0], limits), grade=grade, began=began)]
 
 
 @detector("few_tasks", need.TASKS)
@@ -178,34 +242,41 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
 
 @detector("trained_tokens", need.WRITTEN)
 def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find tokens in the loss that the agent did not write."""
-    rollouts = _rollouts(batches[-1:])
-    more = [r for r in rollouts if r.tokens > r.written > 0]
-    share = len(more) / len(rollouts)
-    if share <= 0.5:
-        return []
-    extra = fmean(r.tokens - r.written for r in more)
-    message = (
-        f"the loss trains on tokens that the agent did not write: mask the prompt and the answers of tools. "
-        f"{len(more):,} of {len(rollouts):,} rollouts have {extra:.0f} such tokens in the mean."
-    )
-    return [Finding("trained_tokens", message, share, 0.5, ids_of(more, limits), grade="failure")]
+    """Find tokens in the loss that the agent did not write, and written ones that are not in the loss."""
+    rollouts = batches[-1].rollouts
+    more, less = ([r for r in rollouts if r.written and (r.tokens - r.written) * side > 0] for side in (1, -1))
+    for name, hit, fault in (
+        ("trained_tokens", more, "trains on tokens that the agent did not write: mask the prompt and answers of tools"),
+        ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask"),
+    ):
+        share = len(hit) / len(rollouts)
+        if share > 0.5:
+            apart = fmean(abs(r.tokens - r.written) for r in hit)
+            message = f"the loss {fault}. {len(hit):,} of {len(rollouts):,} rollouts have {apart:.0f} in the mean."
+            return [Finding(name, message, share, 0.5, ids_of(hit, limits), grade="failure")]
+    return []
 
 
 @detector("surprising_tokens", need.SURPRISE, need.ENTROPY)
 def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find tokens that the policy finds much less likely than its own samples, whose mean -log p is its entropy."""
+    """Find tokens that the policy finds much less or more likely than its own samples, whose mean -log p is its
+    entropy."""
     recent = batches[-STEPS:]
-    if len(recent) < STEPS:
+    if len(recent) < STEPS or any(r.surprise is None for r in _rollouts(recent)):
         return []
     surprise = fmean(fmean(r.surprise or 0.0 for r in b.rollouts) for b in recent)
     entropy = fmean(b.metrics[metric.ENTROPY] for b in recent)
-    limit = 2 * entropy + 0.5
-    if surprise <= limit:
+    if surprise > (limit := 2 * entropy + 0.5):
+        fault = (
+            "the tokens in the loss are not those that the policy sampled: train on the sampled ids, not on tokenised "
+            "text, and score at the temperature of the sampler"
+        )
+    elif entropy > LEAST_ENTROPY and surprise < (limit := entropy / 2):
+        fault = "the policy samples likelier tokens than it is scored for: temperature 1, top_p 1 and top_k 0 fit both"
+    else:
         return []
     message = (
-        f"the tokens in the loss are not those that the policy sampled: train on the sampled ids, not on tokenised "
-        f"text. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g}."
+        f"{fault}. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g}."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), recent[0].step
     return [Finding("surprising_tokens", message, surprise, limit, ids, began=began)]
@@ -213,18 +284,20 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
 
 @detector("no_diversity", need.TEXTS)
 def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find groups whose rollouts are all the same text, although the tasks are not solved."""
+    """Find groups whose rollouts are all the same text, although the tasks are not solved, or before any update."""
     groups = [g for g in groups_of(_rollouts(batches[-STEPS:])) if len(g) > 2]
     alike = [g for g in groups if len({r.text for r in g}) == 1]
     share = len(alike) / len(groups) if groups else 0.0
     wrong = [g for g in alike if not all(r.correct for r in g)]
-    if len(groups) < ENOUGH or share <= ALIKE or len(wrong) <= (1 - ALIKE) * len(groups):
+    at_first = len(batches) == STEPS and batches[0].step in (0, 1) and share > ALL_ALIKE
+    solved = len(wrong) <= (1 - ALIKE) * len(groups)
+    if len(groups) < ENOUGH or share <= ALIKE or (solved and not at_first):
         return []
     message = (
         f"all rollouts of a group are the same text: sample at temperature 1. That is so in {len(alike):,} of "
         f"{len(groups):,} groups, so there is nothing to compare."
     )
-    ids, began = ids_of((g[0] for g in wrong), limits), batches[-STEPS:][0].step
+    ids, began = ids_of((g[0] for g in alike), limits), batches[-STEPS:][0].step
     return [Finding("no_diversity", message, share, ALIKE, ids, began=began)]
 
 

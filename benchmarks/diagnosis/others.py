@@ -28,7 +28,7 @@ NAMES = {
     metric.SUCCESS_SAMPLED: "eval/accuracy",
 }
 """Our names and TRL's. Those under `trl/` are TRL's own."""
-FLAT = ("constant_reward", "rejected_answers", "no_diversity", "zero_advantages", "few_tasks")
+FLAT = ("constant_reward", "rejected_answers", "no_diversity", "advantage_scale", "few_tasks")
 LEAVES = ("kl_rise", "kl_sign")
 PAYS = ("reward_hack", "accepted_without_answer", "length_reward", "repetition", "one_answer")
 

@@ -94,7 +94,11 @@ KINDS = (
         "large_groups",
         HEALTHY,
         "4 x 16 rollouts",
-        settings={"training.prompts_per_step": 4, "training.num_generations": 16},
+        settings={
+            "training.prompts_per_step": 4,
+            "training.num_generations": 16,
+            "training.learning_rate": 0.001,
+        },
     ),
     Recipe(
         "shaped",
@@ -129,7 +133,7 @@ FAULTS = (
     ),
     Recipe("groups_mixed", "grouping", "rewards of other rollouts", ("advantage_order",), patch="groups_mixed"),
     Recipe("sign", "grouping", "the sign of the advantage", ("advantage_order",), patch="sign"),
-    Recipe("batch_of_one", "grouping", "groups of one", ("zero_advantages",), patch="batch_of_one"),
+    Recipe("batch_of_one", "grouping", "groups of one", ("advantage_scale",), patch="batch_of_one"),
     Recipe(
         "kl_sign",
         "grouping",
@@ -166,7 +170,7 @@ FAULTS = (
         "other_template",
         "tokens",
         "another chat template than the policy was taught",
-        ("unanswered",),
+        ("unanswered", "other_template"),
         {"model.chat_template": f'"{TEMPLATE}"'},
     ),
     Recipe("no_end", "tokens", "the sampler ignores the end token", ("truncation",), patch="no_end"),

@@ -41,6 +41,8 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
             seen = [rollouts.summary(row) for row in rows if row.turns is not None]
             diagnosis.observe(Batch(step, seen, values.pop(step, {})))
     diagnosis.end()
+    for event in reader.events(("alert",)):
+        diagnosis.noted(event.message, event.step, event.data)
     return diagnosis
 
 

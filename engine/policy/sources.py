@@ -58,6 +58,32 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def foreign_template(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a warning if `model.chat_template` lacks special tokens of the model's own template; empty if not."""
+    if config.chat_template is None:
+        return ""
+    source, revision = base_source(config)
+    own = AutoTokenizer.from_pretrained(source, revision=revision)
+    lost = _special_tokens(own, own) - _special_tokens(tokenizer, own) if own.chat_template else set()
+    if not lost:
+        return ""
+    return (
+        "the model was taught another chat template: leave out model.chat_template, or check that the model knows it. "
+        f"Prompts lack {', '.join(sorted(lost))}, with which its own template marks turns."
+    )
+
+
+def _special_tokens(templated: PreTrainedTokenizerBase, known: PreTrainedTokenizerBase) -> set[str]:
+    """Return the special tokens of `known` in a prompt by the template of `templated`."""
+    try:
+        talk = [{"role": "user", "content": "?"}]
+        prompt = str(templated.apply_chat_template(talk, tokenize=False, add_generation_prompt=True))
+    except Exception:  # a template may refuse any conversation
+        return set()
+    tokens = {*known.all_special_tokens, *(str(t) for t in known.added_tokens_decoder.values())}
+    return {token for token in tokens if token in prompt}
+
+
 CHATML = """{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '@END@\n' }}
 {%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
 IM_END = "<|im_end|>"

@@ -23,6 +23,7 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.activations import spare_memory
 from ..policy.kl import BetaController, BetaSettings
 from ..policy.models import chosen_device, load_policy, load_sight, save_policy
+from ..policy.sources import foreign_template
 from ..policy.unwrap import base_of
 from ..policy.versions import NO_CHECKPOINTING
 from ..record.reporters import reported
@@ -136,9 +137,11 @@ def build_trainer(
         loss=own_loss(training.loss_type),
         kl_estimator=training.kl_estimator,
     )
-    if unread := unread_calls(rows, trainer.runner.environment, agent):
-        recorder.event("alert", unread, detector="native_calls", grade="warning")
-        logger.warning(unread)
+    unread = unread_calls(rows, trainer.runner.environment, agent)
+    for name, told in (("native_calls", unread), ("other_template", foreign_template(config.model, tokenizer))):
+        if told:
+            recorder.event("alert", told, detector=name, grade="warning")
+            logger.warning(told)
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     if judge is not None:
         trainer.runner.judge = replace(judge, state=lambda: trainer.state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from grpo_tui.engine.runs.control.alerts import REMEDIES
 from grpo_tui.rewards.causes import EXPLAINS, SYMPTOMS, Found, ranked
 from grpo_tui.rewards.detectors import Finding, Grade
 from grpo_tui.rewards.text_detectors import DETECTORS
@@ -18,7 +19,7 @@ def causes(*faults: Found) -> list[tuple[str, str]]:
 
 
 def test_the_table_names_detectors():
-    assert {*EXPLAINS, *itertools.chain(*EXPLAINS.values()), *SYMPTOMS} <= set(DETECTORS)
+    assert {*EXPLAINS, *itertools.chain(*EXPLAINS.values()), *SYMPTOMS} <= {*DETECTORS, *REMEDIES}
 
 
 def test_of_two_that_explain_each_other_the_earlier_is_the_cause():

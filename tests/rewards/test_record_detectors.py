@@ -104,7 +104,7 @@ FAULTS: dict[str, list[Batch]] = {
     "constant_reward": training(lambda r, *_: scored(r, 1.0, True)),
     "unanswered": training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"?? {r.id}")),
     "advantage_order": training(swapped),
-    "zero_advantages": training(lambda r, *_: replace(r, advantage=0.0)),
+    "advantage_scale": training(lambda r, *_: replace(r, advantage=0.0)),
     "few_tasks": training(lambda r, *_: replace(r, task="t", text=f"{r.id} {r.text}")),
     "trained_tokens": training(lambda r, *_: replace(r, tokens=14)),
     "surprising_tokens": training(lambda r, *_: replace(r, surprise=4.0)),
@@ -114,7 +114,9 @@ FAULTS: dict[str, list[Batch]] = {
     "one_answer": training(same_answer),
     "truncation": training(lambda r, s, t, i: replace(r, cut=i > 0)),
     "clipped": training(lambda r, *_: r, **{metric.CLIP_FRACTION: 0.6}),
-    "kl_weight": training(lambda r, s, t, i: right(1, t, i), **{metric.BETA: 20.0, metric.KL_MEAN: 1e-4}),
+    "kl_weight": training(
+        lambda r, s, t, i: replace(right(1, t, i), task=r.task), **{metric.BETA: 20.0, metric.KL_MEAN: 1e-4}
+    ),
 }
 
 

@@ -215,6 +215,11 @@ REMEDIES: Mapping[str, str] = {
         "Constrain decoding to the format of calls, show an example in the prompt, or penalise unreadable calls."
     ),
     "noisy_reward": "Read both rollouts: make the grader deterministic, or average several of its verdicts.",
+    "noisy_labels": "Read the tasks of one such prompt: are columns out of order, or prompts cut?",
+    "reward_order": "Compare one rollout, its verdict and its reward: are rows out of order, or is the sign wrong?",
+    "repeated_rollouts": "Sample in each step. With several updates a batch, lower `training.trl.num_iterations`.",
+    "reference_mismatch": "Load the reference from the weights that training starts from, with the same tokenizer.",
+    "untrained_tokens": "Compare the mask with the text in `grpo-tui inspect`: all that the agent wrote is trained.",
     "rejected_answers": "Grade one of these answers by hand: compare its form with the form that the grader expects.",
     "accepted_without_answer": "Read the rollouts: let the grader require an answer, and pay nothing for form alone.",
     "constant_reward": "Call the reward function with a wrong answer: it should give less than for a right one.",
@@ -225,7 +230,7 @@ REMEDIES: Mapping[str, str] = {
         "Look at the order of rollouts between rewards and advantages, at the grouping, and at the sign. `grpo-tui "
         "check --recompute` names the first number that differs."
     ),
-    "zero_advantages": "Compare each rollout with the others of its group: `training.num_generations` above 1.",
+    "advantage_scale": "Compare each rollout with the others of its group: `training.num_generations` above 1.",
     "few_tasks": "Remove duplicates from the data, or let the environment make more tasks (`environment.train_tasks`).",
     "trained_tokens": "Mask every token that the policy did not sample: the prompt, and the answers of tools.",
     "surprising_tokens": "Train on the sampled token ids, with the tokenizer and chat template of the sampler.",
@@ -240,6 +245,7 @@ REMEDIES: Mapping[str, str] = {
     "native_calls": (
         "Set `model.tool_calls: json`: the prompt then explains calls as JSON objects, which every model can write."
     ),
+    "other_template": "Remove `model.chat_template`. A base model without a template of its own needs one.",
     "graded_reward": "Set `environment.success_score` to the score from which an answer counts as right.",
     "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if such a step is wanted.",
     "environment": "Open one of these rollouts and fix the environment or the tasks. A failed request teaches nothing.",

@@ -1,0 +1,54 @@
+"""Tests of numbers that follow a noisy course, with a stated rate of false alarms. No torch, no numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+ALARM = -math.log(1e-4)
+FALSE_ALARMS = 5e-4
+"""Most false alarms a step, for normal noise up to a quarter of the level: `tests/rewards/test_sequential.py` measures
+them. They are more than the 1e-4 of `ALARM`, since the noise is estimated from few steps."""
+LEAST_NOISE = 0.01
+"""Least standard deviation of the noise, as a share of the level."""
+LEVEL = 3
+"""Steps over which the highest level is averaged."""
+ERRORS = 2.0
+"""Standard errors by which success falls."""
+
+
+def fallen_since(series: Sequence[float], fraction: float) -> int | None:
+    """Return the index since which a positive series lies below a fraction of its highest level; None if it does not.
+
+    Page's CUSUM: with x the excess of the fall over the limit, in logarithms, and s the standard deviation of the
+    noise, the statistic adds x / s - 1 / 2 at each step and never falls below 0. With known noise, the mean time
+    between alarms by chance is at least exp(ALARM) steps (Lorden 1971).
+    """
+    logs = [math.log(max(x, 1e-12)) for x in series]
+    level = max(fmean(logs[max(0, i - LEVEL + 1) : i + 1]) for i in range(len(logs)))
+    noise = max(_noise(logs), LEAST_NOISE)
+    statistic, since = 0.0, 0
+    for i, x in enumerate(logs):
+        if statistic == 0.0:
+            since = i
+        statistic = max(0.0, statistic + (level + math.log(fraction) - x) / noise - 0.5)
+    return since if statistic > ALARM and series[-1] < fraction * max(series) else None
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of white noise from neighbours that rise: a fall does not count as noise.
+
+    The square of a difference has the median 0.455 * 2 * variance.
+    """
+    squares = [(b - a) ** 2 for a, b in pairwise(values) if b >= a]
+    return math.sqrt(median(squares) / (2 * 0.455)) if squares else 0.0
+
+
+def fell(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Return whether a rate fell by `ERRORS` standard errors. before, after: successes and trials."""
+    (a, n), (b, m) = before, after
+    pooled = (a + b) / (n + m)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
+    return a / n - b / m > ERRORS * error > 0
