@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -151,7 +152,13 @@ def test_a_form_that_is_learnt_with_the_task_is_no_hack():
 
 
 def with_metrics(step: int, **values: float) -> Batch:
-    names = {"kl": metric.KL_MEAN, "moved": metric.MOVEMENT, "grad": metric.GRAD_NORM, "noise": metric.KL_UNCHANGED}
+    names = {
+        "kl": metric.KL_MEAN,
+        "moved": metric.MOVEMENT,
+        "grad": metric.GRAD_NORM,
+        "noise": metric.KL_UNCHANGED,
+        "rate": metric.LEARNING_RATE,
+    }
     return Batch(step, [], {names[name]: value for name, value in {"grad": 1.0, **values}.items()})
 
 
@@ -192,3 +199,52 @@ def test_a_kl_that_stays_noise_is_found_after_ten_updates(series: list[float], f
     first = 100 if len(series) == 20 else 1
     batches = [with_metrics(s, kl=kl, **noise) for s, kl in enumerate(series, first)]
     assert [f.subject for f in find("no_movement", batches)] == (["kl"] if found else [])
+
+
+def test_a_learning_rate_of_0_is_found_and_one_that_falls_to_0_at_the_end_is_not():
+    rates = {
+        "over": [1e-5] * 2 + [0.0] * 18,
+        "never": [0.0] * 20,
+        "cosine": [1e-5 * (1 - s / 20) ** 2 for s in range(20)],
+    }
+    for name, series in rates.items():
+        batches = [with_metrics(s, rate=rate) for s, rate in enumerate(series, 1)]
+        found = [f.subject for n in range(1, 21) for f in find("no_movement", batches[:n])]
+        assert bool(found) is (name != "cosine") and set(found) <= {"rate"}
+
+
+def test_a_kl_that_no_rollout_would_show_is_no_movement():
+    """2e-5 nats a token, in rollouts of 10 tokens: at most one of 70 differs."""
+
+    def batches(kl: float, rate: Callable[[int], float] = lambda s: 1e-6) -> list[Batch]:
+        return [
+            replace(
+                with_metrics(s, kl=kl * (s > 1), rate=rate(s)), rollouts=rollouts(s, lambda i: i % 2, answer, False)
+            )
+            for s in range(1, 13)
+        ]
+
+    def tokens(made: list[Batch]) -> list[Batch]:
+        return [replace(b, rollouts=[replace(r, tokens=10) for r in b.rollouts]) for b in made]
+
+    assert [f.subject for f in find("no_movement", tokens(batches(2e-5)))] == ["kl"]
+    assert find("no_movement", tokens(batches(2e-3))) == []
+    assert find("no_movement", tokens(batches(2e-5, lambda s: 1e-7 * s))) == [], "the learning rate still rises"
+
+
+def test_a_reference_that_differs_before_any_update():
+    assert [f.detector for f in find("reference_mismatch", [with_metrics(1, kl=0.9)])] == ["reference_mismatch"]
+    assert find("reference_mismatch", [with_metrics(1, kl=1e-4)]) == []
+    assert find("reference_mismatch", [with_metrics(7, kl=0.9)]) == [], "a record that begins later"
+
+
+@pytest.mark.parametrize(("after", "grade"), [(lambda i: i < 8, "hint"), (lambda i: i < 1, "warning")])
+def test_a_kl_that_rises_is_a_warning_if_success_falls(after: Callable[[int], bool], grade: str):
+    batches = [
+        replace(
+            with_metrics(s, kl=0.1 * s),
+            rollouts=rollouts(s, lambda i, s=s: float(after(i) if s > 2 else i < 8), answer, False),
+        )
+        for s in range(1, 6)
+    ]
+    assert [f.grade for f in find("kl_rise", batches)] == [grade]

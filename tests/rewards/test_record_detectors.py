@@ -34,6 +34,7 @@ def right(step: int, task: int, i: int) -> RolloutSummary:
         task=f"t{step % 3}{task}",
         expected=expected,
         answer=answer,
+        prompt=f"task {step % 3} {task}",
         written=10,
         advantage=reward - mean,
         surprise=0.9,
@@ -97,14 +98,28 @@ def alike(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
     return replace(scored(r, task % 2, task % 2 == 1), text=f"answer {task * (task % 2)}", advantage=0.0)
 
 
+def shifted(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    late = float(right(step, task, (i + task % 2) % GROUP).total or 0.0)
+    return replace(r, total=late, contributions={"task": late}, advantage=late - 0.5)
+
+
+def other_columns(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    other = right(step, (task + step) % TASKS, i)
+    return replace(other, id=r.id, group=r.group, task=f"{step}{task}", prompt=f"task {task}")
+
+
 FAULTS: dict[str, list[Batch]] = {
     "noisy_reward": training(flipped),
     "rejected_answers": training(lambda r, *_: scored(r, 0.0, False)),
     "accepted_without_answer": training(empty),
     "constant_reward": training(lambda r, *_: scored(r, 1.0, True)),
     "unanswered": training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"?? {r.id}")),
+    "noisy_labels": training(other_columns),
+    "reward_order": training(shifted),
+    "repeated_rollouts": training(lambda r, s, t, i: right(1, t, i)),
+    "untrained_tokens": training(lambda r, *_: replace(r, tokens=8)),
     "advantage_order": training(swapped),
-    "advantage_scale": training(lambda r, *_: replace(r, advantage=0.0)),
+    "advantage_scale": training(lambda r, *_: replace(r, advantage=0.001 * (r.advantage or 0.0))),
     "few_tasks": training(lambda r, *_: replace(r, task="t", text=f"{r.id} {r.text}")),
     "trained_tokens": training(lambda r, *_: replace(r, tokens=14)),
     "surprising_tokens": training(lambda r, *_: replace(r, surprise=4.0)),
@@ -137,6 +152,19 @@ def test_the_sign_and_the_order_of_advantages_are_told_apart():
     [sign] = [f for f in warnings(turned) if f.detector == "advantage_order"]
     assert "other rollouts" in mixed.message and abs(mixed.value) < 0.3
     assert "sign" in sign.message and sign.value == pytest.approx(-1.0, abs=0.05)
+
+
+def test_likelier_tokens_than_samples_are_found_as_well():
+    """As of a sampler with top_p 0.3, scored without it."""
+    [found] = warnings(training(lambda r, *_: replace(r, surprise=0.2)))
+    assert found.detector == "surprising_tokens" and "likelier" in found.message
+
+
+def test_before_any_update_rollouts_differ_also_where_tasks_are_solved():
+    greedy = training(lambda r, s, t, i: replace(scored(r, 1.0, True), text=f"{s} answer {r.expected}"))
+    assert "no_diversity" in [f.detector for f in warnings(greedy)]
+    later = [replace(b, step=(b.step or 0) + 50) for b in greedy]
+    assert "no_diversity" not in [f.detector for f in warnings(later)], "a policy that has learned may be certain"
 
 
 def test_a_tool_may_answer_the_same_call_differently():

@@ -193,6 +193,19 @@ def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
         load_tokenizer(config(tmp_path / "bare", chat_template=str(tmp_path / "gone.jinja")))
 
 
+def test_a_template_without_the_special_tokens_of_the_models_own_is_named(base, tmp_path):
+    from grpo_tui.engine.policy.sources import foreign_template, load_tokenizer
+
+    file = tmp_path / "other.jinja"
+    given = config(base, chat_template=str(file))
+    own = str(tokenizer().chat_template)
+    file.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}")
+    assert "<|" in foreign_template(given, load_tokenizer(given))
+    file.write_text("{{ ' ' }}" + own)
+    assert foreign_template(given, load_tokenizer(given)) == "", "the same tokens mark its turns"
+    assert foreign_template(config(base), load_tokenizer(config(base))) == ""
+
+
 def _ends(made) -> str:
     known = "<|im_end|>" in made.get_vocab()
     return "<|im_end|>" if known else str(made.eos_token)
