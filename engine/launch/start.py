@@ -63,7 +63,7 @@ def start_run(
     if config.mode == "online" and os.name != "posix":
         raise LaunchError("grpo-tui online needs Linux or macOS: Windows has no locks of the kind that its files need")
     trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
-    trainer.check_processes(accelerate_config)
+    trainer.check_processes(config.mode, accelerate_config)
     mode = "play" if by_hand else config.mode
     run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)
     with _alone(run_dir):

@@ -40,7 +40,7 @@ def accelerate_settings(path: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_processes(accelerate_config: Path | None) -> None:
+def check_processes(mode: str, accelerate_config: Path | None) -> None:
     """Raise LaunchError for processes that training would refuse once it has loaded the model, or accelerate before."""
     found = accelerate_settings(accelerate_config)
     kind = str(found.get("distributed_type", ""))
@@ -48,10 +48,13 @@ def check_processes(accelerate_config: Path | None) -> None:
         kind = "DEEPSPEED"
     elif found.get("fsdp_config"):
         kind = "FSDP"
+    fsdp = found.get("fsdp_config")
+    if kind.upper() == "FSDP" and mode == "rft" and isinstance(fsdp, dict) and str(fsdp.get("fsdp_version")) == "2":
+        return
     if kind.upper() in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP"):
         raise LaunchError(
-            f"{accelerate_config}: {kind} is not supported: every process needs the whole model; use distributed_type "
-            "MULTI_GPU or MULTI_CPU, or --num-processes"
+            f"{accelerate_config}: {kind} is not supported; use distributed_type MULTI_GPU or MULTI_CPU, "
+            "--num-processes, or for GRPO distributed_type FSDP with fsdp_config: {fsdp_version: 2}"
         )
 
 

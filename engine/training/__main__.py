@@ -66,8 +66,8 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
                 raise refused
             from .processes import check_supported
 
-            check_supported()
             config = read_config(run_dir)
+            check_supported(config.mode)
             if config.mode == "sft":
                 from .sft import run_sft as train
             elif config.mode == "eval" and config.evaluation.branch.run:

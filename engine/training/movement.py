@@ -6,9 +6,10 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 SAMPLES = 1024
-"""Weights of each tensor that are followed."""
+"""Weights of each tensor that are followed. Of divided weights, those of the main process."""
 
 
 class Movement:
@@ -35,5 +36,5 @@ class Movement:
 
 
 def _sample(weight: Tensor) -> Tensor:
-    flat = weight.detach().flatten()
+    flat = (weight.to_local() if isinstance(weight, DTensor) else weight).detach().flatten()
     return flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].to("cpu", torch.float32, copy=True)

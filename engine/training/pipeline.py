@@ -33,6 +33,7 @@ from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes
 from .server_rollouts import ServerOptions, ServerRollouts
+from .sharding import whole
 
 Placement = Literal["auto", "main", "sharded"]
 
@@ -149,6 +150,11 @@ class RolloutPipeline:
         return self.processes.share([self.rows[i] for i in drawn for _ in range(size)], len(rows))
 
     def train(self, request: Request) -> StepRollouts:
+        """Return the rollouts of a training step."""
+        with whole(self.policy.model):
+            return self._train(request)
+
+    def _train(self, request: Request) -> StepRollouts:
         request = replace(request, rows=self._drawn(request.step, request.rows))
         groups, metrics = self.collect(request)
         if self.options.dynamic_rounds:
@@ -184,7 +190,8 @@ class RolloutPipeline:
 
     def evaluate(self, request: Request) -> StepRollouts:
         """Return scored, unfiltered rollouts, to measure a loss on."""
-        groups, metrics = self.collect(replace(request, fresh=True))
+        with whole(self.policy.model):
+            groups, metrics = self.collect(replace(request, fresh=True))
         return self._shared(rollouts_of(groups), rollouts_of(groups), metrics, request)
 
     def collect(self, request: Request, round_: int = 0) -> tuple[list[Group], Metrics]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,17 +21,41 @@ class UnsupportedProcessesError(GrpoTuiError, ValueError):
     """Training does not support this setup of processes. The message has the remedy."""
 
 
-def check_supported(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse weights sharded over processes, which no run was tried with.
+FSDP, DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
+
+
+def check_supported(mode: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse divisions of the weights other than FSDP2, and all of them outside of GRPO.
 
     environment: the variables that `accelerate launch` sets. Raises UnsupportedProcessesError.
     """
-    for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
-        if environment.get(variable, "false").lower() in ("1", "true", "yes"):
-            raise UnsupportedProcessesError(
-                f"{name} is not supported: every process needs the whole model; use an accelerate config with "
-                "distributed_type MULTI_GPU or MULTI_CPU, or --num-processes"
-            )
+    if _is_set(environment, DEEPSPEED):
+        raise UnsupportedProcessesError(unsupported("DeepSpeed"))
+    if _is_set(environment, FSDP) and (mode != "rft" or environment.get("FSDP_VERSION") != "2"):
+        raise UnsupportedProcessesError(unsupported("FSDP 1" if mode == "rft" else f"FSDP with --mode {mode}"))
+
+
+def unsupported(kind: str) -> str:
+    """Return the sentence for a kind of processes that training refuses."""
+    return (
+        f"{kind} is not supported; use an accelerate config with distributed_type MULTI_GPU or MULTI_CPU, "
+        "--num-processes, or for GRPO distributed_type FSDP with fsdp_version 2"
+    )
+
+
+def take_sharding(environment: MutableMapping[str, str] = os.environ) -> bool:
+    """Return whether the launch asks for FSDP2, and remove the request.
+
+    accelerate would divide the weights before the model is prepared for packed rows, and never on a CPU. `sharding`
+    does it instead.
+    """
+    asked = _is_set(environment, FSDP)
+    environment.pop(FSDP, None)
+    return asked
+
+
+def _is_set(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "false").lower() in ("1", "true", "yes")
 
 
 class MainProcessError(GrpoTuiError, RuntimeError):

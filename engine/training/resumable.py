@@ -16,6 +16,7 @@ from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from . import checkpoints
+from .sharding import divided, gathered, shard, whole
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Resumable(Trainer):
     accelerator: Any
     num_generations: Any
 
+    sharded = False
+    """Whether the weights are divided among the processes (`sharding`)."""
     updates_per_batch = 1
     keep_checkpoints = 2
     keep_adapters = 0
@@ -56,6 +59,12 @@ class Resumable(Trainer):
         super().__init__(*args, **kwargs)
         self.state_parts: list[StatePart] = []
         self.last_checkpoint: Path | None = None
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Divide the weights first, if they are to be, after those of a checkpoint were loaded."""
+        if self.sharded:
+            shard(self.model, self.accelerator)
+        return super()._inner_training_loop(*args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
         """Stop if all steps are done. transformers checks that only after one more step."""
@@ -120,7 +129,8 @@ class Resumable(Trainer):
         return problem
 
     def _write_parts(self, temporary: Path, main: bool) -> None:
-        self._save_weights(temporary)
+        with whole(self.model):
+            self._save_weights(temporary)
         self._save_optimizer_and_scheduler(str(temporary))
         self._save_scaler(str(temporary))
         checkpoints.save_rng(temporary, self.accelerator.process_index)
@@ -144,9 +154,10 @@ class Resumable(Trainer):
             self.save_model(str(folder), _internal_call=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        optimizer, scheduler = cast(Any, self.optimizer), cast(Any, self.lr_scheduler)
+        found = gathered(optimizer.state_dict())
         if self.accelerator.is_main_process:
-            optimizer, scheduler = cast(Any, self.optimizer), cast(Any, self.lr_scheduler)
-            checkpoints.save_optimizer(optimizer.state_dict(), Path(output_dir))
+            checkpoints.save_optimizer(found, Path(output_dir))
             state = scheduler.state_dict()
             (Path(output_dir) / "scheduler.json").write_text(json.dumps(state))
 
@@ -159,7 +170,8 @@ class Resumable(Trainer):
             return
         folder = Path(checkpoint)
         with _naming(checkpoint):
-            cast(Any, self.optimizer).load_state_dict(checkpoints.load_optimizer(folder))
+            optimizer = cast(Any, self.optimizer)
+            optimizer.load_state_dict(divided(checkpoints.load_optimizer(folder), optimizer))
             cast(Any, self.lr_scheduler).load_state_dict(json.loads((folder / "scheduler.json").read_text()))
             for part in self.state_parts:
                 if part.everywhere or self.accelerator.is_main_process:

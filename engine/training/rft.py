@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ from .losses import own_loss
 from .pass_rates import draw_by_difficulty
 from .phases import StepClock
 from .pipeline import RolloutOptions
+from .processes import take_sharding
 from .resumable import StatePart
 from .run import TrainingError, begin_at, save_result, trl_arguments
+from .sharding import whole
 from .teacher import distillation_of, open_teacher
 
 logger = logging.getLogger(__name__)
@@ -81,10 +84,12 @@ def run_rft(
     if callbacks.requests.stopped:
         return False
     saved = True
-    if trainer.accelerator.is_main_process:
-        where, step = config.training.output_dir, trainer.state.global_step
-        saved = save_result(lambda folder: write_final(trainer, folder), where, run_dir, recorder, control, step=step)
-    trainer.accelerator.wait_for_everyone()
+    with whole(trainer.model):
+        if trainer.accelerator.is_main_process:
+            where, step = config.training.output_dir, trainer.state.global_step
+            write = partial(write_final, trainer)
+            saved = save_result(write, where, run_dir, recorder, control, step=step)
+        trainer.accelerator.wait_for_everyone()
     return saved
 
 
@@ -94,6 +99,7 @@ def build_trainer(
     """Build the trainer and its callbacks without starting them."""
     training = config.training
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    sharded = take_sharding() and world > 1
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     sight = load_sight(config.model, model, tokenizer)
@@ -145,6 +151,7 @@ def build_trainer(
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     if judge is not None:
         trainer.runner.judge = replace(judge, state=lambda: trainer.state)
+    trainer.sharded = sharded
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.keep_adapters = training.keep_adapters
     trainer.state_parts.append(

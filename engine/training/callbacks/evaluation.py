@@ -20,6 +20,7 @@ from ...runs.types import Phase
 from ..phases import StepClock
 from ..processes import Processes
 from ..resumable import Resumable
+from ..sharding import whole
 from .base import AfterStep, Logs
 from .progress import StepProgress
 
@@ -85,10 +86,11 @@ class HeldOutEvaluation(AfterStep):
             with acting(accelerator.unwrap_model(self._trainer.model)):
                 return [self._at_temperature(step, temperature, processes) for temperature in (0.0, 1.0)]
 
-        if isinstance(agent, VersionedAgent):  # servers write for the main process
-            found = processes.on_main(lambda: (agent.publish(step), measured())[1])
-        else:
-            found = measured(processes)
+        with whole(self._trainer.model):
+            if isinstance(agent, VersionedAgent):  # servers write for the main process
+                found = processes.on_main(lambda: (agent.publish(step), measured())[1])
+            else:
+                found = measured(processes)
         self._progress.acting = Phase.ROLLOUTS
         seconds = time.perf_counter() - began
         if accelerator.is_main_process and found:

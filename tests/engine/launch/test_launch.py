@@ -432,7 +432,8 @@ def test_the_tail_of_a_log_is_what_a_terminal_would_show(runs_dir: Path):
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
 def test_processes_that_training_refuses_are_refused_before_there_is_a_run(tmp_path: Path, kind: str):
     file = tmp_path / "mine.yaml"
-    file.write_text(f"distributed_type: {kind}\n")
+    version = "fsdp_config: {fsdp_version: 1}\n" if kind == "FSDP" else ""
+    file.write_text(f"distributed_type: {kind}\n{version}")
     with pytest.raises(LaunchError, match=f"{kind} is not supported"):
         start_run(RunConfig(), runs_dir=tmp_path / "runs", accelerate_config=file)
     assert not (tmp_path / "runs").exists()

@@ -75,11 +75,14 @@ def test_a_loss_that_is_none_is_refused_in_one_sentence(name, message):
         own_loss(name)
 
 
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
-def test_sharded_weights_are_refused_with_what_would_be_right(kind):
-    check_supported({f"ACCELERATE_USE_{kind}": "false"})
-    with pytest.raises(UnsupportedProcessesError, match=r"not supported.*MULTI_GPU"):
-        check_supported({f"ACCELERATE_USE_{kind}": "true"})
+@pytest.mark.parametrize(
+    ("kind", "mode", "version"), [("FSDP", "rft", "1"), ("FSDP", "sft", "2"), ("DEEPSPEED", "rft", "2")]
+)
+def test_other_divisions_of_the_weights_are_refused_with_what_would_be_right(kind: str, mode: str, version: str):
+    check_supported(mode, {f"ACCELERATE_USE_{kind}": "false"})
+    check_supported("rft", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    with pytest.raises(UnsupportedProcessesError, match=r"not supported.*MULTI_GPU.*fsdp_version 2"):
+        check_supported(mode, {f"ACCELERATE_USE_{kind}": "true", "FSDP_VERSION": version})
 
 
 def test_only_the_agents_tokens_count():

@@ -1,0 +1,92 @@
+"""Weights that are divided among the processes of a training (FSDP2: torch's `fully_shard`).
+
+The loss and its gradient run on shards: each process gathers one decoder layer at a time. Everything else runs inside
+`whole`, where each process holds all weights: rollouts, evaluations, log-probs, and saving. A process there needs the
+memory of the whole model, but never that of all gradients and optimiser states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ..policy.patches import patched
+from ..policy.unwrap import base_of
+
+
+def shard(model: nn.Module, accelerator: Accelerator) -> None:
+    """Divide the weights, and keep accelerate from wrapping the model for data parallelism.
+
+    An optimiser for the divided weights must be made afterwards.
+    """
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    layers = set(getattr(base_of(model), "_no_split_modules", None) or ())
+    for module in list(model.modules()):
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    # torch does this in the first pass of the whole model, but `whole` and rollouts call parts of it before.
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]
+    unwrapped = partial(accelerator.prepare_model, evaluation_mode=True)
+    accelerator.prepare_model = unwrapped  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def whole(model: nn.Module) -> Iterator[None]:
+    """Hold all weights on this process inside the block, to be read. Every process enters it at the same time."""
+    parts = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    if not parts or getattr(model, "_is_whole", False):
+        yield
+        return
+    with contextlib.ExitStack() as held:
+        held.enter_context(patched(model, "_is_whole", True))
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        for module in model.modules():
+            if module._state_dict_pre_hooks:  # torch's hook would divide the weights again
+                held.enter_context(patched(module, "_state_dict_pre_hooks", type(module._state_dict_pre_hooks)()))
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.set_reshard_after_forward(part is not model, recurse=False)
+                part.reshard()
+
+
+def gathered(state: Any) -> Any:
+    """Return an optimiser's state with whole tensors on the CPU. Every process calls it."""
+    return _mapped(state, lambda t: t.full_tensor().cpu() if isinstance(t, DTensor) else t)
+
+
+def divided(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state of `gathered` for an optimiser whose weights are divided. Every process calls it."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    found = {
+        index: _mapped(values, partial(_like, weights[index])) if isinstance(weights[index], DTensor) else values
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": found}
+
+
+def _like(weight: DTensor, value: Tensor) -> Tensor:
+    if value.shape != weight.shape:
+        return value  # the number of updates
+    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(v, change) for key, v in value.items()}
+    return [_mapped(v, change) for v in value] if isinstance(value, list) else value
