@@ -27,7 +27,7 @@ from .errors import DumpError
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import PROBLEMS, IndexStore
 from .options import Options
-from .part import PART_SECONDS, Part, stat_of, tail_of
+from .part import PART_SECONDS, UNKNOWN, Part, stat_of, tail_of
 from .reached import is_low
 
 _TRAIN = "rows.split = (SELECT id FROM labels WHERE kind = 'split' AND name = 'train')"
@@ -196,6 +196,7 @@ class Indexer:
             "formats": {name: documents for name, documents in seen},
             "files": int(self.db.execute("SELECT count(*) FROM sources").fetchone()[0]),
             "rollouts": self.store.last_n(),
+            "metrics": int(self.db.execute("SELECT count(*) FROM logged").fetchone()[0]),
             "last_step": self.db.execute("SELECT max(step) FROM rows").fetchone()[0],
             "means": json.loads(self.tables.meta("means") or "{}"),
             "skipped": [
@@ -227,7 +228,8 @@ class Indexer:
 
     def describe(self, *, opened: bool = False) -> None:
         """Write the summary for the reader of runs. opened: a person opened the dump now."""
-        names = [name for (name,) in self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rollouts DESC")]
+        rollouts = "WHERE rollouts" if self.store.last_n() else f"WHERE format != '{UNKNOWN}'"
+        names = [name for (name,) in self.db.execute(f"SELECT format FROM seen {rollouts} ORDER BY rollouts DESC")]
         cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary(), opened=opened)
 
     def diagnose(self) -> None:

@@ -51,7 +51,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
     if not more and whole:  # else after the first paint
         indexer.diagnose()
     summary = indexer.summary()
-    if not indexer.store.last_n() and not more:
+    if not indexer.store.last_n() and not more and not summary["metrics"]:
         nothing = _nothing(indexer.dump, summary, indexer.tables.torn())
         if nothing:
             indexer.close()
@@ -77,5 +77,5 @@ def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:
     assert isinstance(formats, dict)
     known = [name for name in formats if name != UNKNOWN]
     if known:
-        return f"{dump} was recognised as {', '.join(known)}, but there is no rollout in it"
+        return f"{dump} was recognised as {', '.join(known)}, but there is no rollout and no metric in it"
     return f"nothing in {dump} is a rollout in a format that is known: see docs/importing.md, or name keys with --map"

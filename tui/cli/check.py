@@ -53,7 +53,7 @@ def check(
     try:
         with closing(open_reader(Path(info.path))) as reader:
             diagnosis = diagnose(reader, _config(info))
-            total = reader.rollouts.total()
+            total, measured = reader.rollouts.total(), len(reader.metrics.names())
     except RecordError as error:
         fail(f"{reference} cannot be read: {error}")
     found = diagnosis.found()
@@ -73,7 +73,11 @@ def check(
         for id_ in finding.trajectories:
             say(literal(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}"))
     if not found and not as_json:
-        say(f"nothing found in {total:,} rollouts")
+        say(
+            f"nothing found in {total:,} rollouts"
+            if total or not measured
+            else f"nothing found in {measured:,} metrics"
+        )
     for name, needs in diagnosis.unchecked().items():
         message = f"not checked: {name} needs {needs}"
         lacking = {"detector": name, "grade": "not checked", "message": message, "trajectories": [], "step": None}

@@ -69,8 +69,11 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
         return []
     formats = {name: n for name, n in summary["formats"].items() if name != "(unknown)"}
     files = summary["files"]
+    n, what = summary["rollouts"], "rollout"
+    if not n and summary["metrics"]:
+        n, what = summary["metrics"], "metric"
     lines = [
-        f"{(n := summary['rollouts']):,} rollout{'s' * (n != 1)} in {files:,} file{'s' * (files != 1)}: "
+        f"{n:,} {what}{'s' * (n != 1)} in {files:,} file{'s' * (files != 1)}: "
         + ", ".join(f"{name} ({n:,} document{'s' * (n != 1)})" for name, n in formats.items())
     ]
     if note := cache.note():

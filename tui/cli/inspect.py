@@ -232,6 +232,8 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
         say(f"  {literal(metric):44} {number(value)}")
     for event in reader.events(kinds=("alert", "eval", "record", "error"), limit=20):
         say(f"  {f'step {event.step}: ' if event.step or not dump else ''}{literal(event.message)}")
+    if not reader.rollouts.total():
+        return
     what, shown = ("all of them", "''") if dump else ("steps and penalties", "'penalties>0'")
     say(f"{what}: grpo-tui inspect {name} --filter {shown}, then --trajectory ID")
 

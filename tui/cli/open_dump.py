@@ -26,7 +26,8 @@ def open_dumped(
 ) -> None:
     """Open the app as soon as the first rows are read. The reading process continues and follows growing files.
 
-    start: where the app opens, instead of the list. A dump that cannot be opened ends the command with one line.
+    start: where the app opens, instead of the list. Without rollouts it is the dashboard. A dump that cannot be opened
+    ends the command with one line.
     """
     options = PLAIN
     if maps or importers or own_importers():
@@ -35,7 +36,7 @@ def open_dumped(
         options = options_of(maps, importers).to_json()
     with Opening(reference, options) as opening:
         from ..app.app import run_app
-        from ..app.destinations import Trajectories
+        from ..app.destinations import Live, Trajectories
         from .common import fail
         from .dumps import info_of, opened_dump
 
@@ -45,7 +46,8 @@ def open_dumped(
         if dump is None:
             dump = opened_dump(reference, maps, importers, whole=False)[1]
         first = start(info_of(dump.folder)) if start is not None else None
-        run_app(runs_dir, first or Trajectories(dump.folder), greeting="\n".join(greeting(dump)))
+        place = Trajectories(dump.folder) if dump.more or dump.summary["rollouts"] else Live(dump.folder)
+        run_app(runs_dir, first or place, greeting="\n".join(greeting(dump)))
 
 
 def greeting(dump: Opened) -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import DumpError
-from . import csv_rows, json_file, json_lines, packed_lines, parquet, session, sqlite, zip_file
+from . import csv_rows, json_file, json_lines, packed_lines, parquet, scalar_logs, session, sqlite, zip_file
 from .base import HEAD, Container
 
 CONTAINERS: tuple[Container, ...] = (
     parquet.Parquet(),
     sqlite.Sqlite(),
+    scalar_logs.WandbLog(),
+    scalar_logs.TensorBoard(),
     zip_file.ZipFile(),
     packed_lines.ZstdLines(),
     packed_lines.GzipLines(),

@@ -16,9 +16,9 @@ csv.field_size_limit(MAX_DOCUMENT)
 _NAME = re.compile(r"[\w ./:()\[\]-]{1,80}")
 _COLUMNS = re.compile(
     r"(?i)\b(prompts?|completions?|responses?|outputs?|generations?|messages|conversations?|questions?|instructions?"
-    r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction)\b"
+    r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction|_?step|global_step)\b"
 )
-"""Names of columns that a table of rollouts has. Any other text with commas is no table."""
+"""Names of columns that a table of rollouts or of metrics has. Any other text with commas is no table."""
 
 
 class Row(dict[str, Any]):

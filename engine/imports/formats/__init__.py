@@ -6,7 +6,7 @@ from ..format import Format
 from .agents import MINI_SWE_AGENT, RLLM, SWE_AGENT
 from .atif import ATIF, HARBOR
 from .evaluations import BATCH, HARNESS, PAIRS, PROMPTFOO, TAU, TAU2
-from .generic import BATCHES, GROUPS, METRICS, wandb_table, wrapped, zipped
+from .generic import BATCHES, GROUPS, METRICS, TENSORBOARD, WANDB_LOG, wandb_table, wrapped, zipped
 from .inspect_ai import INSPECT
 from .sessions import OPENHANDS, SESSIONS
 from .span_writers import SPANS
@@ -22,7 +22,7 @@ _LOOSE: tuple[Format, ...] = (BATCHES, GROUPS, PAIRS, GENERIC)
 FORMATS: tuple[Format, ...] = (
     *_ROWS,
     *(EPISODES, TRACES, ANNOTATIONS, STREAM_INDEX, RESULTS),
-    TRAINER_STATE,
+    *(TRAINER_STATE, TENSORBOARD, WANDB_LOG),
     INSPECT,
     *(ATIF, HARBOR),
     ART,

@@ -11,6 +11,7 @@ from typing import Any
 from ..format import Documents, Format, Origin
 from ..rollout import Item, Numbers, Rollout, number, whole
 from .tables import GENERIC
+from .trl import metric_name
 
 _PLURAL = ("completions", "responses", "outputs", "generations")
 _COMPLETIONS = (*_PLURAL, "completion", "response", "output")
@@ -210,13 +211,43 @@ def _metrics(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     step = _step(document)
     step = origin.step if step is None else step
     assert step is not None
-    skipped = (*_STEPS, "time", "timestamp", "_timestamp")
-    yield Numbers(step, {k: n for k, v in document.items() if k not in skipped and (n := number(v)) is not None})
+    yield Numbers(step, _scalars({str(k): v for k, v in document.items() if k not in _NO_METRIC}))
 
 
+def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers by the names of metrics. A chart that wandb exports has columns `run - metric`."""
+    runs = {name.rpartition(" - ")[0] for name in values}
+    cut = f"{runs.pop()} - " if len(runs) == 1 else ""
+    kept = {k: n for k, v in values.items() if not k.endswith(_BOUNDS) and (n := number(v)) is not None}
+    return {metric_name(name.removeprefix(cut)): n for name, n in kept.items()}
+
+
+def _logged(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Read the scalars of an event file of TensorBoard, or of an offline run of wandb."""
+    values = document.get("tensorboard") or document["wandb"]
+    step = _step(values)
+    step = document["step"] if step is None else step
+    if step is not None:
+        yield Numbers(step, _scalars({k: v for k, v in values.items() if k not in _NO_METRIC}))
+
+
+TENSORBOARD = Documents("TensorBoard events", _logged, keys=("tensorboard", "step"))
+WANDB_LOG = Documents("wandb log", _logged, keys=("wandb", "step"))
 METRICS = Documents("metrics", _metrics, when=_is_metrics)
 """Metrics of the run, one step per document."""
-_STEPS = ("step", "training_step", "global_step", "iteration", "_step")
+_STEPS = (
+    "train/global_step",
+    "trainer/global_step",
+    "step",
+    "training_step",
+    "global_step",
+    "iteration",
+    "_step",
+    "Step",
+)
+_NO_METRIC = (*_STEPS, "time", "timestamp", "_timestamp", "_runtime")
+_BOUNDS = ("__MIN", "__MAX")
+"""Ends of the names of columns with the range of a point."""
 
 
 def _step(document: Mapping[str, Any]) -> int | None:

@@ -31,6 +31,13 @@ METRICS = {
 }
 """TRL's names of metrics with a place on the dashboard. Other metrics keep TRL's name."""
 
+
+def metric_name(name: str) -> str:
+    """Return the name of a metric that TRL, or its reporters (`train/reward`), call by this name."""
+    bare = name.removeprefix("train/")
+    return METRICS.get(bare, bare)
+
+
 _TABLE = Mapped(
     name="TRL completions",
     needs=("step", "prompt", "completion", "advantage"),
@@ -100,7 +107,7 @@ def _state(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     for entry in listed(document.get("log_history")):
         step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
         if step is not None:
-            named = {METRICS.get(str(k), str(k)): number(v) for k, v in entry.items() if k != "step"}
+            named = {metric_name(str(k)): number(v) for k, v in entry.items() if k != "step"}
             yield Numbers(step, {name: n for name, n in named.items() if n is not None})
 
 

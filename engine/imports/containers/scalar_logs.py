@@ -1,0 +1,225 @@
+"""Event files of TensorBoard, and the file of an offline run of wandb: scalars by step.
+
+Both frame protocol buffers with checksums. The few fields that hold scalars are read here, so neither TensorBoard nor
+wandb is needed. Anything else in them, such as pictures, is skipped.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import DumpError
+from .base import Container, Found, loads
+
+_LARGEST = 1 << 20
+"""Bytes of a record with scalars. A larger one holds something else."""
+_POLYNOMIAL = 0x82F63B78
+_TABLE: list[int] = []
+
+
+def crc32c(data: bytes) -> int:
+    """Return the checksum of Castagnoli, masked as TFRecord stores it."""
+    if not _TABLE:
+        for byte in range(256):
+            for _ in range(8):
+                byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+            _TABLE.append(byte)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each field of a protocol buffer: an int of a varint, bytes of anything else.
+
+    Raises ValueError for a damaged one.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        if key & 7 == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(key & 7)
+        if key & 7 == 2:
+            size, at = _varint(data, at)
+        if size is None or at + size > len(data):
+            raise ValueError("the record is no protocol buffer")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    raise ValueError("the record is no protocol buffer")
+
+
+class _ScalarLog(Container):
+    kind: str
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """Yield `{kind: {name: value}, "step": step}` for neighbouring records of one step."""
+        step, values, begin = None, dict[str, float](), after
+        at = after
+        with open(path, "rb") as file:
+            for start, at, record in self._records(file, after):
+                line += 1
+                try:
+                    if record is None:
+                        raise ValueError("its checksum is wrong")
+                    new, more = self._scalars(record)
+                except ValueError as error:
+                    yield Found(start, at - start, line, at, problem=f"record {line} is damaged ({error})")
+                    continue
+                if not more:
+                    continue
+                if values and new != step:
+                    yield Found(begin, start - begin, line - 1, start, {self.kind: values, "step": step})
+                    values = {}
+                if not values:
+                    begin = start
+                step, values = new, {**values, **more}
+        if values:
+            yield Found(begin, at - begin, line, at, {self.kind: values, "step": step})
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        for found in self.open(path, offset):
+            return found.document
+        raise DumpError(f"{path} has changed since it was indexed")
+
+    def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
+        """Yield begin, end and content of each record that is whole; None for a damaged one."""
+        raise NotImplementedError
+
+    def _scalars(self, record: bytes) -> tuple[int | None, dict[str, float]]:
+        """Return step and scalars of a record. Raises ValueError."""
+        raise NotImplementedError
+
+
+class TensorBoard(_ScalarLog):
+    """`events.out.tfevents.…` of any name."""
+
+    name = "TensorBoard events"
+    kind = "tensorboard"
+
+    def detect(self, head: bytes) -> bool:
+        return len(head) > 12 and crc32c(head[:8]) == int.from_bytes(head[8:12], "little")
+
+    def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
+        file.seek(at)
+        while len(head := file.read(12)) == 12:
+            size, checksum = struct.unpack("<QI", head)
+            if crc32c(head[:8]) != checksum:
+                yield at, at + 12, None  # no record behind it can be found
+                return
+            end = at + 16 + size
+            if size > _LARGEST:
+                file.seek(end)
+                yield at, end, b""
+            else:
+                data = file.read(size + 4)
+                if len(data) < size + 4:  # it is still being written
+                    return
+                whole = crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
+                yield at, end, data[:-4] if whole else None
+            at = end
+
+    def _scalars(self, record: bytes) -> tuple[int | None, dict[str, float]]:
+        step, found = 0, dict[str, float]()
+        for number, value in fields(record):
+            if number == 2:
+                step = value
+            elif number == 5:
+                for inner, summary in fields(value):
+                    if inner == 1:
+                        found.update(_summary(summary))
+        return step if step < 1 << 62 else None, found
+
+
+def _summary(data: bytes) -> dict[str, float]:
+    """Return name and value of a summary with a scalar (`simple_value`, or a tensor of one number)."""
+    name, scalar = "", None
+    for number, value in fields(data):
+        if number == 1:
+            name = value.decode("utf-8", "replace")
+        elif number == 2:
+            (scalar,) = struct.unpack("<f", value)
+        elif number == 8:
+            tensor = dict(fields(value))
+            of_type = {1: ("<f", 5), 2: ("<d", 6)}.get(tensor.get(1, 0))
+            if of_type is not None:
+                stored = tensor.get(of_type[1], tensor.get(4, b""))
+                scalar = struct.unpack(*of_type[:1], stored)[0] if len(stored) == struct.calcsize(of_type[0]) else None
+    return {} if scalar is None else {name: scalar}
+
+
+class WandbLog(_ScalarLog):
+    """`run-….wandb` of an offline run: blocks of 32 KiB as in LevelDB's log."""
+
+    name = "wandb log"
+    kind = "wandb"
+    _BLOCK = 1 << 15
+
+    def detect(self, head: bytes) -> bool:
+        return head[:4] == b":W&B"
+
+    def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
+        at = max(at, 7)
+        begin, parts, whole = at, b"", True
+        while True:
+            if self._BLOCK - at % self._BLOCK < 7:
+                at += self._BLOCK - at % self._BLOCK
+            file.seek(at)
+            head = file.read(7)
+            checksum, size, kind = struct.unpack("<IHB", head) if len(head) == 7 else (0, 0, 0)
+            data = file.read(size)
+            if not kind or len(data) < size:  # the rest is still being written
+                return
+            if kind in (1, 2):  # a whole record, or its first part
+                begin, parts, whole = at, b"", True
+            at += 7 + size
+            parts += data
+            whole = whole and zlib.crc32(data, zlib.crc32(bytes([kind]))) == checksum
+            if kind in (1, 4):
+                yield begin, at, parts if whole else None
+
+    def _scalars(self, record: bytes) -> tuple[int | None, dict[str, float]]:
+        step, found = None, dict[str, float]()
+        for number, history in fields(record):
+            if number != 2:
+                continue
+            for inner, value in fields(history):
+                if inner == 2:
+                    step = dict(fields(value)).get(1, 0)
+                elif inner == 1:
+                    found.update(_item(value))
+        return step, found
+
+
+def _item(data: bytes) -> dict[str, float]:
+    """Return name and value of an item of wandb's history, if it is a number."""
+    names, scalar = list[str](), None
+    for number, value in fields(data):
+        if number in (1, 2):
+            names.append(value.decode("utf-8", "replace"))
+        elif number == 5:
+            scalar = value >> 1 ^ -(value & 1)
+        elif number == 6:
+            (scalar,) = struct.unpack("<d", value)
+        elif number in (8, 16) and len(value) < 64:
+            scalar = loads(value)
+    known = isinstance(scalar, (int, float)) and not isinstance(scalar, bool)
+    return {".".join(names): float(scalar)} if known else {}
