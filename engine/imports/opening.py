@@ -77,5 +77,5 @@ def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:
     assert isinstance(formats, dict)
     known = [name for name in formats if name != UNKNOWN]
     if known:
-        return f"{dump} was recognised as {', '.join(known)}, but there is no rollout and no metric in it"
+        return f"{dump} was recognised as {', '.join(known)}, but there is no rollout in it"
     return f"nothing in {dump} is a rollout in a format that is known: see docs/importing.md, or name keys with --map"
