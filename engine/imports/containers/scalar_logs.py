@@ -221,5 +221,6 @@ def _item(data: bytes) -> dict[str, float]:
             (scalar,) = struct.unpack("<d", value)
         elif number in (8, 16) and len(value) < 64:
             scalar = loads(value)
-    known = isinstance(scalar, (int, float)) and not isinstance(scalar, bool)
-    return {".".join(names): float(scalar)} if known else {}
+    if isinstance(scalar, bool) or not isinstance(scalar, (int, float)):
+        return {}
+    return {".".join(names): float(scalar)}
