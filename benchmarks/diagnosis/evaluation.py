@@ -43,7 +43,7 @@ def evaluate(names: Sequence[str], seeds: int) -> None:
     judged: dict[str, list[Judged]] = {}
     for run in runs:
         judged.setdefault(run.recipe.name, []).append(_judge(run))
-    for split in (HEALTHY, "development", "test", "unseen", "last"):
+    for split in (HEALTHY, "development", "test", "unseen", "later", "fresh"):
         rows = [j for j in judged.values() if j[0].run.recipe.split == split]
         if rows and split == HEALTHY:
             _healthy(rows)

@@ -14,8 +14,10 @@ TEST = ("tokens", "versions", "collapse")
 HEALTHY = "healthy"
 UNSEEN = ("rewards", "updates", "sampling")
 """Made after the detectors, and measured before a detector was changed for them."""
-LAST = ("labels", "last")
-"""Measured once, at the end."""
+LATER = ("labels", "inputs")
+"""Made after those, and measured before detectors were made for them, too."""
+FRESH = ("fresh",)
+"""Made last. No detector was changed after they were measured."""
 
 STEPS = 24
 SETTINGS: Mapping[str, object] = {
@@ -56,8 +58,8 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """healthy, development, test, unseen or last."""
-        groups = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "last": LAST}
+        """healthy, development, test, unseen, later or fresh."""
+        groups = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "later": LATER, "fresh": FRESH}
         return next((split for split, families in groups.items() if self.family in families), "development")
 
 
@@ -244,18 +246,46 @@ NEW = (
     ),
     Recipe("shuffled", "labels", "answers of other tasks", ("noisy_labels", "noisy_reward"), _env(labels="shuffled")),
     Recipe("unshown", "labels", "prompts without the key", ("noisy_labels", "noisy_reward"), _env(labels="unshown")),
-    Recipe("step_late", "last", "rewards of the step before", ("reward_order", "noisy_reward"), patch="step_late"),
+    Recipe("step_late", "inputs", "rewards of the step before", ("reward_order", "noisy_reward"), patch="step_late"),
     Recipe(
         "wrong_reference",
-        "last",
+        "inputs",
         "log-probs of the reference of other tokens",
         ("reference_mismatch", "kl_weight"),
         {"training.beta": 1.0},
         patch="wrong_reference",
     ),
-    Recipe("answer_untrained", "last", "answers not in the loss", ("untrained_tokens",), patch="answer_untrained"),
-    Recipe("nucleus", "last", "top_p 0.3, scored at 1", ("surprising_tokens",), patch="nucleus"),
-    Recipe("prompt_lost", "last", "the trainer reads no prompts", ("surprising_tokens",), patch="prompt_lost"),
-    Recipe("copies", "last", "groups of copies", ("no_diversity",), patch="copies"),
+    Recipe("answer_untrained", "inputs", "answers not in the loss", ("untrained_tokens",), patch="answer_untrained"),
+    Recipe("nucleus", "inputs", "top_p 0.3, scored at 1", ("surprising_tokens",), patch="nucleus"),
+    Recipe("prompt_lost", "inputs", "the trainer reads no prompts", ("surprising_tokens",), patch="prompt_lost"),
+    Recipe("copies", "inputs", "groups of copies", ("no_diversity",), patch="copies"),
 )
-RECIPES = {recipe.name: recipe for recipe in (*KINDS, *FAULTS, *NEW)}
+NEWEST = (
+    Recipe("brevity", "fresh", "short texts are paid", ("length_reward", "length_collapse"), _env(grader="brevity")),
+    Recipe(
+        "contains",
+        "fresh",
+        "the right number anywhere in the text",
+        ("reward_hack", "length_reward", "accepted_without_answer"),
+        _env(grader="contains"),
+    ),
+    Recipe(
+        "reversed_half",
+        "fresh",
+        "verdicts of every second number are reversed",
+        ("rejected_answers", "noisy_reward"),
+        _env(grader="reversed_half"),
+    ),
+    Recipe("weight_decay", "fresh", "a weight decay of 100", ("kl_rise",), {"training.trl.weight_decay": 100.0}),
+    Recipe("big_epsilon", "fresh", "Adam's epsilon of 1,000", ("no_movement",), {"training.trl.adam_epsilon": 1000.0}),
+    Recipe("greedy", "fresh", "top_k of 1", ("no_diversity",), {"training.top_k": 1}),
+    Recipe(
+        "penalised",
+        "fresh",
+        "a penalty of repetition that is not scored",
+        ("surprising_tokens", "sampler_mismatch"),
+        patch="penalised",
+    ),
+    Recipe("four_prompts", "fresh", "four prompts for all", ("few_tasks",), _env(prompts=4)),
+)
+RECIPES = {recipe.name: recipe for recipe in (*KINDS, *FAULTS, *NEW, *NEWEST)}

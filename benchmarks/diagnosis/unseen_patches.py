@@ -1,4 +1,4 @@
-"""Faults of the families kept apart last: see `recipes.UNSEEN`. Functions as in `patches.py`."""
+"""Faults of the families kept apart last: see `recipes.py`. Functions as in `patches.py`."""
 
 from __future__ import annotations
 
@@ -124,6 +124,11 @@ def hot() -> None:
 def nucleus() -> None:
     """Sampling of the likeliest 30 % alone, scoring of all."""
     _sampled(top_p=0.3)
+
+
+def penalised() -> None:
+    """Sampling with a penalty of repetition, scoring without it."""
+    _sampled(repetition_penalty=3.0)
 
 
 def same_batch() -> None:
