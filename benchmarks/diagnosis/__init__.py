@@ -2,6 +2,7 @@
 
     python -m benchmarks.diagnosis train       # the trainings that are missing
     python -m benchmarks.diagnosis evaluate    # recall, first cause, false warnings, delay
+    python -m benchmarks.diagnosis remedies    # success after the remedy of each cause
 
 | file | content |
 |---|---|
@@ -10,5 +11,6 @@
 | `patches.py`, `unseen_patches.py` | faults that no setting causes, as patches of the process that trains |
 | `training.py` | trains what is missing, and keeps records |
 | `evaluation.py` | runs the product's `check` over the records |
+| `remedies.py` | stops broken trainings on their cause, and continues them with the remedy |
 | `others.py` | runs rldoctor and rlprobe over the same records |
 """

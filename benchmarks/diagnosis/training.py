@@ -41,9 +41,9 @@ def folder_of(recipe: Recipe, seed: int) -> Path:
     return HOME / f"{recipe.name}-{seed}"
 
 
-def settings_of(recipe: Recipe, seed: int) -> list[str]:
-    """Return the settings of a training as `--set` takes them."""
-    folder = folder_of(recipe, seed)
+def settings_of(recipe: Recipe, seed: int, folder: Path | None = None) -> list[str]:
+    """Return the settings of a training as `--set` takes them. folder: another one than `folder_of`."""
+    folder = folder or folder_of(recipe, seed)
     return [
         f"{key}={value}"
         for key, value in {
@@ -75,7 +75,7 @@ def train(names: Sequence[str], seeds: int) -> None:
     print(f"{len(jobs)} trainings, {len(missing)} are missing", flush=True)
     if not missing:
         return
-    _prepare({recipe.world for recipe, _ in missing})
+    prepare({recipe.world for recipe, _ in missing})
     for number, (recipe, seed) in enumerate(missing, 1):
         began = time.monotonic()
         done = _train(recipe, seed)
@@ -90,7 +90,7 @@ def train(names: Sequence[str], seeds: int) -> None:
             )
 
 
-def _prepare(worlds: set[str]) -> None:
+def prepare(worlds: set[str]) -> None:
     """Import what trainings import, and make the first policies that are missing."""
     import torch
 
@@ -107,32 +107,46 @@ def _prepare(worlds: set[str]) -> None:
 def _train(recipe: Recipe, seed: int) -> Trained | None:
     folder = folder_of(recipe, seed)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(_child(recipe, seed, folder))
-    _, status, usage = os.wait4(pid, 0)
-    if os.waitstatus_to_exitcode(status) != 0:
+    seconds = in_a_fork(folder, settings_of(recipe, seed), recipe.patch)
+    if seconds is None:
         return None
-    from grpo_tui.engine.runs.read.reader import RunReader
-
-    with closing(RunReader(folder)) as reader:
-        points = reader.metrics.points(metric.SUCCESS_SAMPLED)
-    kept = {
-        "key": _key(recipe, seed),
-        "before": points[0][1],
-        "after": points[-1][1],
-        "seconds": usage.ru_utime + usage.ru_stime,
-    }
+    points = held_out(folder)
+    kept = {"key": _key(recipe, seed), "before": points[0], "after": points[-1], "seconds": seconds}
     for name in LEFT_OUT:
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / RESULT).write_text(json.dumps(kept))
     return trained(recipe, seed)
 
 
-def _child(recipe: Recipe, seed: int, folder: Path) -> int:
+def held_out(folder: Path) -> list[float]:
+    """Return held-out success at temperature 1, of each evaluation."""
+    from grpo_tui.engine.runs.read.reader import RunReader
+
+    with closing(RunReader(folder)) as reader:
+        return [value for _, value in reader.metrics.points(metric.SUCCESS_SAMPLED)]
+
+
+def steps_of(folder: Path) -> int:
+    """Return the number of steps that a training made."""
+    from grpo_tui.engine.runs.read.reader import RunReader
+
+    with closing(RunReader(folder)) as reader:
+        return reader.metrics.points(metric.LEARNING_RATE)[-1][0]
+
+
+def in_a_fork(folder: Path, settings: Sequence[str], patch: str = "", *, resume: bool = False) -> float | None:
+    """Train with these settings in a fork of this process. Returns processor seconds; None if it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_child(folder, settings, patch, resume))
+    _, status, usage = os.wait4(pid, 0)
+    return usage.ru_utime + usage.ru_stime if os.waitstatus_to_exitcode(status) == 0 else None
+
+
+def _child(folder: Path, settings: Sequence[str], patch: str, resume: bool) -> int:
     """Train in this process, with its output in the folder. Returns the exit code."""
-    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
@@ -142,11 +156,10 @@ def _child(recipe: Recipe, seed: int, folder: Path) -> int:
 
         from . import patches
 
-        config = load_config(None, settings_of(recipe, seed))
-        (folder / "config.yaml").write_text(to_yaml(config))
-        if recipe.patch:
-            patches.apply(recipe.patch)
-        return run(folder)
+        (folder / "config.yaml").write_text(to_yaml(load_config(None, list(settings))))
+        if patch:
+            patches.apply(patch)
+        return run(folder, resume=resume)
     except BaseException:
         traceback.print_exc()
         return 1

@@ -149,6 +149,9 @@ class DiagnosisConfig(Section):
     """Weights that changed by less than this share of the sum of the learning rates are reported as not moving."""
     no_variance_share: ClassVar[float] = 0.6
     """Share of groups whose rollouts all got one reward, above which (and rising) it is reported."""
+    stop_on: list[str] = Field(default_factory=list)
+    """Causes that stop the run with a checkpoint, such as [not_finite, kl_rise]: detectors whose warning no other
+    warning explains."""
     evidence: ClassVar[int] = 5
     """Most trajectories that a finding names."""
 

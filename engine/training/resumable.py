@@ -169,10 +169,17 @@ class Resumable(Trainer):
         if checkpoint is None:
             return
         folder = Path(checkpoint)
+        optimizer = cast(Any, self.optimizer)
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         with _naming(checkpoint):
-            optimizer = cast(Any, self.optimizer)
             optimizer.load_state_dict(divided(checkpoints.load_optimizer(folder), optimizer))
-            cast(Any, self.lr_scheduler).load_state_dict(json.loads((folder / "scheduler.json").read_text()))
+            for group, own in zip(optimizer.param_groups, settings, strict=True):  # settings may have changed since
+                change = own["initial_lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
+                group.update({**own, "lr": group["lr"] * change})
+            state = json.loads((folder / "scheduler.json").read_text())
+            state["base_lrs"] = [group["initial_lr"] for group in optimizer.param_groups]
+            state["_last_lr"] = [group["lr"] for group in optimizer.param_groups]
+            cast(Any, self.lr_scheduler).load_state_dict(state)
             for part in self.state_parts:
                 if part.everywhere or self.accelerator.is_main_process:
                     part.load(folder)

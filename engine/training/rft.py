@@ -164,7 +164,7 @@ def build_trainer(
         draw_by_difficulty(trainer, rows, config, run_dir, recorder)
     clock = StepClock()
     recording = GRPORecording(trainer, recorder, clock, controller)
-    findings = Findings(trainer, recorder, Diagnosis(config.rewards.diagnosis))
+    findings = Findings(trainer, recorder, Diagnosis(config.rewards.diagnosis), run_dir)
     recording.observers += [findings, log_step]
     trainer.add_callback(findings)
     callbacks = run_callbacks(

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ....configs.errors import ConfigError, Problem
 from ....configs.sections.rewards import SHAPED
 from ....rewards.batches import Batch, rollout_of, surprise_of
+from ....rewards.causes import EXPLAINS
 from ....rewards.detectors import Finding
 from ....rewards.diagnosis import Diagnosis
 from ....rewards.metrics import flat
 from ...record.step_recorder import StepRecorder
+from ...runs.control.requests import request
 from ..env_trainer import GRPOEnvTrainer
 
 
 class Findings(TrainerCallback):
-    """Shows each recorded step to the detectors; see `StepRecording.observers`."""
+    """Shows each recorded step to the detectors; see `StepRecording.observers`. A cause of
+    `rewards.diagnosis.stop_on` stops the run. Raises ConfigError if there is no such detector."""
 
-    def __init__(self, trainer: GRPOEnvTrainer, recorder: StepRecorder, diagnosis: Diagnosis) -> None:
+    def __init__(self, trainer: GRPOEnvTrainer, recorder: StepRecorder, diagnosis: Diagnosis, run_dir: Path) -> None:
         self._trainer = trainer
         self._recorder = recorder
         self._diagnosis = diagnosis
+        self._run_dir = run_dir
+        self._stop_on = diagnosis.config.stop_on
+        if unknown := [name for name in self._stop_on if name not in EXPLAINS and name not in diagnosis.detectors]:
+            known = ", ".join(sorted({*EXPLAINS, *diagnosis.detectors}))
+            raise ConfigError([Problem("rewards.diagnosis.stop_on", f"there is no detector {unknown[0]}", known)])
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Run the detectors. One that fails does not stop training."""
@@ -51,6 +61,12 @@ class Findings(TrainerCallback):
             if r.trajectory is not None
         ]
         self._record(step, self._diagnosis.observe(Batch(step, rollouts, flat(metrics))))
+        if self._stop_on:
+            causes = [f.finding.detector for f in self._diagnosis.found() if f.grave and not f.cause]
+            if reason := next((name for name in causes if name in self._stop_on), ""):
+                self._stop_on = []
+                self._recorder.event("note", f"The run stops on {reason} (rewards.diagnosis.stop_on).", step=step)
+                request(self._run_dir, "stop")
 
     def _record(self, step: int, found: Iterable[Finding]) -> None:
         for finding in found:

@@ -204,6 +204,22 @@ def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base, monkeypatch):
     assert "advantage_share" in found["group"] and "advantage_share" not in found["equals"]
 
 
+def test_a_chosen_cause_stops_the_run_with_a_checkpoint(tmp_path, base, monkeypatch):
+    from grpo_tui.engine.runs.control.status import look
+    from grpo_tui.engine.training.__main__ import run
+
+    monkeypatch.setattr(DiagnosisConfig, "movement", 1e9)
+    folder = make_run(tmp_path / "stopped", base, max_steps=12, eval_every=20)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    for name, code, status in (("no_movment", 1, "crashed"), ("no_movement", 0, "stopped")):
+        settings["rewards"]["diagnosis"] = {"stop_on": [name]}
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+        assert run(folder) == code
+        assert look(folder).status == status
+    assert 5 <= look(folder).step < 12
+    assert (folder / "checkpoints" / f"checkpoint-{look(folder).step}").is_dir()
+
+
 def test_a_rollout_without_a_trajectory_is_not_recorded_and_the_one_beside_it_is():
     trajectory = Trajectory("a", "e", "p", "g", 0, "", ())
     arrays = {"token_ids": np.zeros(2, np.int64), "agent_mask": np.array([False, True])}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from grpo_tui.engine.runs.control.status import look
@@ -124,6 +125,21 @@ def test_kills_at_random_moments(tmp_path, base, whole, attempt):
 def test_a_run_that_is_over_makes_no_further_step(copied, whole):
     assert run(copied, resume=True) == 0
     assert_same_run(copied, whole)
+
+
+def test_a_resumed_run_takes_the_learning_rate_of_its_configuration(copied):
+    """Lowering it is the remedy of a run whose policy moves too fast."""
+
+    def rates() -> dict[int, float]:
+        with RunReader(copied) as reader:
+            return dict(reader.metrics.points("train/learning_rate"))
+
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    lower = rates()[1] / 10
+    config["training"] |= {"learning_rate": lower, "max_steps": STEPS + 2}
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(copied, resume=True) == 0
+    assert 0 < rates()[STEPS + 1] <= lower * (1 + 1e-9)
 
 
 def test_what_was_recorded_is_not_given_up_when_there_is_nothing_to_go_on_from(copied, capsys):
