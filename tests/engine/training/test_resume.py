@@ -139,7 +139,7 @@ def test_a_resumed_run_takes_the_learning_rate_of_its_configuration(copied):
     config["training"] |= {"learning_rate": lower, "max_steps": STEPS + 2}
     (copied / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(copied, resume=True) == 0
-    assert 0 < rates()[STEPS + 1] <= lower * (1 + 1e-9)
+    assert 0 < rates()[STEPS + 2] <= lower * (1 + 1e-9)
 
 
 def test_what_was_recorded_is_not_given_up_when_there_is_nothing_to_go_on_from(copied, capsys):
