@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from grpo_tui.configs.writing import to_yaml
+from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.runs.control.status import look
-from grpo_tui.tui.app.destinations import Further
+from grpo_tui.engine.runs.write.writer import RunWriter
+from grpo_tui.tui.app.destinations import Further, Live
 from tests.engine.online.test_online_run import _address, wait_for
 from tests.engine.online.tiny import run_config
 from tests.forked import forked_processes
@@ -73,3 +79,54 @@ async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedbac
     async with running(served.parent, Further("Chat", served)) as driver:
         await driver.press("i")
         assert "red" in await until(driver, "certainty")
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A finished training with a checkpoint of step 3, whose adapters are a real tiny policy's."""
+    config = run_config(tmp_path / "policy").model_copy(update={"mode": "rft"})
+    run = tmp_path / "runs" / "trained"
+    shutil.copytree(str(config.model.sft_adapters), run / "checkpoints" / "checkpoint-3")
+    (run / "config.yaml").write_text(to_yaml(config))
+    (run / "run.json").write_text(json.dumps({"id": "trained", "mode": "rft", "model": "tiny", "total_steps": 3}))
+    writer = RunWriter(run)
+    writer.metrics(3, {"rewards/total/mean": 0.5})
+    writer.status("finished", step=3, total_steps=3)
+    writer.close()
+    return run
+
+
+async def test_chat_with_a_checkpoint_of_a_finished_run(trained: Path) -> None:
+    async with running(trained.parent, Live(trained), size=(80, 24)) as driver:
+        text = await driver.press("a")
+        assert "steps 3 · base: before training" in text
+        await driver.type("7")
+        await driver.press("enter")
+        await until(driver, "run trained has no")
+        await driver.press("a", "3")
+        await driver.pilot.press("enter")
+        await until(driver, "the policy is being loaded…")
+        assert driver.view == "chat" and "trained@3" in driver.text and "inbox" not in driver.text
+        server = driver.app.screen.reads.path
+        assert "being loaded" in await driver.press("enter"), "no question before there is somebody to answer"
+        for _ in range(3):  # of a minute: the server imports torch
+            with suppress(AssertionError):
+                await until(driver, "enter writes a message")
+                break
+        await driver.press("enter")
+        await driver.type("what is it")
+        await driver.press("enter")
+        await until(driver, "policy · version")
+        config = read_config(server)
+        assert config.model.sft_adapters == str(trained / "checkpoints" / "checkpoint-3") and not config.online.updates
+        await driver.press("escape")
+        assert driver.view == "live"
+    wait_for(lambda: not look(server).active, "the end of the server")
+    assert look(server).status in ("stopped", "finished"), look(server)
+
+
+async def test_a_dump_and_an_evaluation_have_no_policy(trained: Path) -> None:
+    (trained / "run.json").write_text(json.dumps({"id": "trained", "mode": "eval"}))
+    async with running(trained.parent, Live(trained)) as driver:
+        await driver.press("a")
+        assert "Only trainings of this program have policies" in driver.text

@@ -171,7 +171,7 @@ TABLE: tuple[Key, ...] = (
     Key((PLAY,), "o", "o", "recorded", "recorded", "The rollouts that were recorded", 6),
     Key((PLAY,), "space", "space", "open_text", "open text", "Open the text that is marked, or fold it again", 7),
     # chat
-    Key((LIVE,), "a", "a", "chat", "chat", "Chat with the policy that this run serves, and judge its answers", 5),
+    Key((LIVE,), "a", "a", "chat", "chat", "Chat with the policy that the run serves, or with a checkpoint of it", 5),
     Key((CHAT,), "enter", "enter", "write", "write", "Write a message", 1),
     Key((CHAT,), "1", "1", "rate('right')", "right", "Rate the last answer as right", 2),
     Key((CHAT,), "2", "2", "rate('wrong')", "wrong", "Rate the last answer as wrong", 3),

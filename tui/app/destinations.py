@@ -165,6 +165,15 @@ class Branching(Destination):
 
 
 @dataclass(frozen=True)
+class Chatting(Destination):
+    """A chat with a policy whose server `run` the app has started. The server stops with the screen."""
+
+    screen = ("chat", "ChatScreen")
+    run: Path
+    started: bool = True
+
+
+@dataclass(frozen=True)
 class Playing(Destination):
     """Tasks for a human player. `game` is the process that runs them."""
 

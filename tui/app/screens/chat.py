@@ -11,12 +11,16 @@ import http.client
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
+from ....engine.runs.control.requests import request
+from ....engine.runs.control.status import look
+from ....engine.runs.errors import RecordError
 from ..bindings import CHAT, bindings
 from ..data import Reads
 from ..widgets.line import Line, wrapped
@@ -38,6 +42,12 @@ class ChatClient:
 
     def __init__(self, run: Path) -> None:
         self.run = run
+        self._address = run / "online" / "address.json"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the server has written its address."""
+        return self._address.exists()
 
     def models(self) -> list[str]:
         """The served policy's name first, then `name@version` for each version that can be asked."""
@@ -89,7 +99,7 @@ class ChatClient:
 
     def _open(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
         try:
-            address = str(json.loads((self.run / "online" / "address.json").read_bytes())["url"]).rstrip("/")
+            address = str(json.loads(self._address.read_bytes())["url"]).rstrip("/")
         except (OSError, ValueError, KeyError) as error:
             raise ServerProblem("this run does not serve over HTTP now; start it with --serve HOST:PORT") from error
         headers = {"Content-Type": "application/json"}
@@ -111,6 +121,8 @@ def _message(body: bytes) -> str:
         return ""
 
 
+_WITHOUT_LEARNING = ("write", "new", "help", "back", "app.quit")
+"""Keys that serve a chat without learning."""
 LOOK_S = 2.0
 """How often the outcome of feedback is asked for."""
 
@@ -135,6 +147,7 @@ class ChatPane(Pane):
     def __init__(self) -> None:
         super().__init__("chat")
         self.exchanges: list[Exchange] = []
+        self.note = ""
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
@@ -154,19 +167,22 @@ class ChatPane(Pane):
             lines += wrapped(p, exchange.feedback, width, p.accent)
             lines.append(Line(p))
         if not lines:
-            lines = wrapped(p, "enter writes a message · i takes an answer without feedback", width, p.muted)
+            lines = wrapped(
+                p, self.note or "enter writes a message · i takes an answer without feedback", width, p.muted
+            )
         return lines
 
 
 class ChatScreen(AppScreen):
-    """A chat with the policy that a run serves."""
+    """A chat with the policy that a run serves. started: whether the app started the server for it: then nothing learns
+    from feedback, and the server stops with the screen."""
 
     view = CHAT
     BINDINGS = bindings(CHAT)
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: Reads, started: bool = False) -> None:
         super().__init__()
-        self.client = ChatClient(reads.path)
+        self.client, self.reads, self.started = ChatClient(reads.path), reads, started
         self.chat = ChatPane()
         self.model = ""
         self._followed: dict[str, Exchange] = {}
@@ -177,13 +193,42 @@ class ChatScreen(AppScreen):
     def panes(self) -> list[Pane]:
         return [self.chat]
 
+    def header(self, width: int) -> tuple[Line, Line]:
+        p, name = self.palette, look(self.reads.path).name if self.started else "chat"
+        return Line(p).add(name, p.title, cells=min(len(name), max(8, width - 20))), Line(p)
+
+    def hint_label(self, action: str, label: str) -> str:
+        return label if not self.started or action in _WITHOUT_LEARNING else ""
+
     def on_mount(self) -> None:
-        self._call(self.client.models, lambda names: setattr(self, "model", names[0]))
+        self.chat.note = "the policy is being loaded…" if self.started else ""
+        self._connect()
         self.set_interval(LOOK_S, self._look)
+
+    def on_unmount(self) -> None:
+        if self.started:
+            with suppress(OSError, RecordError):
+                request(self.reads.path, "stop")
+
+    def _connect(self) -> None:
+        """Ask for the served models, again and again while a started server loads its policy."""
+
+        def known(names: list[str]) -> None:
+            self.model, self.chat.note = names[0], ""
+            self._show()
+
+        if not self.started or self.client.is_there:
+            self._call(self.client.models, known)
+        elif not (info := look(self.reads.path)).active:
+            self.chat.note = f"The server has ended: {info.error or info.status}."
+            self._show()
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
     def action_write(self) -> Awaitable[None] | None:
+        if self.started and not self.model:
+            self.say(self.chat.note)
+            return None
         return ask(self, "Message", "", lambda text: self._send(text) if text else None)
 
     def action_new(self) -> None:
@@ -280,6 +325,8 @@ class ChatScreen(AppScreen):
         self._call(lambda: self.client.feedback(id=exchange.id, **said), told)
 
     def _look(self) -> None:
+        if self.started and not self.model:
+            self._connect()
         for identifier, exchange in list(self._followed.items()):
             self._call(
                 lambda i=identifier: self.client.outcome(i),

@@ -6,22 +6,26 @@ Each kind of run has panels of its own (`live_layout.PANES`). `following` reads,
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ....configs import metric_names as metric
+from ....configs.errors import GrpoTuiError
 from ....engine.runs.control.requests import Command, asked, request, withdraw
 from ....engine.runs.errors import RecordError
+from ....engine.runs.health.checkpoints import checkpoint_folder, policies
 from ....engine.runs.search.filters import term
 from ....engine.runs.search.query import Query
 from ...export import open_outside, write
 from ...text import literal
 from ..bindings import LIVE, bindings
 from ..data import Reads
-from ..destinations import Behavior, Further, Trajectories
+from ..destinations import Behavior, Chatting, Further, Trajectories
 from ..live_charts import CHARTS
 from ..live_data import Found, Reading, findings
 from ..live_header import header
@@ -148,11 +152,15 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def hint_label(self, action: str, label: str) -> str:
         requests = self.requests
-        if action == "chat" and (self.shown is None or self.shown.kind != "online" or not self.shown.info.active):
+        if action == "chat" and (self.shown is None or self.shown.is_dump or self.shown.info.active != self._online):
             return ""
         if action in ("stop", "checkpoint") and requests is not None and requests.state == "ended":
             return ""
         return requests.hint if action == "pause" and requests is not None else label
+
+    @property
+    def _online(self) -> bool:
+        return self.shown is not None and self.shown.kind == "online"
 
     def on_mount(self) -> None:
         self._active = "chart"
@@ -246,11 +254,34 @@ class LiveScreen(ChartKeys, RequestKeys):
         else:
             self.say(found.message)
 
-    def action_chat(self) -> None:
-        if self.shown is not None and self.shown.kind == "online":
+    def action_chat(self) -> Awaitable[None] | None:
+        shown = self.shown
+        if shown is None:
+            return None
+        if shown.kind == "online":
             self.shell.open(Further("Chat", self.reads.path))
-        else:
-            self.say("Only a run of `grpo-tui online` serves its policy.")
+            return None
+        kept = list(policies(checkpoint_folder(self.reads.path)))
+        if shown.is_dump or shown.info.mode not in ("rft", "sft"):
+            self.say("Only trainings of this program have policies to chat with.")
+            return None
+        hint = f"steps {', '.join(map(str, kept[-12:])) or 'none'} · base: before training · empty: the last"
+        return ask(self, "Chat with the checkpoint", "", self._start_chat, hint=hint)
+
+    def _start_chat(self, step: str) -> None:
+        self.say("Starting a process that serves this policy…")
+        policy = f"{self.reads.path}@{step}" if step else str(self.reads.path)
+        self.run_worker(self._chat(policy), group="chat", exclusive=True)
+
+    async def _chat(self, policy: str) -> None:
+        from ....engine.evaluation.chat import start_chat  # with the configuration's classes, for which no other waits
+
+        try:
+            run = await asyncio.to_thread(start_chat, policy, self.reads.path.parent)
+        except (GrpoTuiError, LookupError) as problem:
+            self.say(str(problem), "error")
+            return
+        self.shell.open(Chatting(Path(run.path)))
 
     def action_timeline(self) -> None:
         self.shell.open(Further("Timeline", self.reads.path))

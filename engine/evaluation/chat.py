@@ -1,0 +1,52 @@
+"""Chat with a kept policy of a run: a process serves its weights on this machine and learns nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...configs.schema import RunConfig
+from ...configs.sections import EnvironmentConfig, LoggingConfig, OnlineConfig, RolloutsConfig
+from ..launch.start import start_run
+from ..runs.types import RunInfo
+from .results import EvaluationError
+from .subjects import find_subject
+
+_ENVIRONMENT = "grpo_tui.envs.chat.ChatEnv"
+_TURN = 512
+"""Tokens of an answer at the most."""
+
+
+def chat_config(policy: str, runs_dir: Path) -> RunConfig:
+    """Return the configuration of a server for a policy (`RUN`, `RUN@STEP` or `RUN@base`; see `find_subject`).
+
+    Raises EvaluationError, RunNotFound, ConfigError.
+    """
+    subject = find_subject(policy, runs_dir)
+    if subject.run is None or subject.evaluation is not None:
+        raise EvaluationError(f"{policy} holds no policy of its own: chat with the run that it evaluates")
+    config = subject.configure(subject.run)
+    if config.model.is_endpoint:
+        raise EvaluationError(f"{policy} is an endpoint: ask its server")
+    length = subject.run.training.max_trajectory_tokens
+    changed = {
+        "mode": "online",
+        "name": f"chat with {subject.name}",
+        "environment": EnvironmentConfig(class_path=_ENVIRONMENT, eval_tasks=0),
+        "rollouts": RolloutsConfig(),  # this process answers, also where the run used servers
+        "logging": LoggingConfig(wandb="off"),
+        "online": OnlineConfig(
+            updates=False,
+            serve="127.0.0.1:0",
+            max_turn_tokens=min(_TURN, length),
+            max_trajectory_tokens=length,
+        ),
+    }
+    return config.model_copy(update=changed)
+
+
+def start_chat(policy: str, runs_dir: Path) -> RunInfo:
+    """Start a server for a policy as a run of its own. Its address appears once the weights are loaded.
+
+    Raises what `chat_config` and `start_run` raise.
+    """
+    return start_run(chat_config(policy, runs_dir), runs_dir=runs_dir)
