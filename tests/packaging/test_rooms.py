@@ -277,6 +277,7 @@ SHARED = (
     "outline_keys",
     "reading_screen",
     "following",
+    "histogram_keys",
     "chart_keys",
     "pager",
 )

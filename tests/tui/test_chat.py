@@ -107,7 +107,7 @@ async def test_chat_with_a_checkpoint_of_a_finished_run(trained: Path) -> None:
         await driver.pilot.press("enter")
         await until(driver, "the policy is being loaded…")
         assert driver.view == "chat" and "trained@3" in driver.text and "inbox" not in driver.text
-        server = driver.app.screen.reads.path
+        server = driver.screen.reads.path
         assert "being loaded" in await driver.press("enter"), "no question before there is somebody to answer"
         for _ in range(3):  # of a minute: the server imports torch
             with suppress(AssertionError):

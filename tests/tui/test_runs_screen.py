@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
 from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.types import RewardBreakdown, Step, Trajectory, TrajectoryRecord
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Runs
 
-from .demo_run import make_run
+from .demo_run import EPOCH, make_run
 from .drive import running
 
 
@@ -187,3 +191,25 @@ async def test_first_hint_goes_away_once_a_run_was_opened(runs: Path, tmp_path: 
         await app.press("t")
     async with running(runs, Runs(), memory=memory) as app:
         assert "enter opens a run" not in app.text
+
+
+async def test_a_branch_opens_with_the_value_of_its_step(own_runs: Path) -> None:
+    branch = own_runs / "branch-one-3-1-0a1b2c3d"
+    branch.mkdir()
+    at = f"{{run: {own_runs / 'one'}, rollout: 3, step: 1}}"
+    (branch / "config.yaml").write_text(f"mode: eval\nevaluation: {{subject: one@base, samples: 2, branch: {at}}}\n")
+    (branch / "run.json").write_text(json.dumps({"id": branch.name, "mode": "eval", "created": EPOCH + 10**6}))
+    writer = RunWriter(branch)
+    for n, side in enumerate(("before", "before", "after", "after")):
+        steps = (Step(0, "x", action="ANSWER"),)
+        made = Trajectory(f"{side}-{n}", "visual", "p", side, n, "Q?", steps, correct=n > 1, extra={"branch": side})
+        writer.trajectories(0, [TrajectoryRecord(made, RewardBreakdown(made.id, (), float(n > 1)), split="eval")])
+    writer.status("finished", step=0)
+    writer.close()
+    async with running(own_runs) as app:
+        assert "branch-one-3" in app.text.splitlines()[2], "the newest run is chosen"
+        await app.press("enter")
+        await asyncio.sleep(1.2)  # the value is read by the clock
+        assert "step 1 of rollout 3" in await app.press() and "worth" in app.text
+        await app.press("escape", "t")
+        assert app.screen.value is not None

@@ -151,7 +151,7 @@ def shown(call: Call, root: str = "") -> Shown:
             if isinstance(call.arguments, str)
             else ""
             if call.arguments is None
-            else brief(call.arguments)
+            else brief(call.arguments, as_json=True)
         )
         return Shown(
             call.name, "" if "\n" in given else given, arguments=[Argument("", given)] if "\n" in given else ()
@@ -220,7 +220,8 @@ def _text(given: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _others(given: Mapping[str, Any], used: set[str]) -> list[Argument]:
-    return [Argument(key, v if isinstance(v, str) else brief(v)) for key, v in given.items() if key not in used]
+    rest = ((key, value) for key, value in given.items() if key not in used)
+    return [Argument(key, v if isinstance(v, str) else brief(v, as_json=True)) for key, v in rest]
 
 
 def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
@@ -24,6 +26,7 @@ from .widgets.reward_arithmetic import RewardLines
 from .widgets.text_layout import END, PROMPT, Flow, TextLayout
 
 WIDTH = 110
+"""Cells of a line in a file or a pipe."""
 _SHARED = {
     "prompt": 30,
     "thought": 12,
@@ -41,15 +44,23 @@ _EXPLAINED = ("reward", "advantage", "sum", "turns", "weight", "missing", "compo
 """Keys of `TrajectoryRecord.unknown` that `RewardLines` explains."""
 
 
-def _texts(record: TrajectoryRecord, palette: Palette, parts: Iterable[int], folds: Mapping[str, int] | None) -> Flow:
+def page_width() -> int:
+    """Return the cells of a line for standard output: those of its terminal, at most `WIDTH`."""
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    return max(20, min(WIDTH, columns))
+
+
+def _texts(
+    record: TrajectoryRecord, palette: Palette, parts: Iterable[int], folds: Mapping[str, int] | None, width: int
+) -> Flow:
     """Lay out the prompt, the end, or steps (from 0). Nothing folds unless `folds` gives line counts by role."""
     t, root = record.trajectory, root_of(record.trajectory)
     renderer = Renderer(palette, colors=folds is not None)
-    lay = TextLayout(renderer, WIDTH, folds or _SHARED, (), lambda key: folds is None, lambda key: False)
+    lay = TextLayout(renderer, width, folds or _SHARED, (), lambda key: folds is None, lambda key: False)
     for at in parts:
         if at >= 0:
             head = Line(palette).add(f"─ {at + 1} ", palette.title)
-            lay.line(head.add("─" * (WIDTH - head.width), palette.border))
+            lay.line(head.add("─" * (width - head.width), palette.border))
         lay.put(
             at, prompt_fields(t) if at == PROMPT else end_fields(t) if at == END else step_fields(t.steps[at], root)
         )
@@ -60,11 +71,13 @@ def _all(record: TrajectoryRecord) -> Sequence[int]:
     return (PROMPT, *range(len(record.trajectory.steps)), END)
 
 
-def text_lines(record: TrajectoryRecord, step: int | None = None, color: bool = False) -> Iterator[str]:
+def text_lines(
+    record: TrajectoryRecord, step: int | None = None, color: bool = False, width: int = WIDTH
+) -> Iterator[str]:
     """Render a rollout or one step (from 0) as lines of text, optionally with colour codes."""
     last = step == len(record.trajectory.steps) - 1
     parts = _all(record) if step is None else (step, END) if last else (step,)
-    for line in _texts(record, _DARK, parts, _OPEN if color else None):
+    for line in _texts(record, _DARK, parts, _OPEN if color else None, width):
         if not color:
             yield line.plain.rstrip()
             continue
@@ -74,47 +87,47 @@ def text_lines(record: TrajectoryRecord, step: int | None = None, color: bool = 
         ).rstrip()
 
 
-def whole_lines(whole: Whole) -> Iterator[str]:
+def whole_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
     """Print a rollout with its rewards, penalties, advantages and use in learning."""
     record, t = whole.record, whole.record.trajectory
     yield literal(f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}  {t.agent}".rstrip())
     if whole.note is not None:
-        yield from wrap(f"note {whole.note.text}", WIDTH, len(whole.note.text) + 5)
-    yield from _plain(_texts(record, _DARK, (PROMPT,), None))
+        yield from wrap(f"note {whole.note.text}", width, len(whole.note.text) + 5)
+    yield from _plain(_texts(record, _DARK, (PROMPT,), None, width))
     for position in range(len(t.steps)):
-        yield from step_lines(whole, position)
-    yield from end_lines(whole)
+        yield from step_lines(whole, position, width)
+    yield from end_lines(whole, width)
 
 
-def step_lines(whole: Whole, position: int) -> Iterator[str]:
+def step_lines(whole: Whole, position: int, width: int = WIDTH) -> Iterator[str]:
     """Print a step with its reward and advantage."""
-    yield from _plain(_texts(whole.record, _DARK, (position,), None))
-    reward = _reward(whole, position)
+    yield from _plain(_texts(whole.record, _DARK, (position,), None, width))
+    reward = _reward(whole, position, width)
     if not reward.of_whole or position == len(whole.record.trajectory.steps) - 1:
         yield from _plain(reward.of_step())
     if position < len(whole.record.step_advantages):
         yield from _plain(reward.advantage())
 
 
-def end_lines(whole: Whole) -> Iterator[str]:
+def end_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
     """Print the answer, the reward and advantage of the rollout, and its use in learning."""
-    record, reward = whole.record, _reward(whole, 0)
-    yield "─" * WIDTH
-    yield from _plain(_texts(record, _DARK, (END,), None))
+    record, reward = whole.record, _reward(whole, 0, width)
+    yield "─" * width
+    yield from _plain(_texts(record, _DARK, (END,), None, width))
     if record.breakdown is not None or record.unknown:
         yield from _plain(reward.of_rollout())
     if not record.step_advantages:
         yield from _plain(reward.advantage())
     for what, why in record.unknown.items():
         if what not in _EXPLAINED:
-            yield from wrap(f"{what}: not recorded: {why}", WIDTH)
+            yield from wrap(f"{what}: not recorded: {why}", width)
     if whole.uses or record.served is not None:
         yield from _plain(reward.learned())
 
 
-def _reward(whole: Whole, position: int) -> RewardLines:
+def _reward(whole: Whole, position: int, width: int) -> RewardLines:
     learning, other = Learning(whole.uses), recomputed_text(whole.recomputed)
-    return RewardLines(_DARK, WIDTH, whole.record, position, whole.formula, learning, other)
+    return RewardLines(_DARK, width, whole.record, position, whole.formula, learning, other)
 
 
 def _plain(lines: Iterable[Line]) -> Iterator[str]:
@@ -124,7 +137,7 @@ def _plain(lines: Iterable[Line]) -> Iterator[str]:
 def html(record: TrajectoryRecord) -> str:
     """Render a rollout in a `<pre>` with long texts folded."""
     made = []
-    for line in _texts(record, Palette(THEMES["grpo-light"]), _all(record), _SHARED):
+    for line in _texts(record, Palette(THEMES["grpo-light"]), _all(record), _SHARED, WIDTH):
         spans = (
             f'<span style="{_without_ground(s.style).get_html_style()}">{escape(s.text)}</span>' for s in line.segments
         )

@@ -68,7 +68,7 @@ def rollout_columns(
         Column("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
         Column("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
         Column("advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1),
-        *(_extra(p, name, place) for place, name in enumerate(extras)),
+        *(_extra(p, name, place, around) for place, name in enumerate(extras)),
         *(_of_table(p, column) for column in COLUMNS[1:] if column.title),
         *(() if title == "answer" and not any(row.penalties for row in around) else (_penalties(p),)),
         *(_learning(p) if any(row.gate for row in around) else ()),
@@ -124,13 +124,15 @@ def _learning(p: Palette) -> Sequence[Column]:
     )
 
 
-def _extra(p: Palette, name: str, place: int) -> Column:
+def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -> Column:
+    numbers = [v for row in around if isinstance(v := row.extra.get(name), (int, float))]
+    places = 0 if all(float(v).is_integer() for v in numbers) else 2
 
     def cell(row: TrajectoryRow) -> tuple[str, Style]:
         value = row.extra.get(name)
         if value is None:
             return ("–" if name not in row.extra else "nan"), p.faint
-        return (fitted(value, cells), p.text) if isinstance(value, (int, float)) else (str(value), p.muted)
+        return (fitted(value, cells, places), p.text) if isinstance(value, (int, float)) else (str(value), p.muted)
 
     title = name.removeprefix("component.")
     cells = max(5, min(9, len(title)))

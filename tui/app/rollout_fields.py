@@ -33,7 +33,8 @@ def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
     fields = [Field(name, text, "muted", role="prompt", prose=True) for name, text in said]
     fields += _seen_field(trajectory.seen)
     if task and trajectory.task:
-        told = (f"{key}: {value if isinstance(value, str) else brief(value)}" for key, value in trajectory.task.items())
+        given = trajectory.task.items()
+        told = (f"{key}: {value if isinstance(value, str) else brief(value, as_json=True)}" for key, value in given)
         fields.append(Field("task", "\n".join(told), "muted", "plain", "prompt"))
     if task and trajectory.tools:
         told = (f"{tool.name}  {tool.description}".rstrip() for tool in trajectory.tools)

@@ -37,6 +37,11 @@ class RunRow:
         return self.info.mode == "dump"
 
 
+def is_branch(info: RunInfo) -> bool:
+    """Return whether a run holds continuations of a step (`start_branch` names its folder)."""
+    return info.mode == "eval" and info.id.startswith("branch-")
+
+
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
     """Return the runs of a folder and recent dumps by path. Values read from a record are cached until the run
     advances. Raises OSError if the folder cannot be read."""

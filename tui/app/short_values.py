@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,16 +12,17 @@ _VALUE = 24
 """Characters of an argument in a heading."""
 _CALL = 400
 """Characters of a call after which further arguments are left out."""
+_JSON: dict[object, str] = {True: "true", False: "false", None: "null"}
 _DEEP = 20
 """Levels of a value that are written out."""
 
 
-def brief(value: object, limit: int = FIELD_LIMIT) -> str:
-    """Format a value like `repr` in at most `limit` characters. It never formats the rest: arguments may hold
-    megabytes."""
+def brief(value: object, limit: int = FIELD_LIMIT, *, as_json: bool = False) -> str:
+    """Format a value like `repr`, or as JSON, in at most `limit` characters. It never formats the rest: arguments may
+    hold megabytes."""
     made: list[str] = []
     room = limit
-    for piece in _pieces(value, limit):
+    for piece in _pieces(value, limit, as_json):
         made.append(piece)
         room -= len(piece)
         if room < 0:
@@ -29,27 +31,27 @@ def brief(value: object, limit: int = FIELD_LIMIT) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
+def _pieces(value: object, limit: int, as_json: bool, depth: int = 0) -> Iterator[str]:
     if isinstance(value, str):
-        yield repr(value[: limit + 1])
+        yield json.dumps(value[: limit + 1], ensure_ascii=False) if as_json else repr(value[: limit + 1])
     elif depth > _DEEP:
         yield "…"
     elif isinstance(value, Mapping):
         yield "{"
         for index, (key, inner) in enumerate(value.items()):
             yield ", " if index else ""
-            yield from _pieces(key, limit, depth + 1)
+            yield from _pieces(key, limit, as_json, depth + 1)
             yield ": "
-            yield from _pieces(inner, limit, depth + 1)
+            yield from _pieces(inner, limit, as_json, depth + 1)
         yield "}"
     elif isinstance(value, (list, tuple)):
         yield "["
         for index, inner in enumerate(value):
             yield ", " if index else ""
-            yield from _pieces(inner, limit, depth + 1)
+            yield from _pieces(inner, limit, as_json, depth + 1)
         yield "]"
     else:
-        yield repr(value)
+        yield _JSON.get(value, repr(value)) if as_json and isinstance(value, bool | None) else repr(value)
 
 
 def arguments_text(arguments: Mapping[str, Any], limit: int = _VALUE) -> str:

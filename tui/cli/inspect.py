@@ -171,7 +171,7 @@ def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
 
 
 def _print_rendered(reader: RunReader, at: str, form: TextForm) -> None:
-    from ..app.printed import html, markdown, text_lines
+    from ..app.printed import html, markdown, page_width, text_lines
 
     n, step = _place(reader, at)
     record = reader.bodies.trajectory(n)
@@ -182,7 +182,7 @@ def _print_rendered(reader: RunReader, at: str, form: TextForm) -> None:
     elif form is TextForm.html:
         say(html(record))
     else:
-        for line in text_lines(record, step, color=form is TextForm.color):
+        for line in text_lines(record, step, form is TextForm.color, page_width()):
             say(line)
 
 
@@ -251,7 +251,7 @@ def _row_text(row: TrajectoryRow) -> str:
 
 
 def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
-    from ..app.printed import whole_lines
+    from ..app.printed import page_width, whole_lines
     from ..plain import read_whole, trajectory_data
 
     try:
@@ -262,5 +262,5 @@ def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> 
     if as_json:
         say(json_line(trajectory_data(whole)))
         return
-    for text in whole_lines(whole):
+    for text in whole_lines(whole, page_width()):
         say(text)

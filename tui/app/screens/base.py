@@ -55,6 +55,8 @@ def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destinati
 
 ALWAYS = ("?", "esc", "q")
 """Keys that are shown at every width, without labels on narrow screens."""
+READ_A_SECOND = 15
+"""Characters of a message that a person reads in a second."""
 MESSAGES = 2
 """The most messages on a screen at once."""
 
@@ -206,7 +208,9 @@ class AppScreen(Screen[Any]):
             self.app.clear_notifications()
             self._said = 0
         self._said += 1
-        self.app.notify(line(message, 300), severity=severity, timeout=4, markup=False)  # type: ignore[arg-type]
+        text = line(message, 600)
+        timeout = max(4.0, len(text) / READ_A_SECOND)
+        self.app.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 
     def export(self, write: Callable[[], Path]) -> None:
         """Write a file off the screen's thread and report its path or the error."""

@@ -15,9 +15,9 @@ from ....engine.runs.health.headline import Headline
 from ...seeds import by_configuration, seeds_line
 from ..bindings import RUNS, bindings
 from ..curves import Series
-from ..destinations import Compare, Destination, Live, Trajectories
+from ..destinations import Branching, Compare, Destination, Live, Trajectories
 from ..live_charts import MEASURED_AT_TIMES, is_share
-from ..run_list import LARGEST_FIRST, SORTS, RunRow, arranged, load, looked_into
+from ..run_list import LARGEST_FIRST, SORTS, RunRow, arranged, is_branch, load, looked_into
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
@@ -295,13 +295,14 @@ class RunsScreen(RunKeys):
         row = self.current
         if row is not None:
             live = row.info.active or self.shell.memory.run(row.info.id).get("view") == "live"
-            self._go("live", Live) if live else self._go("trajectories", Trajectories)
+            self._go("live", Live) if live and not is_branch(row.info) else self.action_trajectories()
 
     def action_live(self) -> None:
         self._go("live", Live)
 
     def action_trajectories(self) -> None:
-        self._go("trajectories", Trajectories)
+        row = self.current
+        self._go("trajectories", Branching if row is not None and is_branch(row.info) else Trajectories)
 
     def _go(self, view: str, place: Callable[[Path], Destination]) -> None:
         row = self.current
