@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,8 +37,19 @@ def is_address(reference: object) -> bool:
     return isinstance(reference, str) and "://" in reference
 
 
+def cache_folder() -> Path:
+    """Return the folder of the folders that stand for runs at addresses."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "grpo-tui" / "remote"
+
+
 def address_of(run_dir: Path) -> str | None:
-    """Return the address of the run that a folder stands for; None for a run on this machine."""
+    """Return the address of the run that a folder stands for; None for a run on this machine.
+
+    Only folders that `mirror.py` made count: a run from elsewhere cannot name an address to connect to.
+    """
+    if cache_folder().resolve() not in run_dir.resolve().parents:
+        return None
     try:
         with (run_dir / DATABASE).open("rb") as file:
             return file.read().decode().strip() if file.read(len(MARK)) == MARK else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import sqlite3
 import threading
@@ -23,7 +22,7 @@ from ..durable import replace_file
 from ..errors import RecordDamaged
 from ..notes import NOTES_FILE, place_of
 from ..paths import CONFIG_FILE, DATABASE, PROCESSES, RUN_FILE
-from .address import MARK, AddressError, address_of, connected, is_file, readable_errors
+from .address import MARK, AddressError, address_of, cache_folder, connected, is_file, readable_errors
 from .pages import RemoteDatabase, remote_file
 
 _EVERY = 5.0
@@ -44,7 +43,7 @@ def mirrored(address: str) -> Path | None:
         if not (has_record or any(is_file(files, f"{root}/{name}") for name in (RUN_FILE, CONFIG_FILE))):
             return None
         key = hashlib.blake2b(address.encode(), digest_size=8).hexdigest()
-        folder = _cache() / key / (PurePosixPath(root).name or "run")
+        folder = cache_folder() / key / (PurePosixPath(root).name or "run")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if has_record:
             replace_file(folder / DATABASE, MARK + address.encode(), wait=False)
@@ -55,11 +54,6 @@ def mirrored(address: str) -> Path | None:
             notes.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / NOTES_FILE, notes)
     return folder
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "grpo-tui" / "remote"
 
 
 def _copy_small(files: Any, root: str, folder: Path) -> None:

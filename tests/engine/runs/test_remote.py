@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_only_what_is_shown_is_fetched(tmp_path: Path):
         remote.bodies.trajectory(4000)
         assert server.sent == first, "a block is fetched once"
     assert 0 < first < size / 8, f"{first:,} of {size:,} bytes"
+
+
+def test_a_folder_from_elsewhere_connects_to_nothing(server: RangeServer, tmp_path: Path):
+    made = mirrored(f"{server.address}/run")
+    assert made is not None
+    stranger = tmp_path / "runs" / "stranger"
+    shutil.copytree(made, stranger)
+    before = server.sent
+    with RunReader(stranger) as reader:
+        assert reader.rollouts.total() == 0
+        assert "cannot be opened" in reader.problems[0]
+    assert server.sent == before
 
 
 def test_a_run_that_grows_shows_its_new_rows(tmp_path: Path):
