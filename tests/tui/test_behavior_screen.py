@@ -137,12 +137,17 @@ async def test_a_run_without_rollouts_and_one_of_a_single_step(own_runs: Path) -
 async def test_a_dump_without_steps_is_one_column(tmp_path: Path) -> None:
     dump = tmp_path / "dump.jsonl"
     dump.write_text(
-        "".join(f'{{"prompt": "p{i % 4}", "completion": "answer {i}", "reward": {i % 2}.0}}\n' for i in range(40))
+        "".join(
+            f'{{"prompt": "p{i % 4}", "completion": "answer {i}", "reward": {i % 2}.0, "level": {i % 5}}}\n'
+            for i in range(40)
+        )
     )
     run = open_dump(dump).folder
     async with running(tmp_path, Behavior(run)) as app:
         assert " all" in app.text.splitlines()[1]
         assert line(app, "rollouts") == ["40"] and line(app, "reward") == ["0.50"]
+        assert "ended by" not in app.text, "how they ended was not recorded"
+        assert line(app, "level") == ["2.00"]
 
 
 def test_in_a_terminal(run: Path) -> None:

@@ -16,12 +16,13 @@ Span = tuple[int, int] | None
 """First and last step, both inclusive. None stands for all rollouts, of a record without steps."""
 TRAINED = "not (split:eval or split:validation or split:judge or split:replaced)"
 """The filter of rollouts that are not of evaluations."""
+_ADDS, _OWN = "adds to the reward", "columns of the record"
 _FAMILIES = {
-    "adds to the reward": metric.COMPONENT_SUM,
+    _ADDS: metric.COMPONENT_SUM,
     "share of the advantage": metric.COMPONENT_ADVANTAGE_SHARE,
     "seconds": metric.PHASE_SECONDS,
 }
-SECTIONS = ("", "actions", "ended by", *_FAMILIES)
+SECTIONS = ("", "actions", "ended by", *_FAMILIES, _OWN)
 _WAITS = (metric.TRAINER_IDLE, metric.ROLLOUTS_WAIT)
 _MEANS = {
     "reward": "avg(reward)",
@@ -55,15 +56,16 @@ def behavior(record: Record, selection: Selection, span: Span, metrics: bool) ->
     if labels is not None and rollouts:
         values |= _actions(record, source, params)
         for stop, n in record.all(f"SELECT stop, count(*) {source} GROUP BY stop", params):
-            if stop in labels.names:
+            if labels.names.get(stop):
                 values["ended by", labels.names[stop]] = n / rollouts
-        own = {id_: name for name, id_ in labels.of_kind("extra").items() if name.startswith("component.")}
+        own = {id_: name for name, id_ in labels.of_kind("extra").items()}
         if own:
             marks = ",".join("?" * len(own))
             sql = f"SELECT name, avg(number) FROM extras WHERE name IN ({marks}) AND n IN (SELECT rows.n {source})"
             for id_, mean in record.all(f"{sql} GROUP BY name", (*own, *params)):
+                component = own[id_].startswith("component.")
                 if mean is not None:
-                    values["adds to the reward", own[id_].removeprefix("component.")] = mean
+                    values[_ADDS if component else _OWN, own[id_].removeprefix("component.")] = mean
     if metrics and span is not None:
         values |= _metrics(record, span)
     return Behavior(span, rollouts, {key: value for key, value in values.items() if math.isfinite(value)})
