@@ -93,6 +93,16 @@ class AppScreen(Screen[Any]):
         title = SCREEN_TITLES.get(self.view, self.view)
         return Line(self.palette, title, self.palette.title), Line(self.palette)
 
+    def heading(self, what: str, width: int) -> Line:
+        """Return the run, the kind of screen and the query of a list."""
+        p, run = self.palette, getattr(self.destination, "run", None)
+        query = getattr(self, "list_query", EVERYTHING).describe()
+        name = run.name if isinstance(run, Path) else ""
+        left = Line(p).add(name, p.title, cells=min(28, len(name))).add(f" · {what}", p.muted)
+        if query:
+            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 30)))
+        return left
+
     def compose(self) -> ComposeResult:
         self.frame = Frame(*self.panes(), plan=self.plan, header=self.header, footer=self.footer, status=self.status)
         yield self.frame

@@ -90,13 +90,10 @@ class BehaviorScreen(TableScreen):
         return super().plan(width, height)
 
     def header(self, width: int) -> tuple[Line, Line]:
-        p, name, query = self.palette, self.reads.path.name, self.list_query.describe()
-        left = Line(p).add(name, p.title, cells=min(28, len(name))).add(" · behaviour", p.muted)
-        if query:
-            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 40)))
         shown = [b.span for b in self.found if b.span is not None]
         several = "single steps" if self.chosen else f"{len(shown)} columns"
-        return left, Line(p).add(f"{several} of {count(len(self.steps))} steps" if len(self.steps) > 1 else "", p.muted)
+        right = f"{several} of {count(len(self.steps))} steps" if len(self.steps) > 1 else ""
+        return self.heading("behaviour", width), Line(self.palette).add(right, self.palette.muted)
 
     def on_mount(self) -> None:
         self._active = "table"

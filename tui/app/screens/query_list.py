@@ -46,13 +46,6 @@ class QueryList(TableScreen):
         """Read another query. With `keep`, the cursor stays on its row if that still matches."""
         raise RuntimeError(f"{type(self).__name__} does not read")
 
-    def heading(self, what: str, width: int) -> Line:
-        p, name, query = self.palette, self.reads.path.name, self.list_query.describe()
-        left = Line(p).add(name, p.title, cells=min(28, len(name))).add(f" · {what}", p.muted)
-        if query:
-            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 30)))
-        return left
-
     def position(self) -> Line:
         """Return the row of the cursor and the number of rows; nothing while they are counted."""
         p, line = self.palette, Line(self.palette)

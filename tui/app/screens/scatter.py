@@ -51,12 +51,8 @@ class ScatterScreen(AppScreen):
         return [Box("scatter", 0, 0, left, height), *boxes]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        p, name, query = self.palette, self.reads.path.name, self.list_query.describe()
-        left = Line(p).add(name, p.title, cells=min(28, len(name)))
-        left.add(f" · {self.y} over {self.x}" if self.x else " · scatter", p.muted)
-        if query:
-            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 30)))
-        cloud = self.plot.cloud
+        p, cloud = self.palette, self.plot.cloud
+        left = self.heading(f"{self.y} over {self.x}" if self.x else "scatter", width)
         return left, Line(p).add(f"{count(cloud.rollouts)} rollouts" if cloud is not None else "", p.muted)
 
     def on_mount(self) -> None:

@@ -54,13 +54,11 @@ class SideBySideScreen(PagedScreen):
         return [*heads, Box("bodies", 0, top - 1, width, height - top + 1)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        p, name = self.palette, self.reads.path.name
-        left = Line(p).add(name, p.title, cells=min(28, len(name)))
+        p = self.palette
         if not self.rows:
-            return left, Line(p)
-        group = self.rows[0].group
-        left.add(" · ", p.faint).add(f"group {group}", p.muted, cells=min(len(group) + 6, max(8, width // 3)))
+            return self.heading("group", width), Line(p)
         last = min(self.first + self.columns, len(self.rows))
+        left = self.heading(f"group {self.rows[0].group}"[: max(8, width // 3)], width)
         return left, Line(p).add(f"{self.first + 1}–{last}", p.strong).add(f" of {len(self.rows)} rollouts", p.muted)
 
     def on_mount(self) -> None:

@@ -105,8 +105,7 @@ class TimelineScreen(TableScreen):
         return [*phases, Box("table", 0, top, width, height - top)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        p, name, row = self.palette, self.reads.path.name, self.table.current
-        left = Line(p).add(name, p.title, cells=min(28, len(name))).add(" · timeline", p.muted)
+        p, row, left = self.palette, self.table.current, self.heading("timeline", width)
         if isinstance(row, Timings):
             left.add(f" · step {row.step}", p.accent)
         return left, Line(p).add(f"{count(len(self.steps))} steps" if self.steps else "", p.muted)
