@@ -64,7 +64,8 @@ def _spoken(value: Any, key: str, depth: int) -> Iterator[str]:
                 yield value
     elif depth < 24 and isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _spoken(inner, str(name), depth + 1)
+            if name != "status":  # of a span, with a `code` and a `message`
+                yield from _spoken(inner, str(name), depth + 1)
     elif depth < 24 and isinstance(value, list):
         for inner in value:
             yield from _spoken(inner, key, depth + 1)

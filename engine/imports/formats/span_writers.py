@@ -27,7 +27,7 @@ def otlp(document: Mapping[str, Any]) -> list[Span] | None:
 
 
 def console(document: Mapping[str, Any]) -> list[Span] | None:
-    """Read a span that `ConsoleSpanExporter` printed (`ReadableSpan.to_json`)."""
+    """Read a span that `ConsoleSpanExporter` printed (`ReadableSpan.to_json`), or that Phoenix's client returned."""
     context = document.get("context")
     if not isinstance(context, Mapping) or "trace_id" not in context or "attributes" not in document:
         return None
@@ -40,12 +40,11 @@ def phoenix(document: Mapping[str, Any]) -> list[Span] | None:
         return None
     start = "attributes."
     own = {k.removeprefix(start): v for k, v in document.items() if k.startswith(start) and v is not None}
-    status = {"code": document.get("status_code"), "message": document.get("status_message")}
-    return [_otel({**document, "status": status}, str(document["context.trace_id"]), own)]
+    return [_otel(document, str(document["context.trace_id"]), own)]
 
 
 def _otel(span: Mapping[str, Any], trace: str, attributes: Mapping[str, Any]) -> Span:
-    status = mapping(span.get("status"))
+    status = mapping(span.get("status")) or {"code": span.get("status_code"), "message": span.get("status_message")}
     failed = status.get("code", status.get("status_code")) in (2, "STATUS_CODE_ERROR", "ERROR")
     why = text(status.get("message", status.get("description"))) or text(attributes.get("error.type")) or "error"
     kind = str(attributes.get("openinference.span.kind") or span.get("span_kind") or "").lower()
@@ -157,27 +156,44 @@ def langfuse(document: Mapping[str, Any]) -> list[Span] | None:
         said=document.get("output"),
         components=scores([s for s in given if s.get("name") not in in_words]),
     )
-    kinds = {"GENERATION": "llm", "TOOL": "tool"}
-    found = [root]
-    for each in listed(document.get("observations")):
-        if not isinstance(each, Mapping):
-            continue
-        failed = each.get("level") == "ERROR"
-        found.append(
-            Span(
-                trace,
-                _time(each.get("startTime")),
-                name=text(each.get("name")) or "",
-                kind=kinds.get(str(each.get("type")), "other"),
-                attributes=mapping(each.get("metadata")),
-                asked=each.get("input"),
-                said=each.get("output"),
-                error=(text(each.get("statusMessage")) or "error") if failed else None,
-                model=text(each.get("model")) or "",
-                tokens=whole(mapping(each.get("usage")).get("total", each.get("totalTokens"))),
-            )
-        )
-    return found
+    observations = [each for each in listed(document.get("observations")) if isinstance(each, Mapping)]
+    return [root, *(_observation(trace, each) for each in observations)]
+
+
+def langfuse_rows(document: Mapping[str, Any]) -> list[Span] | None:
+    """Read a row of a trace, an observation or a score that Langfuse exports into a blob storage."""
+    if "project_id" not in document or "environment" not in document:
+        return None
+    if "bookmarked" in document and "input" in document:
+        trace = {**document, "scores": [], "observations": []}
+        return langfuse({**trace, "input": read_json(document["input"]), "output": read_json(document.get("output"))})
+    if "trace_id" not in document:
+        return None
+    trace = text(document["trace_id"]) or ""
+    if "data_type" in document and "value" in document:
+        value = number(document["value"]) if document["data_type"] != "CATEGORICAL" else None
+        name = text(document.get("name")) or "score"
+        return [Span(trace, kind="other", components={} if value is None else {name: Score(value)})]
+    if "parent_observation_id" in document:
+        names = {"start_time": "startTime", "status_message": "statusMessage", "provided_model_name": "model"}
+        row = {names.get(key, key): value for key, value in document.items()}
+        return [_observation(trace, {**row, "usage": row.get("usage_details")})]
+    return None
+
+
+def _observation(trace: str, row: Mapping[str, Any]) -> Span:
+    return Span(
+        trace,
+        _time(row.get("startTime")),
+        name=text(row.get("name")) or "",
+        kind={"GENERATION": "llm", "TOOL": "tool"}.get(str(row.get("type")), "other"),
+        attributes=mapping(row.get("metadata")),
+        asked=read_json(row.get("input")),
+        said=read_json(row.get("output")),
+        error=(text(row.get("statusMessage")) or "error") if row.get("level") == "ERROR" else None,
+        model=text(row.get("model")) or "",
+        tokens=whole(mapping(row.get("usage")).get("total", row.get("totalTokens"))),
+    )
 
 
 def _time(value: Any) -> float:
@@ -220,4 +236,5 @@ SPANS = (
     traces("MLflow traces", mlflow),
     traces("LangSmith runs", langsmith),
     traces("Langfuse traces", langfuse),
+    traces("Langfuse rows", langfuse_rows),
 )
