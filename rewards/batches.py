@@ -10,11 +10,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
 from .breakdown import RewardBreakdown
 
+T = TypeVar("T")
 GOALS = frozenset({"task", "environment"})
 TEXT_KEPT = 2000
 """Characters of a rollout's text that detectors get."""
@@ -80,6 +82,13 @@ class Batch:
     step: int | None
     rollouts: Sequence[RolloutSummary]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    _facts: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def fact(self, name: str, compute: Callable[[Batch], T]) -> T:
+        """Return a number of this step that detectors need in each later step; computed once."""
+        if name not in self._facts:
+            self._facts[name] = compute(self)
+        return self._facts[name]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Literal
 
 from ..configs import metric_names as metric
@@ -108,7 +108,7 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     offered = frozenset().union(*known) if known else {a for b in batches for r in b.rollouts for a in r.actions}
     if len(offered) < 2:
         return []
-    series = [Counter(a for r in b.rollouts for a in r.actions) for b in batches]
+    series = [b.fact("actions", lambda b: Counter(a for r in b.rollouts for a in r.actions)) for b in batches]
     action, times = series[-1].most_common(1)[0]
     share = times / series[-1].total()
     others = max(1 - counts[action] / counts.total() for counts in series)
@@ -326,14 +326,23 @@ def ids_of(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple
 
 def spread_of(batches: Sequence[Batch]) -> float:
     """Return the standard deviation of the reward within a step, averaged over steps."""
-    return max(fmean(pstdev(map(total_of, b.rollouts)) for b in batches), SAME)
+    return max(fmean(b.fact("spread", lambda b: deviation(map(total_of, b.rollouts))) for b in batches), SAME)
+
+
+def deviation(values: Iterable[float]) -> float:
+    """Return the standard deviation of the values themselves."""
+    found = list(values)
+    mean = math.fsum(found) / len(found)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in found) / len(found))
 
 
 def mean_total(batches: Sequence[Batch]) -> float:
     """Return the mean reward of the batches."""
-    return fmean(fmean(total_of(r) for r in b.rollouts) for b in batches)
+    return fmean(b.fact("total", lambda b: fmean(map(total_of, b.rollouts))) for b in batches)
 
 
 def success_of(batches: Sequence[Batch]) -> float:
     """Return the share of correct rollouts."""
-    return fmean(fmean(r.correct for r in b.rollouts if r.correct is not None) for b in batches)
+    return fmean(
+        b.fact("success", lambda b: fmean(r.correct for r in b.rollouts if r.correct is not None)) for b in batches
+    )

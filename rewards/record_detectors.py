@@ -9,13 +9,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from statistics import fmean, pvariance
+from statistics import fmean
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import SAME, SOLVED, Finding, detector, groups_of, ids_of
+from .detectors import SAME, SOLVED, Finding, detector, deviation, groups_of, ids_of
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -213,7 +213,7 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     if len(mixed) < ENOUGH or not advantages:
         return []
     size = math.sqrt(fmean(a * a for a in advantages))
-    least = TINY * min(1.0, math.sqrt(fmean(pvariance(map(goal, g)) for g in mixed)))
+    least = TINY * min(1.0, math.sqrt(fmean(deviation(map(goal, g)) ** 2 for g in mixed)))
     if size > least:
         return []
     message = (

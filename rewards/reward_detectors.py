@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from ..configs.sections.rewards import DiagnosisConfig
@@ -26,6 +26,9 @@ from .detectors import (
 
 __all__ = ["DETECTORS"]  # with those of `detectors.py`
 
+_VARIANCE = ""
+"""The key of the sum of A_i^2: no component has this name."""
+
 
 def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     """Return the share of each component in the variance of the advantage. They add up to 1, or there are none.
@@ -33,18 +36,31 @@ def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     With c_i a component's sum over rollout i minus its group's mean and A_i = sum over components of c_i (GRPO's
     advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. Negative if a component works against the rest.
     """
-    covariance: dict[str, float] = defaultdict(float)
-    variance = 0.0
+    return _shares([_covariances(rollouts)])
+
+
+def _shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, value in part.items():
+            sums[name] += value
+    variance = sums.pop(_VARIANCE, 0.0)
+    return {name: value / variance for name, value in sums.items()} if variance > SAME else {}
+
+
+def _covariances(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
+    """Return the sums over rollouts of c_i A_i for each component, and of A_i^2."""
+    sums: dict[str, float] = defaultdict(float)
     for group in groups_of(rollouts):
         size = len(group)
         mean = math.fsum(total_of(r) for r in group) / size
         means = {n: math.fsum(r.contributions.get(n, 0.0) for r in group) / size for n in group[0].contributions}
         for rollout in group:
             advantage = total_of(rollout) - mean
-            variance += advantage * advantage
+            sums[_VARIANCE] += advantage * advantage
             for name, value in means.items():
-                covariance[name] += (rollout.contributions.get(name, 0.0) - value) * advantage
-    return {name: value / variance for name, value in covariance.items()} if variance > SAME else {}
+                sums[name] += (rollout.contributions.get(name, 0.0) - value) * advantage
+    return sums
 
 
 def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
@@ -58,9 +74,11 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
 @detector("advantage_share", need.COMPONENTS)
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find components other than the task that make most of the advantage, so that the policy follows them."""
-    rollouts = [r for b in batches for r in b.rollouts]
-    shares = advantage_shares(map(_of_the_return, rollouts)) if len(batches) >= min(3, limits.window) else {}
-    goals = GOALS.union(*(r.goals for r in rollouts))
+    parts = [b.fact("covariances", lambda b: _covariances(map(_of_the_return, b.rollouts))) for b in batches]
+    shares = _shares(parts) if len(batches) >= min(3, limits.window) else {}
+    goals = GOALS.union(
+        *(b.fact("goals", lambda b: frozenset().union(*(r.goals for r in b.rollouts))) for b in batches)
+    )
     found = []
     for name, share in shares.items():
         if name in goals or share <= limits.advantage_share:

@@ -59,7 +59,7 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 @detector("repetition", need.TEXTS)
 def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find texts that repeat their words more and more. It began with the reward where that follows repetition."""
-    series = [fmean(map(_repeated, b.rollouts)) for b in batches]
+    series = [b.fact("repeated", lambda b: fmean(map(_repeated, b.rollouts))) for b in batches]
     least = min(range(len(series)), key=lambda i: (series[i], -i))
     if len(series) < STEPS or series[-1] < REPEATED or series[-1] - series[least] < REPEATED_RISE:
         return []

@@ -3,6 +3,7 @@
     python -m benchmarks.diagnosis train       # the trainings that are missing
     python -m benchmarks.diagnosis evaluate    # recall, first cause, false warnings, delay
     python -m benchmarks.diagnosis remedies    # success after the remedy of each cause
+    python -m benchmarks.diagnosis cost        # processor time of live alerts in the default training
 
 | file | content |
 |---|---|
@@ -12,5 +13,6 @@
 | `training.py` | trains what is missing, and keeps records |
 | `evaluation.py` | runs the product's `check` over the records |
 | `remedies.py` | stops broken trainings on their cause, and continues them with the remedy |
+| `cost.py` | times the detectors in the default training |
 | `others.py` | runs rldoctor and rlprobe over the same records |
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.diagnosis train | evaluate | remedies`; see the package."""
+"""`python -m benchmarks.diagnosis train | evaluate | remedies | cost`; see the package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .recipes import RECIPES
 
 
 def main() -> None:
-    """Train what is missing, evaluate what there is, or try remedies."""
+    """Train what is missing, evaluate what there is, try remedies, or measure the cost."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "evaluate", "remedies"))
+    parser.add_argument("what", choices=("train", "evaluate", "remedies", "cost"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", help=f"of {', '.join(RECIPES)}")
     given = parser.parse_args()
@@ -23,6 +23,10 @@ def main() -> None:
         from .training import train
 
         train(names, given.seeds)
+    elif given.what == "cost":
+        from .cost import cost
+
+        cost(24)
     elif given.what == "remedies":
         from .remedies import remedies
 

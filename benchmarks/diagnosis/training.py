@@ -144,19 +144,25 @@ def in_a_fork(folder: Path, settings: Sequence[str], patch: str = "", *, resume:
     return usage.ru_utime + usage.ru_stime if os.waitstatus_to_exitcode(status) == 0 else None
 
 
+def write_config(folder: Path, settings: Sequence[str]) -> None:
+    """Write the configuration of a run."""
+    from grpo_tui.configs.loading import load_config
+    from grpo_tui.configs.writing import to_yaml
+
+    (folder / "config.yaml").write_text(to_yaml(load_config(None, list(settings))))
+
+
 def _child(folder: Path, settings: Sequence[str], patch: str, resume: bool) -> int:
     """Train in this process, with its output in the folder. Returns the exit code."""
     log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        from grpo_tui.configs.loading import load_config
-        from grpo_tui.configs.writing import to_yaml
         from grpo_tui.engine.training.__main__ import run
 
         from . import patches
 
-        (folder / "config.yaml").write_text(to_yaml(load_config(None, list(settings))))
+        write_config(folder, settings)
         if patch:
             patches.apply(patch)
         return run(folder, resume=resume)

@@ -176,8 +176,8 @@ REMEDIES: Mapping[str, str] = {
         "Read the quoted answers: let {subject} reward right answers only, or form only if the answer is right."
     ),
     "kl_rise": (
-        "Lower the learning rate to that of the model's size (`grpo-tui config show`), raise `training.beta`, or take "
-        "`beta_mode: auto`."
+        "Start again, or from a checkpoint before it began, with the learning rate of the model's size (`grpo-tui "
+        "config show`), a higher `training.beta`, or `beta_mode: auto`. A lower rate alone brings no policy back."
     ),
     "no_movement": (
         "Keep the trained weights in float32, raise the learning rate to that of the model's size (`grpo-tui config "
