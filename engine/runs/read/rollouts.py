@@ -6,20 +6,23 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..columns import COLUMNS, Flag, Kind
 from ..errors import FilterError
 from ..labels import Labels
 from ..learning import marks_of
 from ..notes import Note
-from ..search import filters, histogram, scatter
+from ..search import filters, histogram
 from ..search.query import EVERYTHING, Query, Selection, match_expression
 from ..search.views import Count, View, open_view
 from ..types import TrajectoryRow
-from .behavior import Behavior, Span, behavior, trained
 from .groups import GroupList
 from .record import Record
+
+if TYPE_CHECKING:  # the first paint of a list waits for neither
+    from ..search import scatter
+    from .behavior import Behavior, Span
 
 _KEPT_VIEWS = 12
 _KIN = 4096
@@ -185,11 +188,15 @@ class Rollouts:
 
     def behavior(self, query: Query, spans: Sequence[Span]) -> list[Behavior]:
         """Return how the matching rollouts of some spans of steps behaved, without those of evaluations."""
+        from .behavior import behavior, trained
+
         selection, whole = self._selection(replace(query, filter=trained(query.filter))), query.everything
         return [] if selection is None else [behavior(self._record, selection, span, whole) for span in spans]
 
     def scatter(self, query: Query, x: str, y: str, size: tuple[int, int]) -> scatter.Cloud:
         """Return two values of the matching rollouts against each other, in at most `size` cells."""
+        from ..search import scatter
+
         selection, db, labels = self._selection(query), self._record.db, self._record.labels()
         if selection is None or db is None or labels is None:
             return scatter.Cloud(scatter.Axis(x), scatter.Axis(y))
@@ -197,6 +204,8 @@ class Rollouts:
 
     def values(self) -> list[str]:
         """Return the names of the numbers that `scatter` takes."""
+        from ..search import scatter
+
         labels = self._record.labels()
         return [] if labels is None else scatter.names(labels)
 
