@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from grpo_tui import Message, Recorder, Rollout
@@ -209,6 +210,25 @@ async def test_orders_and_large_bodies_of_a_record_stay_bounded_data(tmp_path: P
     assert steps[0]["observation"].startswith(ORDER) and "more characters]" in steps[0]["observation"]
     passage = answers["read_text"]
     assert passage["untrusted"][0]["characters"] > 20_000_000 and passage["next_offset"] == 5_000
+
+
+@pytest.mark.slow
+async def test_a_body_of_100_megabytes_costs_bounded_memory_and_time(tmp_path: Path):
+    size = 100_000_000
+    with Recorder("big", runs_dir=tmp_path) as recorder:
+        recorder.rollouts(1, [{"prompt": "q", "completion": "word 123 " * (size // 9), "reward": 1.0, "group": "g"}])
+    async with client(tmp_path) as session:
+        (server,) = [c for c in psutil.Process().children(recursive=True) if "mcp" in c.cmdline()]
+        idle = server.memory_info().rss
+        began = time.monotonic()
+        for tool in ("findings", "query_rollouts", "read_rollout", "explain_reward", "read_text"):
+            given = {"rollout": 1} if tool not in ("findings", "query_rollouts") else {}
+            given |= {"part": "text", "offset": size // 2} if tool == "read_text" else {}
+            answer = await session.call_tool(tool, {"run": "big", **given})
+            assert not answer.isError and len(answer.content[0].text) < 12_000, tool
+        peak = int(Path(f"/proc/{server.pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    assert peak - idle < 4 * size, f"{(peak - idle) / 1e6:.0f} MB"
+    assert time.monotonic() - began < 60
 
 
 async def test_a_long_text_is_read_whole_by_passages(tmp_path: Path):
