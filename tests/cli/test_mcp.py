@@ -213,6 +213,7 @@ async def test_orders_and_large_bodies_of_a_record_stay_bounded_data(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 async def test_a_body_of_100_megabytes_costs_bounded_memory_and_time(tmp_path: Path):
     size = 100_000_000
     with Recorder("big", runs_dir=tmp_path) as recorder:

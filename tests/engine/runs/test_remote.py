@@ -122,6 +122,25 @@ def test_notes_stay_here_and_requests_are_refused(server: RangeServer, tmp_path:
         request(folder, "stop")
 
 
+def test_an_image_is_fetched_when_it_is_shown(tmp_path: Path, recorded: Recorded):
+    from shutil import copytree
+
+    from PIL import Image
+
+    from grpo_tui.tui.app.widgets.image_view import natural_size, resolve
+
+    copytree(recorded[0], tmp_path / "served" / "run")
+    (tmp_path / "served" / "run" / "images").mkdir()
+    Image.new("RGB", (8, 4)).save(tmp_path / "served" / "run" / "images" / "a.png")
+    with serving(tmp_path / "served") as server:
+        folder = mirrored(f"{server.address}/run")
+        assert folder is not None and not (folder / "images").exists()
+        assert natural_size(folder, "images/a.png") == (8, 4)
+        missing = resolve(folder, "images/b.png")
+        assert missing is not None and not missing.exists()
+        assert resolve(folder, "../../secret") is None
+
+
 def test_each_problem_is_one_sentence(server: RangeServer, recorded: Recorded, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RunNotFound, match="there is no run at http"):
         find_run(Path(), f"{server.address}/nothing")

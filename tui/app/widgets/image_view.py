@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from ....configs.pictures import open_picture
-from ....engine.runs.remote.mirror import fetch
+from ....engine.runs.remote.address import address_of
 from ....engine.runs.types import Overlay, SeenImage, Trajectory
 from .line import Line
 from .pane import Pane
@@ -40,7 +40,10 @@ def resolve(run: Path, path: str) -> Path | None:
         return None
     if not file.is_relative_to(folder):
         return None
-    fetch(folder, file)
+    if address_of(folder) is not None:
+        from ....engine.runs.remote.mirror import fetch  # here: a run of this machine needs none of it
+
+        fetch(folder, file)
     return file
 
 
