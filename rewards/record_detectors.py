@@ -271,7 +271,8 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
             "the tokens in the loss are not those that the policy sampled: train on the sampled ids, not on tokenised "
             "text, and score at the temperature of the sampler"
         )
-    elif entropy > LEAST_ENTROPY and surprise < (limit := entropy / 2):
+    elif entropy > LEAST_ENTROPY and all(map(_likelier, batches)):  # replayed rollouts have an older entropy
+        limit = entropy / 2
         fault = "the policy samples likelier tokens than it is scored for: temperature 1, top_p 1 and top_k 0 fit both"
     else:
         return []
@@ -305,6 +306,10 @@ def goal(rollout: RolloutSummary) -> float:
     """Return the reward for the task alone, or the whole reward where its parts are not known."""
     parts = [v for n, v in rollout.contributions.items() if n in GOALS or n in rollout.goals]
     return math.fsum(parts) if parts else rollout.total or 0.0
+
+
+def _likelier(batch: Batch) -> bool:
+    return fmean(r.surprise or 0.0 for r in batch.rollouts) < batch.metrics[metric.ENTROPY] / 2
 
 
 def _newest(batches: Sequence[Batch]) -> Sequence[Batch]:

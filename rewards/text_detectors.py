@@ -39,19 +39,18 @@ LEAST_KL = 0.05
 
 @detector("length_reward", need.REWARDS, need.LENGTHS)
 def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a reward that follows the length within groups, and texts that become longer."""
+    """Find a reward that follows the length within groups, and texts that become longer, or both the other way."""
     if len(batches) < STEPS + 1:
         return []
     first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
-    if last < GROWTH * first:
+    side = 1 if last >= GROWTH * first else -1 if GROWTH * last <= first else 0
+    correlation = side and _paid(batches, lambda r: side * r.tokens)
+    if correlation <= max(FOLLOWS, side * _paid(batches, _repeated)) or improvement(_with_success(batches), limits):
         return []
-    correlation = _paid(batches, lambda r: r.tokens)
-    if correlation <= max(FOLLOWS, _paid(batches, _repeated)) or improvement(_with_success(batches), limits):
-        return []
-    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -r.tokens), limits)
+    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens), limits)
     message = (
-        f"the reward pays for length: reward right answers alone. Within groups its correlation with the length is "
-        f"{correlation:.2f}, and texts grew from {first:.3g} to {last:.3g} tokens."
+        f"the reward pays for {'length' if side > 0 else 'short texts'}: reward right answers alone. Within groups its "
+        f"correlation with the length is {side * correlation:.2f}, and {first:.3g} tokens became {last:.3g}."
     )
     return [Finding("length_reward", message, correlation, FOLLOWS, ids, began=batches[0].step)]
 

@@ -17,7 +17,7 @@ UNSEEN = ("rewards", "updates", "sampling")
 LATER = ("labels", "inputs")
 """Made after those, and measured before detectors were made for them, too."""
 FRESH = ("fresh",)
-"""Made last. No detector was changed after they were measured."""
+"""Made last, and measured before a detector was changed for them."""
 
 STEPS = 24
 SETTINGS: Mapping[str, object] = {

@@ -86,6 +86,11 @@ def length_paid(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSumma
     return replace(scored(r, n / 80), text=f"{r.id} " + "so " * n, tokens=n, written=n)
 
 
+def brevity_paid(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    n = max(1, 60 - 6 * step - 4 * i)
+    return replace(scored(r, 1 - n / 80), text=f"{r.id} " + "so " * n, tokens=n, written=n)
+
+
 def repeating(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
     return scored(replace(r, text=f"{r.id} so it is well " + "so " * 4 * step, answer=None), 0.1 * step)
 
@@ -165,6 +170,11 @@ def test_before_any_update_rollouts_differ_also_where_tasks_are_solved():
     assert "no_diversity" in [f.detector for f in warnings(greedy)]
     later = [replace(b, step=(b.step or 0) + 50) for b in greedy]
     assert "no_diversity" not in [f.detector for f in warnings(later)], "a policy that has learned may be certain"
+
+
+def test_a_reward_that_pays_for_short_texts_is_found_as_well():
+    found = warnings(training(brevity_paid))
+    assert found[0].detector == "length_reward" and "short texts" in found[0].message
 
 
 def test_a_tool_may_answer_the_same_call_differently():
