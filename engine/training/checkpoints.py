@@ -207,7 +207,7 @@ def save_optimizer(state: Mapping[str, Any], folder: Path) -> None:
     for index, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous().clone()
+                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
             else:
                 plain.setdefault(str(index), {})[name] = value
     save_file(tensors, folder / "optimizer.safetensors")

@@ -155,8 +155,9 @@ class Resumable(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer, scheduler = cast(Any, self.optimizer), cast(Any, self.lr_scheduler)
-        found = gathered(optimizer.state_dict())
-        if self.accelerator.is_main_process:
+        main = self.accelerator.is_main_process
+        found = gathered(optimizer.state_dict(), keep=main)
+        if main:
             checkpoints.save_optimizer(found, Path(output_dir))
             state = scheduler.state_dict()
             (Path(output_dir) / "scheduler.json").write_text(json.dumps(state))

@@ -63,9 +63,16 @@ def whole(model: nn.Module) -> Iterator[None]:
                 part.reshard()
 
 
-def gathered(state: Any) -> Any:
-    """Return an optimiser's state with whole tensors on the CPU. Every process calls it."""
-    return _mapped(state, lambda t: t.full_tensor().cpu() if isinstance(t, DTensor) else t)
+def gathered(state: Any, keep: bool) -> Any:
+    """Return an optimiser's state with whole tensors on the CPU, if it is kept. Every process calls it."""
+
+    def whole_tensor(t: Tensor) -> Tensor | None:
+        if not isinstance(t, DTensor):
+            return t
+        found = t.full_tensor()
+        return found.cpu() if keep else None
+
+    return _mapped(state, whole_tensor)
 
 
 def divided(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
