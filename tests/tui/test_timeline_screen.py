@@ -63,7 +63,7 @@ async def test_a_step_and_its_servers(tmp_path: Path) -> None:
         assert "step 3" in app.text and "waiting for rollouts" in app.text
         line = next(text for text in app.text.splitlines() if "generation" in text)
         assert "5.00 s" in line and "71 %" in line
-        assert "http://a:8000" in app.text and "40 tokens in 2 turns" in app.text
+        assert "http://a:8000" in app.text and " 40 tokens in 2 turns" in app.text and "…" not in app.text
         text = await app.press("k")
         assert "step 2" in text and "evaluation after it" in text and "3.00 s" in text
         await app.press("enter")

@@ -63,10 +63,11 @@ class Phases(Pane):
             lines.append(self._lane(name, min(at, shown.scale), seconds, room, p.muted, "░"))
         tokens = sum(server.tokens for server in self.servers)
         for server in self.servers:
-            line = Line(p).add(server.server, p.muted, cells=_NAME).gap()
-            line.add("█" * round(room * server.tokens / max(1, tokens)), p.faint, cells=room)
             told = f" {count(server.tokens)} tokens in {count(server.turns)} turns"
-            lines.append(line.cropped(max(1, width - len(told))).whole(told, p.text, len(told)))
+            line = Line(p).add(server.server, p.muted, cells=_NAME).gap()
+            bar = max(0, min(room, width - line.width - len(told)))
+            line.add("█" * round(bar * server.tokens / max(1, tokens)), p.faint, cells=bar)
+            lines.append(line.whole(told, p.text, width - line.width))
         return lines
 
     def _lane(self, name: str, at: float, seconds: float, room: int, style: Style, sign: str) -> Line:
