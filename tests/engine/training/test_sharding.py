@@ -73,6 +73,7 @@ def test_two_processes_that_divide_the_weights_train_as_one(tmp_path: Path, mode
         assert ours[key].numpy() == pytest.approx(tensor.numpy(), abs=1e-4), key
 
 
+@pytest.mark.stress
 def test_a_killed_training_continues_with_another_number_of_processes(tmp_path: Path) -> None:
     one = configured(tmp_path / "one", tmp_path / "base", 6)
     assert run(one) == 0
