@@ -143,10 +143,12 @@ def build_trainer(
         loss=own_loss(training.loss_type),
         kl_estimator=training.kl_estimator,
     )
+    diagnosis = Diagnosis(config.rewards.diagnosis)
     unread = unread_calls(rows, trainer.runner.environment, agent)
     for name, told in (("native_calls", unread), ("other_template", foreign_template(config.model, tokenizer))):
         if told:
             recorder.event("alert", told, detector=name, grade="warning")
+            diagnosis.noted(told, 0, {"detector": name})
             logger.warning(told)
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     if judge is not None:
@@ -164,7 +166,7 @@ def build_trainer(
         draw_by_difficulty(trainer, rows, config, run_dir, recorder)
     clock = StepClock()
     recording = GRPORecording(trainer, recorder, clock, controller)
-    findings = Findings(trainer, recorder, Diagnosis(config.rewards.diagnosis), run_dir)
+    findings = Findings(trainer, recorder, diagnosis, run_dir)
     recording.observers += [findings, log_step]
     trainer.add_callback(findings)
     callbacks = run_callbacks(
