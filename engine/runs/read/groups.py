@@ -10,7 +10,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import FilterError
 from ..search.query import Selection
@@ -36,8 +36,7 @@ GROUP_SORTS = tuple(_ORDERS)
 @dataclass(frozen=True)
 class GroupRow:
     """One group. `std` is the standard deviation (n − 1) of its rewards that advantages are divided by. A group without
-    spread has no gradient. `routes`: the actions and answers of its rollouts with how often each occurs, the most
-    frequent first."""
+    spread has no gradient."""
 
     id: int
     group: str
@@ -53,6 +52,12 @@ class GroupRow:
     tokens: float | None
     prompt_id: str
     prompt: str
+
+
+@dataclass(frozen=True)
+class RoutedGroup(GroupRow):
+    """A group with the actions and answers of its rollouts, and how often each occurs, the most frequent first."""
+
     routes: Sequence[tuple[tuple[str, ...], str, int]] = ()
 
 
@@ -155,7 +160,7 @@ class GroupList:
             made.append(GroupRow(id_, name or "", *numbers, prompt or "", head or ""))
         return made
 
-    def with_routes(self, rows: Sequence[GroupRow]) -> list[GroupRow]:
+    def with_routes(self, rows: Sequence[GroupRow]) -> list[RoutedGroup]:
         """Return the groups with the routes of their rollouts."""
         labels = self._record.labels()
         names = {} if labels is None else labels.names
@@ -167,4 +172,4 @@ class GroupList:
         for id_, actions, answer, n in self._record.all(sql, [row.id for row in rows]):
             route = tuple(names.get(int(a), "?") for a in actions.split(",") if a)
             found.setdefault(id_, []).append((route, answer, n))
-        return [replace(row, routes=found.get(row.id, ())) for row in rows]
+        return [RoutedGroup(**vars(row), routes=found.get(row.id, ())) for row in rows]

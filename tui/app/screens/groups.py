@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow
+from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow, RoutedGroup
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
@@ -98,7 +98,8 @@ class GroupsScreen(QueryList):
         return await self.reads.later(answer)
 
     async def _start(self, query: Query, n: int | None) -> None:
-        total, rows, at = 0, list[GroupRow](), 0
+        total, at = 0, 0
+        rows: Sequence[GroupRow] = ()
         try:
             first = await self._ask(lambda groups: groups.first(PAGE))
             if len(first) == PAGE:
@@ -116,7 +117,7 @@ class GroupsScreen(QueryList):
         if query == self.list_query:
             self._show(Count.of(total), at // PAGE * PAGE, rows, at)
 
-    def _rows(self, groups: GroupList, offset: int, limit: int) -> list[GroupRow]:
+    def _rows(self, groups: GroupList, offset: int, limit: int) -> Sequence[GroupRow]:
         rows = groups.page(offset, limit)
         return groups.with_routes(rows) if self.one_prompt else rows
 
@@ -211,6 +212,6 @@ def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequenc
 def _routes(row: GroupRow) -> str:
     """Return the routes of a group with their counts. Rollouts that only wrote count by answer."""
     found: Counter[str] = Counter()
-    for actions, answer, n in row.routes:
+    for actions, answer, n in row.routes if isinstance(row, RoutedGroup) else ():
         found[" ".join(answer.split()) if not actions or set(actions) == {TEXT} else route(actions)] += n
     return " · ".join(f"{n}× {text}" if row.size > 1 else text for text, n in found.most_common(8))
