@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import sqlite3
 import threading
@@ -29,6 +30,8 @@ _EVERY = 5.0
 """Seconds between two looks at an active run."""
 _ALONE = (RUN_FILE, CONFIG_FILE, NOTES_FILE)
 _FOLDERS = (PROCESSES, LIVE)
+_KEPT = 30 * 86400.0
+"""Seconds."""
 _LARGEST = 64 << 20
 """Bytes of a file that is copied whole."""
 
@@ -45,6 +48,7 @@ def mirrored(address: str) -> Path | None:
         key = hashlib.blake2b(address.encode(), digest_size=8).hexdigest()
         folder = cache_folder() / key / (PurePosixPath(root).name or "run")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _tidy(folder.parent)
         if has_record:
             replace_file(folder / DATABASE, MARK + address.encode(), wait=False)
             (folder / DATABASE).chmod(0o600)  # an address may hold a password
@@ -54,6 +58,14 @@ def mirrored(address: str) -> Path | None:
             notes.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / NOTES_FILE, notes)
     return folder
+
+
+def _tidy(opened: Path) -> None:
+    """Delete the folders that were not opened for a month."""
+    os.utime(opened)
+    for other in opened.parent.iterdir():
+        if time.time() - other.stat().st_mtime > _KEPT:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _copy_small(files: Any, root: str, folder: Path) -> None:

@@ -17,6 +17,8 @@ BLOCK = 1 << 15
 """Bytes of the smallest request: four pages. Larger blocks wait less often, and fetch more that is not needed."""
 _MOST = 32
 """Blocks of the largest request."""
+_STATE = ("size", "mtime", "LastModified", "Last-Modified", "last_modified", "created", "ETag", "Content-MD5")
+"""Facts of a file by which file systems of fsspec show a change."""
 
 
 class RemoteFile:
@@ -28,6 +30,8 @@ class RemoteFile:
         """Grows when the file has changed."""
         self._lock = threading.Lock()
         self._files, self._path = connected(address)
+        self._recent = True
+        """Whether it changed lately: times count seconds, so a second change may look the same."""
         with readable_errors(address):
             self._open()
 
@@ -44,12 +48,14 @@ class RemoteFile:
     def _stat(self) -> object:
         self._files.invalidate_cache()
         info = self._files.info(self._path)
-        return [info.get(key) for key in ("size", "mtime", "LastModified", "ETag", "last_modified", "created")]
+        return [info.get(key) for key in _STATE]
 
     def renew(self) -> None:
         """Forget all blocks if the file has changed. Raises AddressError."""
         with self._lock, readable_errors(self.address):
-            if self._stat() != self._state:
+            changed = self._stat() != self._state
+            if changed or self._recent:
+                self._recent = changed
                 self._remote.close()
                 self._open()
                 self.version += 1

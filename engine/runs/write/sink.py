@@ -150,6 +150,8 @@ class Sink:
         self._inode: tuple[int, int] | None = None
         self._careful = False
         self._folded = time.monotonic()
+        self._unfolded = False
+        """Whether the write-ahead log holds more than the database."""
 
     @property
     def idle(self) -> bool:
@@ -158,6 +160,8 @@ class Sink:
     def write(self, entries: deque[Entry]) -> bool:
         """Store entries and take them off the queue. False: the folder is in trouble, try the rest again later."""
         self._careful = False
+        if not entries and self._unfolded and self._store is not None:
+            self._fold(self._store)  # a run that waits, too: viewers elsewhere see the database only
         while entries or self._resume is not None:
             part = deque([entries[0]]) if self._careful and entries else entries
             try:
@@ -230,10 +234,12 @@ class Sink:
 
     def _fold(self, store: RecordStore) -> None:
         """Fold the write-ahead log in from time to time: a log that is lost must hold little."""
+        self._unfolded = True
         if time.monotonic() - self._folded >= FOLD_SECONDS:
             self._folded = time.monotonic()
             try:
                 store.fold()
+                self._unfolded = False
             except sqlite3.Error as error:  # what is committed stays committed in the log
                 log.debug("the log of the record is folded in later: %s", error)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from grpo_tui.engine.launch.find import find_run
 from grpo_tui.engine.runs.control.requests import request
 from grpo_tui.engine.runs.errors import RecordDamaged, RunNotFound
 from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.remote import mirror
 from grpo_tui.engine.runs.remote.address import AddressError
 from grpo_tui.engine.runs.remote.mirror import mirrored
 from grpo_tui.engine.runs.remote.pages import remote_file
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.write import sink
 from grpo_tui.engine.runs.write.writer import RunWriter
 
 from .conftest import make
@@ -109,6 +113,46 @@ def test_a_run_that_grows_shows_its_new_rows(tmp_path: Path):
         assert remote.rollouts.total() == 8 + 18 * 64
         assert remote.bodies.trajectory(1000).trajectory.id.startswith("t17-")
         assert remote.problems == []
+
+
+def test_an_active_run_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("aiohttp", reason="http addresses need aiohttp: pip install aiohttp")
+    monkeypatch.setattr(mirror, "_EVERY", 1.2)  # over a second, in which times of files count
+    monkeypatch.setattr(sink, "FOLD_SECONDS", 0.2)
+    writer = RunWriter(tmp_path / "run")
+    writer.status("running", step=1, total_steps=9)
+    writer.trajectories(1, [make(1, i) for i in range(8)])
+    assert writer.flush(30)
+    try:
+        with serving(tmp_path) as server, opened(f"{server.address}/run") as remote:
+            seen = wait_for(lambda: remote.rollouts.total() == 8)
+            assert seen and remote.info().status == "running"
+            writer.trajectories(2, [make(2, i) for i in range(8)])
+            writer.status("running", step=2, total_steps=9)
+            assert wait_for(lambda: remote.rollouts.total() == 16 and remote.info().step == 2)
+            writer.status("finished", step=2, total_steps=9, exit_code=0)
+            assert wait_for(lambda: remote.info().status == "finished")
+            assert remote.problems == []
+    finally:
+        writer.close()
+
+
+def wait_for(true: Callable[[], bool]) -> bool:
+    """Wait for rows that the writer folds into the database while nothing else is written."""
+    until = time.monotonic() + 40
+    while not true() and time.monotonic() < until:
+        time.sleep(0.1)
+    return true()
+
+
+def test_a_mirror_that_was_not_opened_for_long_is_deleted(server: RangeServer):
+    folder = mirrored(f"{server.address}/run")
+    assert folder is not None
+    old = folder.parent.with_name("old")
+    old.mkdir()
+    os.utime(old, (0, 0))
+    mirrored(f"{server.address}/run/")
+    assert folder.exists() and not old.exists()
 
 
 def test_notes_stay_here_and_requests_are_refused(server: RangeServer, tmp_path: Path):
