@@ -85,7 +85,7 @@ def _faults(split: str, rows: Sequence[Sequence[Judged]], judged: Mapping[str, S
     for row in rows:
         fits = admitted(row[0].run.recipe, judged)
         kept += [row] if fits else []
-        steps = [min(step for _, step in j.hits) - 1 for j in row if j.hits]
+        steps = [max(min(step for _, step in j.hits) - 1, 0) for j in row if j.hits]
         delay = f"{median(steps):.0f}" if steps else "-"
         seen = sorted({name for j in row for name, _ in j.found})
         print(
@@ -95,7 +95,7 @@ def _faults(split: str, rows: Sequence[Sequence[Judged]], judged: Mapping[str, S
     if not kept:
         return
     every = [j for row in kept for j in row]
-    steps = [min(step for _, step in j.hits) - 1 for j in every if j.hits]
+    steps = [max(min(step for _, step in j.hits) - 1, 0) for j in every if j.hits]
     print(
         f"{'all admitted':16}{len(every):>6}{'':16}{fmean(map(_recall, kept)):>8.2f}"
         f"{fmean(fmean(j.first for j in row) for row in kept):>7.2f}{median(steps or [0]):>7.0f}"

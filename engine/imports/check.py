@@ -16,6 +16,7 @@ from ...configs.schema import RunConfig
 from ...configs.sections.rewards import SHAPED
 from ...rewards.batches import Batch, RolloutSummary, rollout_of, surprise_of
 from ...rewards.diagnosis import Diagnosis
+from ..runs.control.alerts import REMEDIES
 from ..runs.errors import RecordDamaged
 from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
@@ -42,7 +43,8 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
             diagnosis.observe(Batch(step, seen, values.pop(step, {})))
     diagnosis.end()
     for event in reader.events(("alert",)):
-        diagnosis.noted(event.message, event.step, event.data)
+        if event.data.get("detector") in REMEDIES:  # not those of earlier versions
+            diagnosis.noted(event.message, event.step, event.data)
     return diagnosis
 
 
