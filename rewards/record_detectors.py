@@ -244,7 +244,8 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
 def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find tokens in the loss that the agent did not write, and written ones that are not in the loss."""
     rollouts = batches[-1].rollouts
-    more, less = ([r for r in rollouts if r.written and (r.tokens - r.written) * side > 0] for side in (1, -1))
+    more = [r for r in rollouts if r.tokens > r.written > 0]
+    less = [r for r in rollouts if r.written - r.tokens > (r.turns or 1)]  # without the end of a turn is common
     for name, hit, fault in (
         ("trained_tokens", more, "trains on tokens that the agent did not write: mask the prompt and answers of tools"),
         ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask"),
