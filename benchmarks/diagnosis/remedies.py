@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from .recipes import RECIPES, STEPS
-from .training import HOME, RESULT, held_out, in_a_fork, prepare, settings_of, steps_of, trained
+from .training import HOME, LEFT_OUT, RESULT, held_out, in_a_fork, prepare, settings_of, steps_of, trained
 
 REMEDIES: Mapping[str, Mapping[str, object]] = {
     "lr_high": {"training.learning_rate": 0.002},
@@ -61,5 +61,7 @@ def _continued(name: str, seed: int) -> tuple[float, float, float, float] | None
     if in_a_fork(folder, [*settings, *changed, *more], recipe.patch, resume=True) is None:
         return None
     row = steps, before[-1], broken.after, held_out(folder)[-1]
+    for part in LEFT_OUT:
+        shutil.rmtree(folder / part, ignore_errors=True)
     (folder / RESULT).write_text(json.dumps(row))
     return row
