@@ -126,12 +126,29 @@ def test_no_key_means_two_things_on_one_screen(view: str) -> None:
 
 def test_every_row_of_the_table_has_its_action() -> None:
     from grpo_tui.tui.app.app import GrpoApp
-    from grpo_tui.tui.app.screens import chat, compare, diff, groups, help, live, play, runs, stepper, trajectories
+    from grpo_tui.tui.app.screens import (
+        behavior,
+        chat,
+        compare,
+        diff,
+        groups,
+        help,
+        live,
+        play,
+        runs,
+        scatter,
+        side_by_side,
+        stepper,
+        timeline,
+        trajectories,
+    )
 
     screens = {
         "runs": runs.RunsScreen, "live": live.LiveScreen, "trajectories": trajectories.TrajectoriesScreen,
         "groups": groups.GroupsScreen, "stepper": stepper.StepperScreen, "compare": compare.CompareScreen,
         "diff": diff.DiffScreen, "help": help.HelpScreen, "play": play.PlayScreen, "chat": chat.ChatScreen,
+        "behavior": behavior.BehaviorScreen, "scatter": scatter.ScatterScreen, "timeline": timeline.TimelineScreen,
+        "side by side": side_by_side.SideBySideScreen,
     }  # fmt: skip
     for row in TABLE:
         name = row.action.split("(")[0]
