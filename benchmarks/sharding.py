@@ -1,7 +1,7 @@
 """Memory and time of a training whose processes divide the weights (FSDP2): `python -m benchmarks.sharding`.
 
 SmolLM2-135M in float32, all weights trained, `--steps` steps of 4 x 4 rollouts of at most 24 tokens, with one process
-and with two that each hold the model (data parallelism) or divide it. The largest memory of the main process is in GiB
+and with two that each hold the model (data parallelism) or divide it. The largest memory of a process is in GiB
 (VmHWM), and a step in seconds is the median after the first.
 """
 
@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import psutil
 
 from grpo_tui.configs.metric_names import STEP_SECONDS
 from grpo_tui.engine.runs.durable import read_json
@@ -35,8 +37,8 @@ SETTINGS = (
 CLI = [sys.executable, "-m", "grpo_tui.tui.cli"]
 
 
-def measure(kind: str, steps: int, folder: Path) -> tuple[float, float]:
-    """Train once. Return GiB of the main process and seconds a step."""
+def measure(kind: str, steps: int, folder: Path) -> tuple[float, float, float]:
+    """Train once. Return GiB of the main process and of the other, and seconds a step."""
     number, distributed = KINDS[kind]
     run_id = kind.replace(" ", "-").replace(",", "")
     command = [*CLI, "train", "--headless", "--run-id", run_id, "--runs-dir", str(folder), "--model", str(smollm2())]
@@ -51,20 +53,28 @@ def measure(kind: str, steps: int, folder: Path) -> tuple[float, float]:
         )
         command += ["--accelerate-config", str(config)]
     training = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    most = 0.0
+    most: dict[bool, float] = {True: 0.0, False: 0.0}
     while training.poll() is None:
-        status = Path(f"/proc/{read_json(folder / run_id / 'processes' / 'training.json').get('pid')}/status")
-        try:
-            peaks = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-        except OSError:
-            peaks = []
-        most = max([most, *(int(line.split()[1]) / 2**20 for line in peaks)])
-        time.sleep(0.2)
+        main = read_json(folder / run_id / "processes" / "training.json").get("pid")
+        for process in psutil.process_iter(["pid", "cmdline"]):
+            words = process.info["cmdline"] or []
+            if str(folder / run_id) in words and words[-2] == "grpo_tui.engine.training" and "launch" not in words[2]:
+                peak = _peak(process.info["pid"])
+                most[process.info["pid"] == main] = max(most[process.info["pid"] == main], peak)
+        time.sleep(0.5)
     if training.returncode:
         sys.exit(f"{kind}: the training failed")
     with RunReader(folder / run_id) as reader:
         seconds = [value for _, value in reader.metrics.points(STEP_SECONDS)]
-        return most, statistics.median(seconds[1:])
+        return most[True], most[False], statistics.median(seconds[1:])
+
+
+def _peak(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM")), 0.0)
 
 
 def main() -> None:
@@ -78,10 +88,10 @@ def main() -> None:
         (folder / "reward.py").write_text(
             "def short(completions, **_):\n    return [1 / (1 + len(c)) for c in completions]\n"
         )
-        print("| | GiB | seconds a step |\n|---|---|---|")
+        print("| | GiB, main process | GiB, other | seconds a step |\n|---|---|---|---|")
         for kind in KINDS:
-            memory, seconds = measure(kind, given.steps, folder)
-            print(f"| {kind} | {memory:.2f} | {seconds:.1f} |", flush=True)
+            main_gib, other, seconds = measure(kind, given.steps, folder)
+            print(f"| {kind} | {main_gib:.2f} | {other:.2f} | {seconds:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
