@@ -60,7 +60,7 @@ def test_the_page_lists_them():
         ("training.trl.sync_ref_model=true", "model.lora: null"),
         ("training.trl.generation_batch_size=100", "a multiple of 128"),
         ("training.epsilon=0.1", "write it as training.trl.epsilon"),
-        ("training.lr_scheduler=cosine", "lr_scheduler_type, in training.trl or sft.trl"),
+        ("sft.lr_scheduler=cosine", "lr_scheduler_type, in training.trl or sft.trl"),
         ("sft.weight_decay=0.1", "write it as sft.trl.weight_decay"),
         ("sft.trl.packing=true", "fields of sft.trl: lr_scheduler_type"),
         ("model.lora.peft.modules_to_save=[lm_head]", "fields: use_rslora, use_dora"),
@@ -101,3 +101,7 @@ def test_epochs_are_passes_over_the_data_with_all_their_updates():
     settings = ["training.max_steps=null", "training.prompts_per_step=4", "training.trl.num_train_epochs=1.5"]
     assert steps_of(load_config(None, settings).training, 100) == 38
     assert steps_of(load_config(None, [*settings, "training.trl.num_iterations=2"]).training, 100) == 75
+
+
+def test_the_schedule_has_a_short_name_on_the_command_line():
+    assert load_config(None, ["training.lr_scheduler=constant"]).training.trl == {"lr_scheduler_type": "constant"}
