@@ -123,7 +123,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "grpo-tui push RUN ORG/NAME publishes a finished run": (
         *("hub_token", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
     ),
-    "several processes train by DDP: --num-processes or --accelerate-config": (
+    "several processes train by DDP or FSDP2: --num-processes or --accelerate-config": (
         *("fsdp", "fsdp_config", "deepspeed", "ds3_gather_for_generation", "accelerator_config"),
         *("parallelism_config", "local_rank"),
     ),
