@@ -19,7 +19,7 @@ from .model_defaults import Choice, chosen
 from .schema import RunConfig
 from .yaml_source import Source, parse_value, parse_yaml
 
-SHORT = {("training", "lr_scheduler"): ("training", "trl", "lr_scheduler_type")}
+SHORT = {"training.lr_scheduler": "training.trl.lr_scheduler_type"}
 """Settings with a short name in `--set`."""
 _TEMPLATE = re.compile(r"\{[A-Za-z_]\w*\}")
 
@@ -30,8 +30,7 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
     for text in overrides:
         place = f"--set {text}"
         key, equals, value_text = text.partition("=")
-        parts = tuple(key.strip().split("."))
-        parts = SHORT.get(parts, parts)
+        parts = tuple(SHORT.get(key.strip(), key.strip()).split("."))
         if not equals or not all(parts):
             problems.append(Problem("", "this is not `key=value`", "write `--set training.max_steps=50`", place))
             continue
