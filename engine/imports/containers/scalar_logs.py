@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -100,13 +101,13 @@ class _ScalarLog(Container):
             return found.document
         raise DumpError(f"{path} has changed since it was indexed")
 
+    @abstractmethod
     def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield begin, end and content of each record that is whole; None for a damaged one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _scalars(self, record: bytes) -> tuple[int | None, dict[str, float]]:
         """Return step and scalars of a record. Raises ValueError."""
-        raise NotImplementedError
 
 
 class TensorBoard(_ScalarLog):
