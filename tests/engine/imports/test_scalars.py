@@ -125,6 +125,7 @@ def test_an_event_file_reads_like_tensorboards_own_reader(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
         EventAccumulator,
     )
+    from tensorboard.util import tensor_util  # pyright: ignore[reportMissingImports]
 
     written_by_tensorboard(tmp_path)
     theirs = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
@@ -132,7 +133,7 @@ def test_an_event_file_reads_like_tensorboards_own_reader(tmp_path: Path):
     expected = {(tag, e.step): e.value for tag in tags["scalars"] for e in theirs.Scalars(tag)}
     for tag in tags["tensors"]:
         for event in theirs.Tensors(tag):
-            expected[tag, event.step] = event.tensor_proto.float_val[0]
+            expected[tag, event.step] = tensor_util.make_ndarray(event.tensor_proto).item()
     (path,) = tmp_path.iterdir()
     found = {(k, f.document["step"]): v for f in TensorBoard().open(path) for k, v in f.document["tensorboard"].items()}
     assert found == expected and len(found) == STEPS * len(NAMES)
