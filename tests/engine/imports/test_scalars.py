@@ -133,7 +133,9 @@ def test_an_event_file_reads_like_tensorboards_own_reader(tmp_path: Path):
     expected = {(tag, e.step): e.value for tag in tags["scalars"] for e in theirs.Scalars(tag)}
     for tag in tags["tensors"]:
         for event in theirs.Tensors(tag):
-            expected[tag, event.step] = tensor_util.make_ndarray(event.tensor_proto).item()
+            array = tensor_util.make_ndarray(event.tensor_proto)
+            if array.dtype.kind == "f":  # the text is one, too
+                expected[tag, event.step] = array.item()
     (path,) = tmp_path.iterdir()
     found = {(k, f.document["step"]): v for f in TensorBoard().open(path) for k, v in f.document["tensorboard"].items()}
     assert found == expected and len(found) == STEPS * len(NAMES)
