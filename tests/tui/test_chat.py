@@ -53,7 +53,7 @@ async def until(driver: Driver, *texts: str) -> str:
 
 @pytest.mark.parametrize("size", [(80, 24), (150, 45)])
 async def test_a_rating_is_learnt_and_the_version_that_learnt_it_answers(served: Path, size: tuple[int, int]) -> None:
-    async with running(served.parent, Further("Chat", served), size=size) as driver:
+    async with running(served.parent, Further(served, "Chat"), size=size) as driver:
         await until(driver, "enter writes a message")
         await driver.press("enter")
         await driver.type("what is it")
@@ -66,7 +66,7 @@ async def test_a_rating_is_learnt_and_the_version_that_learnt_it_answers(served:
 
 
 async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedback(served: Path) -> None:
-    async with running(served.parent, Further("Chat", served)) as driver:
+    async with running(served.parent, Further(served, "Chat")) as driver:
         for text in ("red", "blue"):
             await driver.press("n", "enter")  # the context of this policy holds one message
             await driver.type(text)
@@ -76,7 +76,7 @@ async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedbac
         await driver.type("green")
         await driver.press("enter")
         await until(driver, "feedback accepted", "learnt by update")
-    async with running(served.parent, Further("Chat", served)) as driver:
+    async with running(served.parent, Further(served, "Chat")) as driver:
         await driver.press("i")
         assert "red" in await until(driver, "certainty")
 

@@ -52,7 +52,7 @@ async def session(run: Path, seed: int, presses: int, monkeypatch: pytest.Monkey
             Behavior(run),
             SideBySide(run, 5),
             Scatter(run),
-            Further("Timeline", run),
+            Further(run, "Timeline"),
         ]
     )
     monkeypatch.setenv("PAGER", "no-such-program")

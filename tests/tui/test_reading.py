@@ -29,7 +29,7 @@ from grpo_tui.tui.app.calls import calls_of, ended, said, shown, summary
 from grpo_tui.tui.app.comparison import align, rows
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
-from grpo_tui.tui.app.printed import html, markdown, text_lines
+from grpo_tui.tui.app.printed import markdown, text_lines
 from grpo_tui.tui.app.rollout_fields import call_fields, end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
 from grpo_tui.tui.app.widgets.line import Line
@@ -313,20 +313,17 @@ def test_a_rollout_is_printed_as_the_stepper_renders_it(kinds: Path, monkeypatch
         record = reader.bodies.trajectory("kinds")
     text = "\n".join(text_lines(record))
     assert "✗ $ for f in *.py; do" in text and "exit 1" in text and "**" not in text and "\x1b" not in text
-    assert "\x1b[1;38;2;" in "\n".join(text_lines(record, 1, color=True))
-    page, document = html(record), markdown(record)
-    assert "1 failed</span>" in page and "405 lines</span>" in page
+    document = markdown(record)
     assert "```diff\n-        self.values" in document and "**✗ $**" in document and document.count("## Step ") == 9
 
 
 def test_a_hostile_rollout_is_safe_in_every_printed_form() -> None:
     record = nasty_record()
-    for text in ("\n".join(text_lines(record, 0)), markdown(record), html(record)):
+    for text in ("\n".join(text_lines(record, 0)), markdown(record)):
         assert steers_the_terminal(text.replace("\n", "")) == []
-    assert "<script" not in html(record)
     step = replace(record.trajectory.steps[0], thought="<script>x</script> `<b>`", text="<img src=x>")
     other = replace(record, trajectory=replace(record.trajectory, steps=(step,)))
-    assert "<script" not in markdown(other) and "`<b>`" in markdown(other) and "<script" not in html(other)
+    assert "<script" not in markdown(other) and "`<b>`" in markdown(other)
 
 
 def test_inspect_prints_one_step_in_a_pipe(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_parts_add_up_to_the_step(run: Path, tmp_path: Path) -> None:
 
 async def test_a_step_and_its_servers(tmp_path: Path) -> None:
     run = served(tmp_path)
-    async with running(tmp_path, Further("Timeline", run), size=(80, 24)) as app:
+    async with running(tmp_path, Further(run, "Timeline"), size=(80, 24)) as app:
         assert "step 3" in app.text and "waiting for rollouts" in app.text
         line = next(text for text in app.text.splitlines() if "generation" in text)
         assert "5.00 s" in line and "71 %" in line
@@ -81,7 +81,7 @@ async def test_from_the_dashboard(run: Path) -> None:
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])
 async def test_every_size_and_hostile_names(tmp_path: Path, size: tuple[int, int]) -> None:
     run = served(tmp_path, names=(NASTY, "http://" + "x" * 500))
-    async with running(tmp_path, Further("Timeline", run), size=size) as app:
+    async with running(tmp_path, Further(run, "Timeline"), size=size) as app:
         check(app.text)
         await app.press("k", "g", "G", "pageup", "j")
         check(app.text)
@@ -100,13 +100,13 @@ async def test_many_steps_and_none(tmp_path: Path, own_runs: Path) -> None:
         writer.metrics(step, {"time/step": 1.0 + step % 7})
     assert writer.flush(20)
     writer.close()
-    async with running(own_runs, Further("Timeline", run), size=(80, 24)) as app:
+    async with running(own_runs, Further(run, "Timeline"), size=(80, 24)) as app:
         assert "3,000 steps" in app.text and "other" in app.text
         assert "· step 1 " in await app.press("g")
     empty = own_runs / "none"
     empty.mkdir()
     (empty / "run.json").write_text('{"id": "none", "mode": "rft"}')
-    async with running(own_runs, Further("Timeline", empty), size=(80, 24)) as app:
+    async with running(own_runs, Further(empty, "Timeline"), size=(80, 24)) as app:
         assert "No timings were recorded." in app.text
         await app.press("j", "enter", "G")
         assert app.view == "timeline"

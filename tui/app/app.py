@@ -164,7 +164,7 @@ class GrpoApp(OwnOutputApp):
         run = getattr(getattr(screen, "destination", None), "run", None)
         if run is not None:
             for title in FURTHER:
-                yield SystemCommand(title, "", partial(self.open, Further(title, run)))
+                yield SystemCommand(title, "", partial(self.open, Further(run, title)))
         for name in THEMES:
             yield SystemCommand(f"Theme {name}", "", partial(setattr, self, "theme", name))
 

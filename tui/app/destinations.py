@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ...engine.launch.play import Play
     from .data import Reads
 
-
 FURTHER: dict[str, tuple[str, str]] = {
     "Chat": ("chat", "ChatScreen"),
     "Timeline": ("timeline", "TimelineScreen"),
@@ -23,6 +22,7 @@ FURTHER: dict[str, tuple[str, str]] = {
 run's `Reads`."""
 
 
+@dataclass(frozen=True)
 class Destination:
     """A place in the app. Its values in order, with `Reads` for the folder of a run, make its screen."""
 
@@ -34,36 +34,68 @@ class Destination:
 
 
 @dataclass(frozen=True)
+class OfRun(Destination):
+    """A screen of a run, given by its folder."""
+
+    run: Path
+
+
+@dataclass(frozen=True)
+class OfQuery(OfRun):
+    """A screen of the trajectories of a run that match `query`."""
+
+    query: Query = EVERYTHING
+
+
 class Runs(Destination):
     """The list of runs."""
 
     screen = ("runs", "RunsScreen")
 
 
-@dataclass(frozen=True)
-class Live(Destination):
-    """The dashboard of a run, given by its folder."""
+class Live(OfRun):
+    """The dashboard of a run."""
 
     screen = ("live", "LiveScreen")
-    run: Path
 
 
 @dataclass(frozen=True)
-class Trajectories(Destination):
-    """The trajectories of a run that match `query`."""
+class Further(OfRun):
+    """Another screen of a run, by its title in `FURTHER`."""
+
+    title: str
+
+    @property
+    def screen(self) -> tuple[str, str]:  # type: ignore[override]
+        return FURTHER[self.title]
+
+    def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
+        return (reads(self.run),)
+
+
+class Trajectories(OfQuery):
+    """The list of trajectories."""
 
     screen = ("trajectories", "TrajectoriesScreen")
-    run: Path
-    query: Query = EVERYTHING
+
+
+class Behavior(OfQuery):
+    """How the trajectories behaved, from step to step."""
+
+    screen = ("behavior", "BehaviorScreen")
+
+
+class Scatter(OfQuery):
+    """Two values of the trajectories against each other."""
+
+    screen = ("scatter", "ScatterScreen")
 
 
 @dataclass(frozen=True)
-class Groups(Destination):
+class Groups(OfQuery):
     """The trajectories folded by group. The cursor starts at the group of trajectory `n`."""
 
     screen = ("groups", "GroupsScreen")
-    run: Path
-    query: Query = EVERYTHING
     n: int | None = None
 
     @classmethod
@@ -75,38 +107,18 @@ class Groups(Destination):
 
 
 @dataclass(frozen=True)
-class SideBySide(Destination):
+class SideBySide(OfRun):
     """All rollouts of the group of trajectory `n` next to each other."""
 
     screen = ("side_by_side", "SideBySideScreen")
-    run: Path
     n: int
 
 
 @dataclass(frozen=True)
-class Behavior(Destination):
-    """How the trajectories of a run that match `query` behaved, from step to step."""
-
-    screen = ("behavior", "BehaviorScreen")
-    run: Path
-    query: Query = EVERYTHING
-
-
-@dataclass(frozen=True)
-class Scatter(Destination):
-    """Two values of the trajectories that match `query` against each other."""
-
-    screen = ("scatter", "ScatterScreen")
-    run: Path
-    query: Query = EVERYTHING
-
-
-@dataclass(frozen=True)
-class Stepper(Destination):
+class Stepper(OfRun):
     """One trajectory, by id or number, at `step` (from 0) or the first match of `find`. `query` gives the next one."""
 
     screen = ("stepper", "StepperScreen")
-    run: Path
     trajectory: str | int
     query: Query = EVERYTHING
     step: int = 0
@@ -114,15 +126,39 @@ class Stepper(Destination):
 
 
 @dataclass(frozen=True)
-class Diff(Destination):
+class Diff(OfRun):
     """Trajectory `n` compared with another rollout of its group or prompt, or with rollouts `others` of the run
     `other`."""
 
     screen = ("diff", "DiffScreen")
-    run: Path
     n: int
     other: Path | None = None
     others: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chatting(OfRun):
+    """A chat with a policy whose server `run` the app has started. The server stops with the screen."""
+
+    screen = ("chat", "ChatScreen")
+    started: bool = True
+
+
+class Branching(OfRun):
+    """The continuations of a step, in the run that records them."""
+
+    screen = ("trajectories", "branch_screen")
+
+
+@dataclass(frozen=True)
+class Playing(OfRun):
+    """Tasks for a human player. `game` is the process that runs them."""
+
+    screen = ("play", "PlayScreen")
+    game: Play
+
+    def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
+        return self.run, self.game
 
 
 @dataclass(frozen=True)
@@ -134,52 +170,8 @@ class Compare(Destination):
 
 
 @dataclass(frozen=True)
-class Further(Destination):
-    """Another screen of a run, by its title in `FURTHER`."""
-
-    title: str
-    run: Path
-
-    @property
-    def screen(self) -> tuple[str, str]:  # type: ignore[override]
-        return FURTHER[self.title]
-
-    def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
-        return (reads(self.run),)
-
-
-@dataclass(frozen=True)
 class Help(Destination):
     """The keys of a screen, by its name in `bindings.py`."""
 
     screen = ("help", "HelpScreen")
     about: str
-
-
-@dataclass(frozen=True)
-class Branching(Destination):
-    """The continuations of a step, in the run that records them."""
-
-    screen = ("trajectories", "branch_screen")
-    run: Path
-
-
-@dataclass(frozen=True)
-class Chatting(Destination):
-    """A chat with a policy whose server `run` the app has started. The server stops with the screen."""
-
-    screen = ("chat", "ChatScreen")
-    run: Path
-    started: bool = True
-
-
-@dataclass(frozen=True)
-class Playing(Destination):
-    """Tasks for a human player. `game` is the process that runs them."""
-
-    screen = ("play", "PlayScreen")
-    run: Path
-    game: Play
-
-    def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
-        return self.run, self.game

@@ -1,15 +1,11 @@
-"""A rollout as the stepper renders it, outside the app: as plain text, with colours, as HTML, or as Markdown."""
+"""A rollout as the stepper renders it, outside the app: as plain text, or as Markdown."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
-
-from rich.color import ColorSystem
-from rich.style import Style
+from collections.abc import Iterable, Iterator
 
 from ...engine.runs.types import TrajectoryRecord
 from ..advantage import recomputed_text
@@ -27,18 +23,6 @@ from .widgets.text_layout import END, PROMPT, Flow, TextLayout
 
 WIDTH = 110
 """Cells of a line in a file or a pipe."""
-_SHARED = {
-    "prompt": 30,
-    "thought": 12,
-    "argument": 30,
-    "result": 30,
-    "call": 12,
-    "words": 200,
-    "text": 60,
-    "display": 60,
-}
-"""Lines to which texts fold on a page that is shared."""
-_OPEN = dict.fromkeys(_SHARED, 10**9)
 _DARK = Palette(THEMES["grpo-dark"])
 _EXPLAINED = ("reward", "advantage", "sum", "turns", "weight", "missing", "components")
 """Keys of `TrajectoryRecord.unknown` that `RewardLines` explains."""
@@ -50,41 +34,26 @@ def page_width() -> int:
     return max(20, min(WIDTH, columns))
 
 
-def _texts(
-    record: TrajectoryRecord, palette: Palette, parts: Iterable[int], folds: Mapping[str, int] | None, width: int
-) -> Flow:
-    """Lay out the prompt, the end, or steps (from 0). Nothing folds unless `folds` gives line counts by role."""
+def _texts(record: TrajectoryRecord, parts: Iterable[int], width: int) -> Flow:
+    """Lay out the prompt, the end, or steps (from 0). Nothing folds."""
     t, root = record.trajectory, root_of(record.trajectory)
-    renderer = Renderer(palette, colors=folds is not None)
-    lay = TextLayout(renderer, width, folds or _SHARED, (), lambda key: folds is None, lambda key: False)
+    lay = TextLayout(Renderer(_DARK, colors=False), width, {"text": 10**9}, (), lambda key: True, lambda key: False)
     for at in parts:
         if at >= 0:
-            head = Line(palette).add(f"─ {at + 1} ", palette.title)
-            lay.line(head.add("─" * (width - head.width), palette.border))
+            head = Line(_DARK).add(f"─ {at + 1} ", _DARK.title)
+            lay.line(head.add("─" * (width - head.width), _DARK.border))
         lay.put(
             at, prompt_fields(t) if at == PROMPT else end_fields(t) if at == END else step_fields(t.steps[at], root)
         )
     return Flow(lay.parts)
 
 
-def _all(record: TrajectoryRecord) -> Sequence[int]:
-    return (PROMPT, *range(len(record.trajectory.steps)), END)
-
-
-def text_lines(
-    record: TrajectoryRecord, step: int | None = None, color: bool = False, width: int = WIDTH
-) -> Iterator[str]:
-    """Render a rollout or one step (from 0) as lines of text, optionally with colour codes."""
+def text_lines(record: TrajectoryRecord, step: int | None = None, width: int = WIDTH) -> Iterator[str]:
+    """Render a rollout or one step (from 0) as lines of text."""
     last = step == len(record.trajectory.steps) - 1
-    parts = _all(record) if step is None else (step, END) if last else (step,)
-    for line in _texts(record, _DARK, parts, _OPEN if color else None, width):
-        if not color:
-            yield line.plain.rstrip()
-            continue
-        yield "".join(
-            _without_ground(segment.style).render(segment.text, color_system=ColorSystem.TRUECOLOR)
-            for segment in line.segments
-        ).rstrip()
+    every = (PROMPT, *range(len(record.trajectory.steps)), END)
+    parts = every if step is None else (step, END) if last else (step,)
+    return _plain(_texts(record, parts, width))
 
 
 def whole_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
@@ -93,7 +62,7 @@ def whole_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
     yield literal(f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}  {t.agent}".rstrip())
     if whole.note is not None:
         yield from wrap(f"note {whole.note.text}", width, len(whole.note.text) + 5)
-    yield from _plain(_texts(record, _DARK, (PROMPT,), None, width))
+    yield from _plain(_texts(record, (PROMPT,), width))
     for position in range(len(t.steps)):
         yield from step_lines(whole, position, width)
     yield from end_lines(whole, width)
@@ -101,7 +70,7 @@ def whole_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
 
 def step_lines(whole: Whole, position: int, width: int = WIDTH) -> Iterator[str]:
     """Print a step with its reward and advantage."""
-    yield from _plain(_texts(whole.record, _DARK, (position,), None, width))
+    yield from _plain(_texts(whole.record, (position,), width))
     reward = _reward(whole, position, width)
     if not reward.of_whole or position == len(whole.record.trajectory.steps) - 1:
         yield from _plain(reward.of_step())
@@ -113,7 +82,7 @@ def end_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
     """Print the answer, the reward and advantage of the rollout, and its use in learning."""
     record, reward = whole.record, _reward(whole, 0, width)
     yield "─" * width
-    yield from _plain(_texts(record, _DARK, (END,), None, width))
+    yield from _plain(_texts(record, (END,), width))
     if record.breakdown is not None or record.unknown:
         yield from _plain(reward.of_rollout())
     if not record.step_advantages:
@@ -132,25 +101,6 @@ def _reward(whole: Whole, position: int, width: int) -> RewardLines:
 
 def _plain(lines: Iterable[Line]) -> Iterator[str]:
     return (line.plain.rstrip() for line in lines)
-
-
-def html(record: TrajectoryRecord) -> str:
-    """Render a rollout in a `<pre>` with long texts folded."""
-    made = []
-    for line in _texts(record, Palette(THEMES["grpo-light"]), _all(record), _SHARED, WIDTH):
-        spans = (
-            f'<span style="{_without_ground(s.style).get_html_style()}">{escape(s.text)}</span>' for s in line.segments
-        )
-        made.append("".join(spans))
-    return f"<pre>{chr(10).join(made)}</pre>"
-
-
-def _without_ground(style: Style | None) -> Style:
-    if style is None:
-        return Style.null()
-    ground = style.bgcolor.name if style.bgcolor is not None else ""
-    grounds = {colors.background for colors in THEMES.values()}
-    return style.without_color + Style.from_color(style.color) if ground in grounds else style
 
 
 def markdown(record: TrajectoryRecord) -> str:

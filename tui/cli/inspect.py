@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,15 +18,6 @@ if TYPE_CHECKING:
 
 
 EVENTS_SHOWN = 200
-
-
-class TextForm(StrEnum):
-    """The values of `--as`."""
-
-    plain = "plain"
-    color = "color"
-    markdown = "markdown"
-    html = "html"
 
 
 def inspect(
@@ -50,7 +40,6 @@ def inspect(
     text: Annotated[
         bool, typer.Option("--text", help="With --at: print the rollout, or that step, as the stepper renders it.")
     ] = False,
-    as_: Annotated[TextForm, typer.Option("--as", help="The form of --text.")] = TextForm.plain,
     live: Annotated[bool, typer.Option("--live", help="Open the app on the dashboard.")] = False,
     report: Annotated[
         Path | None,
@@ -129,7 +118,7 @@ def inspect(
         return
     with opened(info) as reader:
         if text and at is not None:
-            _print_rendered(reader, at, as_)
+            _print_rendered(reader, at)
         elif trajectory is not None:
             _one(reader, info, trajectory, as_json=as_json)
         elif listing:
@@ -170,20 +159,15 @@ def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
         fail(f"--at: {error}", ExitCode.NOT_FOUND)
 
 
-def _print_rendered(reader: RunReader, at: str, form: TextForm) -> None:
-    from ..app.printed import html, markdown, page_width, text_lines
+def _print_rendered(reader: RunReader, at: str) -> None:
+    from ..app.printed import page_width, text_lines
 
     n, step = _place(reader, at)
     record = reader.bodies.trajectory(n)
     if step is not None and step >= len(record.trajectory.steps):
         fail(f"--at: rollout {n} has {len(record.trajectory.steps)} steps, and no step {step + 1}", ExitCode.NOT_FOUND)
-    if form is TextForm.markdown:
-        say(markdown(record))
-    elif form is TextForm.html:
-        say(html(record))
-    else:
-        for line in text_lines(record, step, form is TextForm.color, page_width()):
-            say(line)
+    for line in text_lines(record, step, page_width()):
+        say(line)
 
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:

@@ -259,7 +259,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         if shown is None:
             return None
         if shown.kind == "online":
-            self.shell.open(Further("Chat", self.reads.path))
+            self.shell.open(Further(self.reads.path, "Chat"))
             return None
         kept = list(policies(checkpoint_folder(self.reads.path)))
         if shown.is_dump or shown.info.mode not in ("rft", "sft"):
@@ -284,7 +284,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.shell.open(Chatting(Path(run.path)))
 
     def action_timeline(self) -> None:
-        self.shell.open(Further("Timeline", self.reads.path))
+        self.shell.open(Further(self.reads.path, "Timeline"))
 
     def action_search(self) -> Awaitable[None] | None:
         def found(text: str) -> None:
