@@ -64,6 +64,8 @@ class RolloutSummary:
     """The mean over the agent's tokens; 0 in a group that was filtered out."""
     surprise: float | None = None
     """Minus the mean log-prob of the tokens in the agent's turns, in nats, by the policy that sampled them."""
+    entropy: float | None = None
+    """The mean entropy of the trained policy at the same tokens, in nats; None: not in the loss, or not recorded."""
 
     @property
     def weighted(self) -> bool:
@@ -151,8 +153,10 @@ def rollout_of(
     *,
     advantage: float | None = None,
     surprise: float | None = None,
+    entropy: float | None = None,
 ) -> RolloutSummary:
-    """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them.
+    """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them. entropy:
+    the sum over these tokens.
 
     A component without a known weight counts as its raw value. The components then do not add up to the reward.
     """
@@ -162,6 +166,7 @@ def rollout_of(
             known = value.raw if value.contribution is None else value.contribution
             if known is not None:
                 sums[name] += known
+    written = sum(end - start for start, end in (s.token_span for s in trajectory.steps))
     return RolloutSummary(
         trajectory.id,
         trajectory.group,
@@ -182,7 +187,8 @@ def rollout_of(
         trajectory.answer,
         trajectory.cut,
         "" if trajectory.images or trajectory.seen else trajectory.prompt[-TEXT_KEPT:],
-        sum(end - start for start, end in (s.token_span for s in trajectory.steps)),
+        written,
         advantage,
         surprise,
+        entropy / tokens if entropy is not None and 0 < tokens <= written else None,
     )

@@ -38,6 +38,11 @@ TINY = 0.1
 """Size of advantages, as a share of the smaller of 1 and the differences of the rewards."""
 LEAST_ENTROPY = 0.05
 """Entropy in nats a token below which rollouts hardly differ."""
+Z = 4.0
+"""Standard errors between -log p of tokens and the entropy: by chance in 6 of 100,000 looks."""
+EXCESS, EXCESS_OF_STEP = (0.15, 0.3), (2.0, 0.5)
+"""-log p above and below the entropy, as a share of it: with the entropy of each rollout, and of the step alone.
+Rollouts of groups without a signal are not in the loss, and that selection shifts the mean by up to 0.2."""
 DISTINCT = 0.5
 """Distinct tasks of a step, as a share of its groups."""
 
@@ -260,25 +265,41 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
 
 @detector("surprising_tokens", need.SURPRISE, need.ENTROPY)
 def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find tokens that the policy finds much less or more likely than its own samples, whose mean -log p is its
-    entropy."""
+    """Find tokens that are not samples of the trained policy: their mean -log p is its entropy.
+
+    Given the text before it, a sampled token has the expected -log p of the policy's entropy there. The sum of the
+    differences over a rollout then has the mean 0, and its sum over rollouts, divided by the root of the sum of
+    squares, is about normal.
+    """
     recent = batches[-STEPS:]
-    if len(recent) < STEPS or any(r.surprise is None for r in _rollouts(recent)):
+    if len(recent) < STEPS:
         return []
-    surprise = fmean(fmean(r.surprise or 0.0 for r in b.rollouts) for b in recent)
-    entropy = fmean(b.metrics[metric.ENTROPY] for b in recent)
-    if surprise > (limit := 2 * entropy + 0.5):
+    known = any(r.entropy is not None for r in _rollouts(batches))
+    limit_above, limit_below = EXCESS if known else EXCESS_OF_STEP
+    entropies = [(r, r.entropy if known else b.metrics[metric.ENTROPY]) for b in recent for r in b.rollouts]
+    excess = [(r, h) for r, h in entropies if h is not None and r.surprise is not None]
+    if len(excess) < ENOUGH:
+        return []
+    apart = [((r.surprise or 0.0) - h) * (r.written or 1) for r, h in excess]
+    tokens = sum(r.written or 1 for r, _ in excess)
+    entropy = math.fsum(h * (r.written or 1) for r, h in excess) / tokens
+    surprise = entropy + math.fsum(apart) / tokens
+    z = math.fsum(apart) / max(math.sqrt(math.fsum(a * a for a in apart)), SAME)
+    if z > Z and surprise > (limit := (1 + limit_above) * entropy):
         fault = (
-            "the tokens in the loss are not those that the policy sampled: train on the sampled ids, not on tokenised "
-            "text, and score at the temperature of the sampler"
+            "the tokens in the loss are not those that the policy sampled: train on the sampled ids after the sampled "
+            "prompt, not on tokenised text, and score at the temperature of the sampler with its weights"
         )
-    elif entropy > LEAST_ENTROPY and all(map(_likelier, batches)):  # replayed rollouts have an older entropy
-        limit = entropy / 2
-        fault = "the policy samples likelier tokens than it is scored for: temperature 1, top_p 1 and top_k 0 fit both"
+    elif z < -Z and entropy > LEAST_ENTROPY and surprise < (limit := (1 - limit_below) * entropy):
+        fault = (
+            "the policy samples likelier tokens than it is scored for: temperature 1, top_p 1, top_k 0 and no dropout "
+            "fit both"
+        )
     else:
         return []
     message = (
-        f"{fault}. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g}."
+        f"{fault}. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g} "
+        f"({abs(z):.0f} standard errors apart)."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), recent[0].step
     return [Finding("surprising_tokens", message, surprise, limit, ids, began=began)]
@@ -307,10 +328,6 @@ def goal(rollout: RolloutSummary) -> float:
     """Return the reward for the task alone, or the whole reward where its parts are not known."""
     parts = [v for n, v in rollout.contributions.items() if n in GOALS or n in rollout.goals]
     return math.fsum(parts) if parts else rollout.total or 0.0
-
-
-def _likelier(batch: Batch) -> bool:
-    return fmean(r.surprise or 0.0 for r in batch.rollouts) < batch.metrics[metric.ENTROPY] / 2
 
 
 def _newest(batches: Sequence[Batch]) -> Sequence[Batch]:

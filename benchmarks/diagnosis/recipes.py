@@ -233,7 +233,9 @@ NEW = (
     ),
     Recipe("frozen", "updates", "the optimiser holds copies", ("no_movement",), patch="frozen"),
     Recipe("schedule_over", "updates", "learning rate 0 after two steps", ("no_movement",), patch="schedule_over"),
-    Recipe("dropout", "updates", "dropout in the loss alone", ("sampler_mismatch",), patch="dropout"),
+    Recipe(
+        "dropout", "updates", "dropout in the loss alone", ("sampler_mismatch", "surprising_tokens"), patch="dropout"
+    ),
     Recipe("padding", "updates", "padding in the loss", ("trained_tokens",), patch="padding"),
     Recipe("stop_inside", "sampling", "a word of the answer ends the turn", ("unanswered",), patch="stop_inside"),
     Recipe("hot", "sampling", "temperature 2, scored at 1", ("surprising_tokens",), patch="hot"),

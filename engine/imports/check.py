@@ -85,6 +85,7 @@ class _Rollouts:
         if stored is not None and any(stored.agent_mask):
             tokens = sum(map(bool, stored.agent_mask))
             surprise = surprise_of(record.trajectory, stored.logprobs, stored.agent_mask)
+        loss = record.use.loss if record.use is not None else None
         return rollout_of(
             record.trajectory,
             record.breakdown,
@@ -92,6 +93,7 @@ class _Rollouts:
             self._apart,
             advantage=row.advantage,
             surprise=surprise,
+            entropy=None if loss is None else loss.entropy,
         )
 
     def _of_row(self, row: TrajectoryRow) -> RolloutSummary:

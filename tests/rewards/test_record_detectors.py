@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from grpo_tui.configs import metric_names as metric
@@ -198,3 +199,27 @@ def test_failures_of_most_rollouts_are_found_before_the_window_is_full():
         early = [f.detector for batch in batches[:3] for f in diagnosis.observe(batch)]
         assert early.count("errors") == count
         assert "errors" in [f.detector for f in warnings(batches)]
+
+
+def sampled(temperature: float, seed: int) -> list[Batch]:
+    """A training whose policy has other probabilities at each token, and is sampled at a temperature."""
+    draw = np.random.default_rng(seed)
+
+    def rollout(r: RolloutSummary, *_: int) -> RolloutSummary:
+        p = draw.dirichlet(np.full(8, 0.3), r.written) + 1e-9
+        q = p ** (1 / temperature)
+        tokens = [draw.choice(8, p=row) for row in q / q.sum(1, keepdims=True)]
+        surprise = -np.log(p[range(r.written), tokens]).mean()
+        return replace(r, surprise=float(surprise), entropy=float(-(p * np.log(p)).sum(1).mean()))
+
+    return training(rollout)
+
+
+def test_samples_of_the_policy_have_its_entropy():
+    assert not [f for seed in range(40) for f in warnings(sampled(1.0, seed)) if f.detector == "surprising_tokens"]
+
+
+@pytest.mark.parametrize(("temperature", "fault"), [(1.5, "not those"), (0.2, "likelier")])
+def test_samples_of_another_temperature_do_not(temperature: float, fault: str):
+    [found] = [f for f in warnings(sampled(temperature, 0)) if f.detector == "surprising_tokens"]
+    assert fault in found.message

@@ -46,6 +46,7 @@ class Findings(TrainerCallback):
 
     def _observe(self, step: int, metrics: Mapping[str, Any]) -> None:
         apart = SHAPED if self._trainer.pipeline.scorer.method.shaping_apart else ()
+        loss = self._trainer.loss_terms.latest
         rollouts = [
             rollout_of(
                 r.trajectory,
@@ -56,6 +57,7 @@ class Findings(TrainerCallback):
                 surprise=None
                 if r.logprobs is None
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
+                entropy=loss[r.key].entropy if r.key in loss else None,
             )
             for r in self._trainer.rollouts.generated
             if r.trajectory is not None

@@ -36,21 +36,25 @@ class Clipping:
 
 
 class LossTermsOfStep:
-    """The terms of all rollouts of an optimiser step, micro-batch by micro-batch, until they are taken."""
+    """The terms of all rollouts of an optimiser step, micro-batch by micro-batch, until they are taken. latest: those
+    that were taken last."""
 
     def __init__(self, how: Clipping) -> None:
         self._how = how
         self._terms: dict[str, LossTerms] = {}
+        self.latest: Mapping[str, LossTerms] = {}
 
     def add(self, batch: Mapping[str, Any], logprobs: Tensor, entropy: Tensor) -> None:
         """Note the terms of a batch. A batch without `rollouts` is skipped."""
         if "rollouts" in batch:
             self._terms.update(loss_terms(batch, batch["rollouts"], logprobs, entropy, self._how))
 
-    def take(self, processes: int) -> dict[str, LossTerms]:
+    def take(self, processes: int) -> Mapping[str, LossTerms]:
         """Return the terms of all processes (a collective call), and clear them."""
         taken, self._terms = self._terms, {}
-        return taken if processes == 1 else {k: v for part in gather_object([taken]) for k, v in part.items()}
+        parts = [taken] if processes == 1 else gather_object([taken])
+        self.latest = {key: terms for part in parts for key, terms in part.items()}
+        return self.latest
 
 
 @torch.no_grad()
