@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ...configs.schema import RunConfig
@@ -47,6 +48,16 @@ def chat_config(policy: str, runs_dir: Path) -> RunConfig:
 def start_chat(policy: str, runs_dir: Path) -> RunInfo:
     """Start a server for a policy as a run of its own. Its address appears once the weights are loaded.
 
-    Raises what `chat_config` and `start_run` raise.
+    The server stops with this process, which holds the other end of its standard input. Raises what `chat_config` and
+    `start_run` raise.
     """
-    return start_run(chat_config(policy, runs_dir), runs_dir=runs_dir)
+    config = chat_config(policy, runs_dir)
+    theirs, ours = os.pipe()
+    try:
+        run = start_run(config, runs_dir=runs_dir, stdin=theirs)
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return run

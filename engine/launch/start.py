@@ -57,7 +57,8 @@ def start_run(
 
     resume: a run (id, prefix, path) to resume instead of making one. num_processes > 1, or an accelerate config, starts
     training with `accelerate launch`. by_hand: a person plays the tasks instead of training. stdin, stdout: for the
-    inference engine in a pipe and for play; otherwise the log gets all output. Raises LaunchError (also if the trainer
+    inference engine in a pipe and for play; otherwise the log gets all output. An engine that reads no requests from
+    `stdin` stops when that pipe ends. Raises LaunchError (also if the trainer
     is not installed) and RunNotFound.
     """
     if config.mode == "online" and os.name != "posix":

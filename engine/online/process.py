@@ -1,7 +1,8 @@
 """The parts that all processes of an online run share: starting, ending with their parent, and loading the policy.
 
 No process outlives the one that it works for. The worker ends after the engine is gone. Background validation is a
-child of the engine and ends with it: its standard input is a pipe whose other end only the engine holds.
+child of the engine and ends with it: its standard input is a pipe whose other end only the engine holds. In the same
+way the engine of a chat with a checkpoint stops with the app that started it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
+import stat
 import sys
 import threading
 import time
@@ -70,6 +73,8 @@ def run_process(
 
         def work() -> bool:
             config = read_config(given.run_dir)
+            if name == "engine" and config.online.requests != "-" and _is_pipe():
+                end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a stop, which `control` notes
             if niceness is not None:
                 with contextlib.suppress(OSError):
                     os.nice(max(0, niceness(config) - os.nice(0)))
@@ -79,12 +84,20 @@ def run_process(
         return run_recorded(writer, name, work)
 
 
+def _is_pipe() -> bool:
+    """Return whether standard input is a pipe."""
+    try:
+        return stat.S_ISFIFO(os.fstat(0).st_mode)
+    except OSError:  # closed
+        return False
+
+
 def _imported(path: str) -> Life:
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
-def end_with_parent() -> None:
+def end_with_parent(end: Callable[[], None] = lambda: os._exit(0)) -> None:
     """End this process when its standard input ends. Call it before anything slow.
 
     The parent holds the only other end of that pipe, so the kernel closes it however the parent dies.
@@ -94,7 +107,7 @@ def end_with_parent() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 1):
                 continue
-        os._exit(0)
+        end()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 

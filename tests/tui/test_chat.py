@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -123,6 +125,21 @@ async def test_chat_with_a_checkpoint_of_a_finished_run(trained: Path) -> None:
         assert driver.view == "live"
     wait_for(lambda: not look(server).active, "the end of the server")
     assert look(server).status in ("stopped", "finished"), look(server)
+
+
+def test_the_server_of_a_checkpoint_stops_when_the_app_is_killed(trained: Path) -> None:
+    program = (
+        "import sys, time, pathlib; from grpo_tui.engine.evaluation.chat import start_chat; "
+        "print(start_chat(sys.argv[1], pathlib.Path(sys.argv[2])).path, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, str(trained), str(trained.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as app:
+        assert app.stdout is not None
+        server = Path(app.stdout.readline().strip())
+        wait_for(lambda: look(server).status == "running", "the server", 180)
+        app.kill()
+    wait_for(lambda: not look(server).active, "the end of the server", 60)
+    assert look(server).status == "stopped", look(server)
 
 
 async def test_a_dump_and_an_evaluation_have_no_policy(trained: Path) -> None:
