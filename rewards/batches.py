@@ -78,12 +78,23 @@ class RolloutSummary:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """An evaluation on held-out tasks after a step: its greedy rollouts, and success at temperature 1 if known."""
+
+    step: int
+    rollouts: Sequence[RolloutSummary]
+    success: float | None
+
+
+@dataclass(frozen=True)
 class Batch:
-    """One training step: its training rollouts, and its metrics by flat name. `step` is None where none is recorded."""
+    """One training step: its training rollouts, its metrics by flat name, and the latest evaluation before it. `step`
+    is None where none is recorded."""
 
     step: int | None
     rollouts: Sequence[RolloutSummary]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    held_out: HeldOut | None = None
     _facts: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def fact(self, name: str, compute: Callable[[Batch], T]) -> T:
@@ -95,11 +106,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Need:
-    """Data that a detector requires: of each rollout (`has`), or a finite metric of the step (`metric`)."""
+    """Data that a detector requires: of each rollout (`has`), a finite metric of the step (`metric`), or an evaluation
+    on held-out tasks (`held_out`)."""
 
     name: str
     has: Callable[[RolloutSummary], bool] | None = None
     metric: str = ""
+    held_out: bool = False
 
 
 REWARDS = Need("rewards", lambda r: r.total is not None and math.isfinite(r.total))
@@ -121,11 +134,14 @@ BETA = Need(f"the metric {metric.BETA}", metric=metric.BETA)
 MISMATCH = Need(f"the metric {metric.LOGPROB_MISMATCH}", metric=metric.LOGPROB_MISMATCH)
 SAMPLER = Need(f"the metric {metric.SAMPLER_KL}", metric=metric.SAMPLER_KL)
 KL = Need(f"the metric {metric.KL_MEAN}", metric=metric.KL_MEAN)
+HELD_OUT = Need("evaluations on held-out tasks", held_out=True)
 
 
 def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
     """Return the part of a batch that has all `needs`; None if no rollout has."""
     if any(n.metric and not math.isfinite(batch.metrics.get(n.metric, math.nan)) for n in needs):
+        return None
+    if batch.held_out is None and any(n.held_out for n in needs):
         return None
     tests = [n.has for n in needs if n.has is not None]
     if not tests:

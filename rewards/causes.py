@@ -19,6 +19,7 @@ LEARNT = (
     "repetition",
     "one_answer",
     "no_diversity",
+    "constant_reward",
     "truncation",
     "unanswered",
     "errors",
@@ -30,6 +31,7 @@ LEARNT = (
     "action_collapse",
     "reward_without_success",
     "groups_without_variance",
+    "held_out_gap",
     "sampler_mismatch",
 )
 """Behaviour of a policy that learned something wrong."""
@@ -39,6 +41,7 @@ long after it began."""
 STILL = ("no_movement", "groups_without_variance", "sampler_mismatch")
 """Signs of a policy that learns nothing."""
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
+    "mixed_groups": (*LEARNT, *STILL, "advantage_order", "noisy_reward", "noisy_labels"),
     "not_finite": (*LEARNT, *STILL, "advantage_order", "advantage_scale"),
     "other_template": (*LEARNT, *STILL),
     "repeated_rollouts": (*LEARNT, "few_tasks", "no_movement", "surprising_tokens"),
@@ -47,15 +50,18 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "reference_mismatch": (*LEARNT, *STILL, "kl_weight"),
     "untrained_tokens": (*LEARNT, *STILL),
     "reward_order": (*LEARNT, "noisy_reward", "advantage_order"),
-    "noisy_labels": (*LEARNT, "noisy_reward", "rejected_answers"),
+    "leaked_answer": LEARNT,
+    "noisy_labels": (*LEARNT, "prompt_gap", "noisy_reward", "rejected_answers"),
+    "prompt_gap": (*LEARNT, *STILL),
     "advantage_order": LEARNT,
     "advantage_scale": STILL,
-    "constant_reward": (*LEARNT, *STILL, "accepted_without_answer", "noisy_reward"),
-    "noisy_reward": (*LEARNT, "accepted_without_answer", "rejected_answers"),
+    "constant_reward": (*LEARNT, *STILL, "accepted_without_answer", "noisy_reward", "accepted_wrong_answers"),
+    "noisy_reward": (*LEARNT, "accepted_without_answer", "rejected_answers", "accepted_wrong_answers"),
     "no_diversity": (*STILL, "entropy_collapse", "one_answer"),
     "errors": (*LEARNT, *STILL),
-    "one_answer": (*LEARNT, "rejected_answers", "accepted_without_answer"),
-    "rejected_answers": (*LEARNT, *STILL),
+    "one_answer": (*LEARNT, "rejected_answers", "accepted_without_answer", "accepted_wrong_answers"),
+    "rejected_answers": (*LEARNT, *STILL, "accepted_wrong_answers", "accepted_without_answer"),
+    "accepted_wrong_answers": (*LEARNT, "accepted_without_answer", "rejected_answers"),
     "unanswered": (*LEARNT, *STILL),
     "few_tasks": LEARNT,
     "repetition": LEARNT,

@@ -13,10 +13,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..configs.sections.rewards import DiagnosisConfig
-from .batches import Batch, Need, having
+from .batches import Batch, HeldOut, Need, having
 from .causes import Found, ranked
 from .detectors import SOON, Detector, Finding
-from .text_detectors import DETECTORS
+from .held_out_detectors import DETECTORS
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,15 @@ class Diagnosis:
         self._reported: dict[_Key, int] = {}
         self._seen = 0
         self._last: int | None = None
+        self._held_out: HeldOut | None = None
 
     def observe(self, batch: Batch) -> list[Finding]:
         """Add a step and return the findings to report, each at most once in a window, also if it comes and goes.
 
         A detector that fails is logged, and the others continue.
         """
-        batch = replace(batch, metrics={n: v for n, v in batch.metrics.items() if self.reads(n, v)})
+        metrics = {n: v for n, v in batch.metrics.items() if self.reads(n, v)}
+        batch = replace(batch, metrics=metrics, held_out=self._held_out)
         self._seen += 1
         self._last = batch.step
         fresh: set[tuple[Need, ...]] = set()
@@ -63,6 +65,10 @@ class Diagnosis:
                 found += [f for f in self._look(name, batches) if f.value > detector.urgent]
         return self._new(found)
 
+    def evaluated(self, held_out: HeldOut) -> None:
+        """Keep the latest evaluation. The batches of later steps are compared with it."""
+        self._held_out = held_out
+
     def reads(self, name: str, value: float) -> bool:
         """Return whether a detector uses this metric: it names it, or the value is not finite."""
         return name in self._metrics or not math.isfinite(value)
@@ -75,10 +81,15 @@ class Diagnosis:
             self._new([Finding(**{"value": 0.0, "threshold": 0.0, **known, "message": message})])
 
     def end(self) -> list[Finding]:
-        """Return the findings to report of a run that ends before the window was full."""
+        """Return the findings to report of the last evaluation, and of a run that ends before the window was full."""
         short = {needs: list(w) for needs, w in self._windows.items() if len(w) < self.config.window}
         shares = [name for name, d in self.detectors.items() if d.share and d.needs in short]
-        return self._new(f for name in shares for f in self._look(name, short[self.detectors[name].needs]))
+        found = [f for name in shares for f in self._look(name, list(short[self.detectors[name].needs]))]
+        for needs, window in self._windows.items():
+            if any(n.held_out for n in needs) and window[-1].held_out is not self._held_out:
+                batches = [*list(window)[:-1], replace(window[-1], held_out=self._held_out)]
+                found += [f for n, d in self.detectors.items() if d.needs == needs for f in self._look(n, batches)]
+        return self._new(found)
 
     def found(self) -> list[Found]:
         """Return all findings, the likeliest cause first, with their causes: see `causes.py`."""

@@ -1,4 +1,4 @@
-"""Contradictions in the record: verdicts, advantages, tokens and tasks that no right training has.
+"""Contradictions in the record: advantages, tokens and tasks that no right training has.
 
 Each compares two recorded facts, so it needs few steps. Registered with those of `detectors.py`. No torch, no numpy.
 """
@@ -6,7 +6,7 @@ Each compares two recorded facts, so it needs few steps. Registered with those o
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -15,7 +15,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import SAME, SOLVED, Finding, detector, deviation, groups_of, ids_of
+from .detectors import SAME, Finding, detector, deviation, groups_of, ids_of
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -26,10 +26,6 @@ ENOUGH = 16
 """Rollouts or groups of evidence at least."""
 MOST = 512
 """Rollouts of evidence at most."""
-NOISE = 0.1
-"""Share of repeated answers with contradicting rewards."""
-CONTRADICTED = 0.6
-"""Share of verdicts that contradict the expected answer. Below it, the verdicts are noisy."""
 ORDERED = 0.3
 """Correlation of reward and advantage within groups, which is near 1."""
 ALIKE, ALL_ALIKE = 0.8, 0.95
@@ -47,66 +43,8 @@ DISTINCT = 0.5
 """Distinct tasks of a step, as a share of its groups."""
 
 
-@detector("noisy_reward", need.TEXTS, need.TASKS, need.REWARDS)
-def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find equal answers to one task that earn different rewards. Only single turns count: tools may answer anew."""
-    earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
-    for r in _rollouts(_newest(batches)):
-        if r.turns in (1, None) and not r.failed:
-            earned[r.task, r.text].append(r)
-    repeated = [same for same in earned.values() if len(same) > 1]
-    noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > SAME]
-    share = len(noisy) / len(repeated) if repeated else 0.0
-    if len(repeated) < ENOUGH or share <= NOISE:
-        return []
-    low, high = min(noisy[0], key=goal), max(noisy[0], key=goal)
-    message = (
-        f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}. "
-        f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
-    )
-    began = _newest(batches)[0].step
-    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high), limits), began=began)]
-
-
-@detector("noisy_labels", need.PROMPTS, need.TASKS, need.ANSWERS)
-def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find equal prompts of several tasks with different right answers. Only single turns count: tools tell more."""
-    asked: dict[str, dict[str, RolloutSummary]] = defaultdict(dict)
-    for r in _rollouts(batches):
-        if r.turns in (1, None):
-            asked[r.prompt][r.task] = r
-    repeated = [list(tasks.values()) for tasks in asked.values() if len(tasks) > 1]
-    noisy = [same for same in repeated if len({_plain(r.expected or "") for r in same}) > 1]
-    share = len(noisy) / len(repeated) if repeated else 0.0
-    if len(repeated) < ENOUGH / 2 or share <= NOISE:
-        return []
-    answers = sorted({r.expected or "" for r in noisy[0]})
-    message = (
-        f"right answers contradict each other: compare the columns of the data, and see if prompts are whole. The same "
-        f"prompt expects {answers[0]!r} and {answers[1]!r}, and {len(noisy):,} of {len(repeated):,} repeated prompts "
-        "do so."
-    )
-    return [Finding("noisy_labels", message, share, NOISE, ids_of(noisy[0], limits), began=batches[0].step)]
-
-
-@detector("reward_order", need.REWARDS, need.SUCCESS)
-def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rewards that do not follow the verdicts within their groups."""
-    newest = _newest(batches)
-    correlation = correlation_within(groups_of(_rollouts(newest)), lambda r: float(bool(r.correct)), goal)
-    if correlation is None or correlation >= ORDERED:
-        return []
-    what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
-    message = (
-        f"{what}: look at the order of rollouts between grader and reward, and at the sign. The correlation of verdict "
-        f"and reward within groups is {correlation:.2f}, and it should be near 1."
-    )
-    ids, began = ids_of(newest[-1].rollouts, limits), newest[0].step
-    return [Finding("reward_order", message, correlation, ORDERED, ids, began=began)]
-
-
 @detector("repeated_rollouts", need.TEXTS, need.TASKS)
-def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+def repeatedrollouts_of(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a step with the rollouts of the step before, although its texts differ."""
     if len(batches) < STEPS:
         return []
@@ -122,82 +60,11 @@ def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     return [Finding("repeated_rollouts", message, share, ALL_ALIKE, ids, began=began)]
 
 
-@detector("rejected_answers", need.ANSWERS, need.SUCCESS)
-def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find answers that equal the expected one and count as wrong."""
-    equal = [
-        r for r in _rollouts(_newest(batches)) if r.answer is not None and _plain(r.answer) == _plain(r.expected or "")
-    ]
-    wrong = [r for r in equal if r.correct is False]
-    share = len(wrong) / len(equal) if equal else 0.0
-    if len(equal) < ENOUGH or share <= CONTRADICTED:
-        return []
-    message = (
-        f"right answers count as wrong: {wrong[0].answer!r} is expected and earns {wrong[0].total or 0:.2g}. "
-        f"{len(wrong):,} of {len(equal):,} answers that equal the expected one count as wrong."
-    )
-    began = _newest(batches)[0].step
-    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong, limits), began=began)]
-
-
-@detector("accepted_without_answer", need.ANSWERS, need.SUCCESS)
-def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts that count as right and hold no answer, where others hold one."""
-    rollouts = _rollouts(batches[-STEPS:])
-    right = [r for r in rollouts if r.correct]
-    empty = [r for r in right if not (r.answer or "").strip()]
-    if len(right) < ENOUGH or not any((r.answer or "").strip() for b in batches for r in b.rollouts):
-        return []
-    share = len(empty) / len(right)
-    refused = [r for r in rollouts if r.correct is False and not (r.answer or "").strip()]
-    if share <= NOISE or len(refused) > len(empty) / 4:
-        return []
-    message = (
-        f"the grader pays for a form: {empty[0].text[:60]!r} counts as right and holds no answer. That is so in "
-        f"{len(empty):,} of {len(right):,} right rollouts."
-    )
-    began = batches[-STEPS:][0].step
-    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty, limits), began=began)]
-
-
-@detector("constant_reward", need.REWARDS, need.TEXTS)
-def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a reward above 0 that every rollout of the first steps earns, although their texts differ."""
-    rollouts = _rollouts(batches)
-    if len(batches) != STEPS or len(rollouts) < ENOUGH or batches[0].step not in (0, 1):
-        return []
-    totals = [goal(r) for r in rollouts]
-    if max(totals) - min(totals) > SAME or min(totals) <= 0 or len({r.text for r in rollouts}) < len(rollouts) / 4:
-        return []
-    message = (
-        f"the reward does not depend on the answer: all {len(rollouts):,} rollouts of the first {STEPS} steps earn "
-        f"{totals[0]:.2g}, and their texts differ."
-    )
-    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(rollouts, limits), began=batches[0].step)]
-
-
-@detector("unanswered", need.ANSWERS, need.SUCCESS)
-def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts in which no answer can be read, from the first step on."""
-    rollouts = _rollouts(batches)
-    if len(batches) != STEPS or len(rollouts) < ENOUGH or batches[0].step not in (0, 1):
-        return []
-    without = [r for r in rollouts if r.unreadable or not (r.answer or "").strip()]
-    share = len(without) / len(rollouts)
-    if share <= SOLVED or any(r.correct for r in without) or fmean(r.cut for r in rollouts) > 0.5:
-        return []
-    message = (
-        f"the policy does not know the form of the task: compare the chat template with that of the model. In "
-        f"{len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
-    )
-    return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
-
-
 @detector("advantage_order", need.REWARDS, need.ADVANTAGES)
 def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find advantages that do not follow the reward within their groups."""
-    newest = _newest(batches)
-    compared = [g for g in groups_of(_rollouts(newest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
+    latest = newest(batches)
+    compared = [g for g in groups_of(rollouts_of(latest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
     correlation = correlation_within(compared, goal, lambda r: r.advantage or 0.0)
     if correlation is None or correlation >= ORDERED:
         return []
@@ -206,15 +73,15 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{what}: better rollouts of a group do not get higher advantages. The correlation of reward and advantage "
         f"within groups is {correlation:.2f}, and it should be near 1."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), newest[0].step
+    ids, began = ids_of(batches[-1].rollouts, limits), latest[0].step
     return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
 
 
 @detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
 def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find advantages that are 0 or tiny where rewards differ. Their size should be 1, or that of the differences."""
-    mixed = [g for g in groups_of(_rollouts(_newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
-    advantages = [r.advantage for r in _rollouts(_newest(batches)) if r.advantage is not None]
+    mixed = [g for g in groups_of(rollouts_of(newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
+    advantages = [r.advantage for r in rollouts_of(newest(batches)) if r.advantage is not None]
     if len(mixed) < ENOUGH or not advantages:
         return []
     size = math.sqrt(fmean(a * a for a in advantages))
@@ -225,7 +92,7 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"advantages are too small, so little is learned: are rollouts compared with themselves (a group of one), or "
         f"advantages divided twice? Their size is {size:.2g}, and the rewards differ in {len(mixed):,} groups."
     )
-    grade, began = "warning" if size else "failure", _newest(batches)[0].step
+    grade, began = "warning" if size else "failure", newest(batches)[0].step
     return [Finding("advantage_scale", message, size, least, ids_of(mixed[0], limits), grade=grade, began=began)]
 
 
@@ -236,13 +103,28 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     tasks, groups = sum(n for n, _ in counts), sum(n for _, n in counts)
     if len(batches) < STEPS or groups < ENOUGH or groups < 4 * len(batches) or tasks > DISTINCT * groups:
         return []
-    every = len({r.task for r in _rollouts(batches)})
+    every = len({r.task for r in rollouts_of(batches)})
     message = (
         f"training repeats few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and a "
         "step has the same task several times. Look for duplicates in the data."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
     return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids, began=began)]
+
+
+@detector("mixed_groups", need.TASKS)
+def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find groups whose rollouts belong to several tasks or prompts."""
+    groups = groups_of(batches[-1].rollouts)
+    mixed = [g for g in groups if len({(r.task, r.prompt) for r in g}) > 1]
+    if len(mixed) <= DISTINCT * len(groups):
+        return []
+    message = (
+        f"groups mix tasks, so rollouts are compared with those of other prompts: look at the sampler of the data and "
+        f"at the order of rows. {len(mixed):,} of {len(groups):,} groups have several prompts."
+    )
+    share, ids = len(mixed) / len(groups), ids_of(mixed[0], limits)
+    return [Finding("mixed_groups", message, share, DISTINCT, ids, grade="failure")]
 
 
 @detector("trained_tokens", need.WRITTEN)
@@ -274,7 +156,7 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     recent = batches[-STEPS:]
     if len(recent) < STEPS:
         return []
-    known = any(r.entropy is not None for r in _rollouts(batches))
+    known = any(r.entropy is not None for r in rollouts_of(batches))
     limit_above, limit_below = EXCESS if known else EXCESS_OF_STEP
     entropies = [(r, r.entropy if known else b.metrics[metric.ENTROPY]) for b in recent for r in b.rollouts]
     excess = [(r, h) for r, h in entropies if h is not None and r.surprise is not None]
@@ -308,7 +190,7 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
 @detector("no_diversity", need.TEXTS)
 def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups whose rollouts are all the same text, although the tasks are not solved, or before any update."""
-    groups = [g for g in groups_of(_rollouts(batches[-STEPS:])) if len(g) > 2]
+    groups = [g for g in groups_of(rollouts_of(batches[-STEPS:])) if len(g) > 2]
     alike = [g for g in groups if len({r.text for r in g}) == 1]
     share = len(alike) / len(groups) if groups else 0.0
     wrong = [g for g in alike if not all(r.correct for r in g)]
@@ -330,7 +212,7 @@ def goal(rollout: RolloutSummary) -> float:
     return math.fsum(parts) if parts else rollout.total or 0.0
 
 
-def _newest(batches: Sequence[Batch]) -> Sequence[Batch]:
+def newest(batches: Sequence[Batch]) -> Sequence[Batch]:
     """Return the newest batches, with `MOST` rollouts at most but one batch at least: more evidence only costs time."""
     rollouts, start = 0, len(batches)
     while start > 0 and (start == len(batches) or rollouts + len(batches[start - 1].rollouts) <= MOST):
@@ -339,7 +221,7 @@ def _newest(batches: Sequence[Batch]) -> Sequence[Batch]:
     return batches[start:]
 
 
-def _rollouts(batches: Iterable[Batch]) -> list[RolloutSummary]:
+def rollouts_of(batches: Iterable[Batch]) -> list[RolloutSummary]:
     return [r for b in batches for r in b.rollouts]
 
 
@@ -358,7 +240,3 @@ def correlation_within(
     if len(pairs) < 4 * ENOUGH or min(squares) <= SAME:
         return None
     return math.fsum(a * b for a, b in pairs) / math.sqrt(squares[0] * squares[1])
-
-
-def _plain(text: str) -> str:
-    return text.strip().casefold()

@@ -15,9 +15,10 @@ from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
 from .detectors import Finding, detector, groups_of, ids_of, improvement
-from .record_detectors import DETECTORS, ENOUGH, STEPS, correlation_within, goal
+from .record_detectors import ENOUGH, STEPS, correlation_within, goal
+from .verdict_detectors import DETECTORS
 
-__all__ = ["DETECTORS"]  # all of them
+__all__ = ["DETECTORS"]  # with those of the modules above
 
 FOLLOWS = 0.7
 """Correlation of reward and length within groups."""

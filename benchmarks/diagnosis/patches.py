@@ -15,7 +15,6 @@ from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.rollouts.rollout import Group, Rollout, rollouts_of
 from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
-from grpo_tui.engine.training.losses.base import LossInputs, clipped_surrogate
 from grpo_tui.engine.training.pipeline import RolloutPipeline
 
 
@@ -198,11 +197,3 @@ def other_logprobs() -> None:
         return [replace(r, logprobs=r.ref_logprobs) for r in original(self, *arguments, **named)]
 
     around(RolloutPipeline, "complete", change)
-
-
-# --------------------------------------------------------------------------------------------------------- collapse
-
-
-def against_entropy(inputs: LossInputs) -> torch.Tensor:
-    """GRPO's loss with a penalty on entropy."""
-    return clipped_surrogate(inputs.ratio, inputs.advantages, 0.2, 0.2) + inputs.entropy

@@ -190,13 +190,6 @@ FAULTS = (
         "other_logprobs", "versions", "old log-probs of another model", ("sampler_mismatch",), patch="other_logprobs"
     ),
     Recipe(
-        "entropy",
-        "collapse",
-        "entropy is penalised",
-        ("entropy_collapse",),
-        {"training.loss_type": "benchmarks.diagnosis.patches.against_entropy"},
-    ),
-    Recipe(
         "repeats_paid", "collapse", "repeated words are paid", ("repetition", "reward_hack"), _env(grader="repeats")
     ),
     Recipe(

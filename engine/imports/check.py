@@ -7,14 +7,15 @@ rows of its index, so it costs little at any size.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import groupby
 
+from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...configs.sections.rewards import SHAPED
-from ...rewards.batches import Batch, RolloutSummary, rollout_of, surprise_of
+from ...rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of, surprise_of
 from ...rewards.diagnosis import Diagnosis
 from ..runs.control.alerts import REMEDIES
 from ..runs.errors import RecordDamaged
@@ -34,13 +35,18 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
     diagnosis = Diagnosis(None if config is None else config.rewards.diagnosis)
     apart = SHAPED if config is not None and config.training.shaping_apart else ()
     rollouts = _Rollouts(reader, apart)
-    steps = ((step, list(rows)) for step, rows in groupby(_rows(reader), key=lambda row: row.step))
+    steps = _by_step(reader, "split:train" if reader.rollouts.first("train") is not None else "")
+    evaluations = deque(_evaluations(reader, rollouts))
     values = _metrics(reader, diagnosis)
     without_rollouts = [(step, list[TrajectoryRow]()) for step in values]
     for step, rows in merge(steps, without_rollouts, key=lambda pair: -1 if pair[0] is None else pair[0]):
+        while evaluations and step is not None and evaluations[0].step < step:
+            diagnosis.evaluated(evaluations.popleft())
         if rows or step in values:
             seen = [rollouts.summary(row) for row in rows if row.turns is not None]
             diagnosis.observe(Batch(step, seen, values.pop(step, {})))
+    if evaluations:
+        diagnosis.evaluated(evaluations[-1])
     diagnosis.end()
     for event in reader.events(("alert",)):
         if event.data.get("detector") in REMEDIES:  # not those of earlier versions
@@ -57,9 +63,18 @@ def _metrics(reader: RunReader, diagnosis: Diagnosis) -> dict[int | None, dict[s
     return {step: found[step] for step in sorted(found)}
 
 
-def _rows(reader: RunReader) -> Iterator[TrajectoryRow]:
-    query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
-    offset = 0
+def _evaluations(reader: RunReader, rollouts: _Rollouts) -> Iterator[HeldOut]:
+    sampled = dict(reader.metrics.points(metric.SUCCESS_SAMPLED))
+    for step, rows in _by_step(reader, "split:eval") if sampled else ():
+        yield HeldOut(step or 0, [rollouts.summary(row) for row in rows], sampled.get(step or 0))
+
+
+def _by_step(reader: RunReader, filter_: str) -> Iterator[tuple[int | None, list[TrajectoryRow]]]:
+    return ((step, list(rows)) for step, rows in groupby(_rows(reader, filter_), key=lambda row: row.step))
+
+
+def _rows(reader: RunReader, filter_: str) -> Iterator[TrajectoryRow]:
+    query, offset = Query(filter=filter_, sort="step"), 0
     while rows := reader.rollouts.page(query, offset=offset, limit=PAGE):
         yield from rows
         offset += len(rows)

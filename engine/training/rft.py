@@ -180,6 +180,7 @@ def build_trainer(
         seed=config.seed,
         beta=None if controller is None else AutomaticBeta(trainer, recorder, controller),
     )
+    callbacks.evaluation.observers.append(findings.evaluated)
     trainer.phases.on_begin = callbacks.progress.phase
     trainer.frozen.on_progress = callbacks.progress.scored
     recorder.vocabulary(tokenizer)

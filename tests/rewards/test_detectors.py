@@ -13,11 +13,11 @@ import pytest
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.envs.tools import ToolSpec
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards.batches import Batch, RolloutSummary
+from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.detectors import Detector, Finding
 from grpo_tui.rewards.diagnosis import Diagnosis
-from grpo_tui.rewards.learning_detectors import DETECTORS
+from grpo_tui.rewards.held_out_detectors import DETECTORS
 from grpo_tui.rewards.reward_detectors import advantage_shares
 
 from .episodes import batch_of, good
@@ -47,7 +47,8 @@ def batch(
         )
         for i in range(8)
     ]
-    return Batch(step, rollouts, {name.replace("__", "/"): value for name, value in metrics.items()})
+    flat = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return Batch(step, rollouts, flat, HeldOut(step, rollouts, 0.5))
 
 
 def find(detector: str, batches: Sequence[Batch]) -> list[Finding]:
@@ -239,6 +240,11 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "reward_hack": "rewards and texts of the agent",
         "kl_rise": "the metric kl/mean",
         "no_movement": "the metric train/grad_norm",
+        "mixed_groups": "ids of tasks",
+        "accepted_wrong_answers": "right answers and which rollouts are correct",
+        "held_out_gap": "which rollouts are correct and evaluations on held-out tasks",
+        "leaked_answer": "prompts without images and right answers and evaluations on held-out tasks",
+        "prompt_gap": "prompts without images and evaluations on held-out tasks",
         "noisy_reward": "texts of the agent and ids of tasks and rewards",
         "noisy_labels": "prompts without images and ids of tasks and right answers",
         "reward_order": "rewards and which rollouts are correct",

@@ -118,6 +118,8 @@ FAULTS: dict[str, list[Batch]] = {
     "noisy_reward": training(flipped),
     "rejected_answers": training(lambda r, *_: scored(r, 0.0, False)),
     "accepted_without_answer": training(empty),
+    "accepted_wrong_answers": training(lambda r, s, t, i: scored(r, 1.0, True) if i == 3 else r),
+    "mixed_groups": training(lambda r, s, t, i: replace(r, task=f"{r.task}-{i}")),
     "constant_reward": training(lambda r, *_: scored(r, 1.0, True)),
     "unanswered": training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"?? {r.id}")),
     "noisy_labels": training(other_columns),

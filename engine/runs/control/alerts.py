@@ -214,6 +214,11 @@ REMEDIES: Mapping[str, str] = {
     "unreadable_calls": (
         "Constrain decoding to the format of calls, show an example in the prompt, or penalise unreadable calls."
     ),
+    "held_out_gap": "Read right rollouts of training: would the held-out grader accept them? Then compare the tasks.",
+    "leaked_answer": "Leave the answer out of the prompt, or out of the columns that the prompt is made of.",
+    "prompt_gap": "Compare both prompts in `grpo-tui inspect`: is one cut, or made with another template?",
+    "mixed_groups": "Repeat each prompt `training.num_generations` times in a row, and group by prompt.",
+    "accepted_wrong_answers": "Grade one of these answers by hand: compare whole answers, not a part of the text.",
     "noisy_reward": "Read both rollouts: make the grader deterministic, or average several of its verdicts.",
     "noisy_labels": "Read the tasks of one such prompt: are columns out of order, or prompts cut?",
     "reward_order": "Compare one rollout, its verdict and its reward: are rows out of order, or is the sign wrong?",

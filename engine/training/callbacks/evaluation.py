@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -14,6 +14,7 @@ from ...policy.prepared import acting
 from ...record.step_recorder import StepRecorder
 from ...rollouts.evaluation import Evaluation, evaluate
 from ...rollouts.judging import Judge
+from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner, Row
 from ...rollouts.versions import VersionedAgent
 from ...runs.types import Phase
@@ -56,6 +57,8 @@ class HeldOutEvaluation(AfterStep):
         self.rows = list(rows)
         self.every = every
         self.seed = seed
+        self.observers: list[Callable[[int, Sequence[Rollout], float | None], None]] = []
+        """Called with each recorded evaluation: its step, greedy rollouts, and success at temperature 1 if known."""
         self.evaluated_at = -1
         """The last step whose evaluation is recorded."""
         self._told_graded = False
@@ -116,6 +119,8 @@ class HeldOutEvaluation(AfterStep):
         logged = judge.take_metrics("eval_") if isinstance(judge, Judge) else {}
         self._recorder.values(step, {**measured, **logged, metric.EVALUATE_SECONDS: seconds})
         self._recorder.trajectories(step, greedy.rollouts, "eval")
+        for observer in self.observers:
+            observer(step, greedy.rollouts, None if graded else sampled.success)
         tasks = f"{said} at temperature 1 ({greedy.n} tasks)"
         self._recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **told)
         if graded and not self._told_graded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ....configs.errors import ConfigError, Problem
 from ....configs.sections.rewards import SHAPED
-from ....rewards.batches import Batch, rollout_of, surprise_of
+from ....rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of, surprise_of
 from ....rewards.causes import EXPLAINS
 from ....rewards.detectors import Finding
 from ....rewards.diagnosis import Diagnosis
 from ....rewards.metrics import flat
 from ...record.step_recorder import StepRecorder
+from ...rollouts.rollout import Rollout
 from ...runs.control.requests import request
+from ...runs.types import LossTerms
 from ..env_trainer import GRPOEnvTrainer
 
 
@@ -45,9 +47,24 @@ class Findings(TrainerCallback):
         self._recorder.guard("diagnosis", lambda: self._record(state.global_step, self._diagnosis.end()))
 
     def _observe(self, step: int, metrics: Mapping[str, Any]) -> None:
+        rollouts = self._summaries(self._trainer.rollouts.generated, self._trainer.loss_terms.latest)
+        self._record(step, self._diagnosis.observe(Batch(step, rollouts, flat(metrics))))
+        if self._stop_on:
+            causes = [f.finding.detector for f in self._diagnosis.found() if f.grave and not f.cause]
+            if reason := next((name for name in causes if name in self._stop_on), ""):
+                self._stop_on = []
+                self._recorder.event("note", f"The run stops on {reason} (rewards.diagnosis.stop_on).", step=step)
+                request(self._run_dir, "stop")
+
+    def evaluated(self, step: int, rollouts: Sequence[Rollout], success: float | None) -> None:
+        """Compare later steps with this evaluation. One that fails does not stop training."""
+        self._recorder.guard(
+            "diagnosis", lambda: self._diagnosis.evaluated(HeldOut(step, self._summaries(rollouts, {}), success))
+        )
+
+    def _summaries(self, rollouts: Sequence[Rollout], loss: Mapping[str, LossTerms]) -> list[RolloutSummary]:
         apart = SHAPED if self._trainer.pipeline.scorer.method.shaping_apart else ()
-        loss = self._trainer.loss_terms.latest
-        rollouts = [
+        return [
             rollout_of(
                 r.trajectory,
                 r.breakdown,
@@ -59,16 +76,9 @@ class Findings(TrainerCallback):
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
                 entropy=loss[r.key].entropy if r.key in loss else None,
             )
-            for r in self._trainer.rollouts.generated
+            for r in rollouts
             if r.trajectory is not None
         ]
-        self._record(step, self._diagnosis.observe(Batch(step, rollouts, flat(metrics))))
-        if self._stop_on:
-            causes = [f.finding.detector for f in self._diagnosis.found() if f.grave and not f.cause]
-            if reason := next((name for name in causes if name in self._stop_on), ""):
-                self._stop_on = []
-                self._recorder.event("note", f"The run stops on {reason} (rewards.diagnosis.stop_on).", step=step)
-                request(self._run_dir, "stop")
 
     def _record(self, step: int, found: Iterable[Finding]) -> None:
         for finding in found:

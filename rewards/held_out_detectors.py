@@ -1,0 +1,141 @@
+"""Training against held-out tasks: success that holds in training alone, answers in prompts, and other prompts.
+
+Held-out tasks come from the same environment with the same grader, so what differs is a fault of the training tasks or
+of what the policy learns from them. Registered with those of `detectors.py`. No torch, no numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean, variance
+
+from ..configs.sections.rewards import DiagnosisConfig
+from . import batches as need
+from .batches import Batch, HeldOut, RolloutSummary
+from .detectors import Finding, detector, groups_of, ids_of
+from .text_detectors import DETECTORS
+
+__all__ = ["DETECTORS"]  # all of them
+
+NEAR = 3
+"""Steps of training that are compared with an evaluation."""
+TASKS = 16
+"""Tasks of each side at least."""
+Z = 4.0
+"""Standard errors of a difference: by chance in 6 of 100,000 evaluations."""
+GAP = 0.2
+"""Difference in success that matters."""
+LEAK = 0.3
+"""Difference in the share of prompts that hold their answer."""
+ALL, NONE = 0.95, 0.05
+"""Shares of prompts that have a word: in the one, and not in the other."""
+
+
+@detector("held_out_gap", need.SUCCESS, need.HELD_OUT)
+def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find success that differs between training and held-out tasks, while held-out success does not improve."""
+    first, latest = _evaluation(batches[0]), _evaluation(batches[-1])
+    recent = _near(batches, latest)
+    groups = [fmean(bool(r.correct) for r in g) for g in groups_of(r for b in recent for r in b.rollouts)]
+    if first is latest or len(groups) < TASKS or first.success is None or latest.success is None:
+        return []
+    gap = fmean(groups) - latest.success
+    error = math.sqrt(variance(groups) / len(groups) + _variance(latest))
+    better = latest.success - first.success > 2 * math.sqrt(_variance(first) + _variance(latest))
+    if abs(gap) <= max(GAP, Z * error):
+        return []
+    fault = (
+        "the policy learns what holds in training alone: look for a grader that pays something else, answers in the "
+        "prompts, and few or repeated tasks"
+        if gap > 0
+        else "training tasks are shown or graded wrongly, or much harder: compare their prompts and right answers with "
+        "held-out ones"
+    )
+    message = (
+        f"{fault}. Success is {fmean(groups):.0%} in training and {latest.success:.0%} on {len(latest.rollouts)} "
+        f"held-out tasks, where it was {first.success:.0%} at step {first.step}."
+    )
+    grade, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts, limits)
+    return [Finding("held_out_gap", message, abs(gap), GAP, ids, grade=grade, began=recent[0].step)]
+
+
+@detector("leaked_answer", need.PROMPTS, need.ANSWERS, need.HELD_OUT)
+def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find right answers in the prompts of training that held-out prompts do not hold."""
+    shown = _by_task(r for b in batches for r in b.rollouts)
+    others = _by_task(_evaluation(batches[-1]).rollouts)
+    if min(len(shown), len(others)) < TASKS:
+        return []
+    leaks, usual = [r for r in shown if _holds_answer(r)], sum(map(_holds_answer, others))
+    share, other = len(leaks) / len(shown), usual / len(others)
+    pooled = (len(leaks) + usual) / (len(shown) + len(others))
+    error = math.sqrt(pooled * (1 - pooled) * (1 / len(shown) + 1 / len(others)))
+    if share - other <= max(LEAK, Z * error):
+        return []
+    message = (
+        f"prompts hold the right answer: {leaks[0].prompt[-60:]!r} has {leaks[0].expected!r}. It is in {share:.0%} of "
+        f"{len(shown):,} prompts of training and in {other:.0%} of {len(others):,} held-out prompts."
+    )
+    return [Finding("leaked_answer", message, share, other + LEAK, ids_of(leaks, limits), began=batches[0].step)]
+
+
+@detector("prompt_gap", need.PROMPTS, need.HELD_OUT)
+def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find words that every prompt of one side has, and none of the other."""
+    shown = [r.prompt for r in _by_task(r for b in batches for r in b.rollouts)]
+    others = [r.prompt for r in _by_task(_evaluation(batches[-1]).rollouts)]
+    if min(len(shown), len(others)) < TASKS:
+        return []
+    here, there = _word_shares(shown), _word_shares(others)
+    lost = [w for w, share in there.items() if share >= ALL and here.get(w, 0.0) <= NONE]
+    extra = [w for w, share in here.items() if share >= ALL and there.get(w, 0.0) <= NONE]
+    if not lost and not extra:
+        return []
+    parts = [f"lack {_listed(lost)}"] * bool(lost) + [f"alone have {_listed(extra)}"] * bool(extra)
+    message = (
+        f"training shows other prompts than the evaluation: is something cut off, or is there another template? "
+        f"{len(shown):,} prompts of training {' and '.join(parts)}: {shown[0][-60:]!r}, and held-out "
+        f"{others[0][-60:]!r}."
+    )
+    ids = ids_of(batches[-1].rollouts, limits)
+    return [Finding("prompt_gap", message, 1.0, ALL, ids, began=batches[0].step)]
+
+
+def _evaluation(batch: Batch) -> HeldOut:
+    assert batch.held_out is not None
+    return batch.held_out
+
+
+def _near(batches: Sequence[Batch], evaluation: HeldOut) -> Sequence[Batch]:
+    """Return the last steps if they are near the evaluation."""
+    recent = batches[-NEAR:]
+    return recent if all(abs((b.step or 0) - evaluation.step) <= NEAR for b in recent) else ()
+
+
+def _variance(evaluation: HeldOut) -> float:
+    """Return the variance of a success rate, with one success and one failure added (Agresti and Coull)."""
+    n = len(evaluation.rollouts) + 2
+    p = ((evaluation.success or 0.0) * (n - 2) + 1) / n
+    return p * (1 - p) / n
+
+
+def _by_task(rollouts: Iterable[RolloutSummary]) -> list[RolloutSummary]:
+    """Return one rollout of each task."""
+    return list({r.task or r.prompt: r for r in rollouts}.values())
+
+
+def _holds_answer(rollout: RolloutSummary) -> bool:
+    answer = re.escape((rollout.expected or "").strip())
+    return bool(answer) and re.search(rf"(?<!\w){answer}(?!\w)", rollout.prompt) is not None
+
+
+def _word_shares(prompts: Sequence[str]) -> dict[str, float]:
+    counts = Counter(word for prompt in prompts for word in set(prompt.split()))
+    return {word: times / len(prompts) for word, times in counts.items()}
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(repr(w) for w in words[:3]) + (" and others" if len(words) > 3 else "")

@@ -1,0 +1,189 @@
+"""Verdicts and labels that contradict the answers, the prompts, or each other.
+
+Registered with those of `detectors.py`. No torch, no numpy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+
+from ..configs.sections.rewards import DiagnosisConfig
+from . import batches as need
+from .batches import Batch, RolloutSummary
+from .detectors import SAME, SOLVED, Finding, detector, groups_of, ids_of
+from .record_detectors import DETECTORS, ENOUGH, ORDERED, STEPS, correlation_within, goal, newest, rollouts_of
+
+__all__ = ["DETECTORS"]  # with those of the modules above
+
+NOISE = 0.1
+"""Share of verdicts that contradict each other, or accept another answer than the expected one."""
+CONTRADICTED = 0.25
+"""Share of right answers that are rejected."""
+CHANCE = 1e-4
+"""Probability that a reward becomes constant by chance."""
+
+
+@detector("noisy_reward", need.TEXTS, need.TASKS, need.REWARDS)
+def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find equal answers to one task that earn different rewards. Only single turns count: tools may answer anew."""
+    earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
+    for r in rollouts_of(newest(batches)):
+        if r.turns in (1, None) and not r.failed:
+            earned[r.task, r.text].append(r)
+    repeated = [same for same in earned.values() if len(same) > 1]
+    noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > SAME]
+    share = len(noisy) / len(repeated) if repeated else 0.0
+    if len(repeated) < ENOUGH or share <= NOISE:
+        return []
+    low, high = min(noisy[0], key=goal), max(noisy[0], key=goal)
+    message = (
+        f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}. "
+        f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
+    )
+    began = newest(batches)[0].step
+    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high), limits), began=began)]
+
+
+@detector("noisy_labels", need.PROMPTS, need.TASKS, need.ANSWERS)
+def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find equal prompts of several tasks with different right answers. Only single turns count: tools tell more."""
+    asked: dict[str, dict[str, RolloutSummary]] = defaultdict(dict)
+    for r in rollouts_of(batches):
+        if r.turns in (1, None):
+            asked[r.prompt][r.task] = r
+    repeated = [list(tasks.values()) for tasks in asked.values() if len(tasks) > 1]
+    noisy = [same for same in repeated if len({_plain(r.expected or "") for r in same}) > 1]
+    share = len(noisy) / len(repeated) if repeated else 0.0
+    if len(repeated) < ENOUGH / 2 or share <= NOISE:
+        return []
+    answers = sorted({r.expected or "" for r in noisy[0]})
+    message = (
+        f"right answers contradict each other: compare the columns of the data, and see if prompts are whole. The same "
+        f"prompt expects {answers[0]!r} and {answers[1]!r}, and {len(noisy):,} of {len(repeated):,} repeated prompts "
+        "do so."
+    )
+    return [Finding("noisy_labels", message, share, NOISE, ids_of(noisy[0], limits), began=batches[0].step)]
+
+
+@detector("reward_order", need.REWARDS, need.SUCCESS)
+def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rewards that do not follow the verdicts within their groups."""
+    latest = newest(batches)
+    correlation = correlation_within(groups_of(rollouts_of(latest)), lambda r: float(bool(r.correct)), goal)
+    if correlation is None or correlation >= ORDERED:
+        return []
+    what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
+    message = (
+        f"{what}: look at the order of rollouts between grader and reward, and at the sign. The correlation of verdict "
+        f"and reward within groups is {correlation:.2f}, and it should be near 1."
+    )
+    ids, began = ids_of(latest[-1].rollouts, limits), latest[0].step
+    return [Finding("reward_order", message, correlation, ORDERED, ids, began=began)]
+
+
+@detector("rejected_answers", need.ANSWERS, need.SUCCESS)
+def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find answers that equal the expected one and count as wrong."""
+    equal = [
+        r for r in rollouts_of(newest(batches)) if r.answer is not None and _plain(r.answer) == _plain(r.expected or "")
+    ]
+    wrong = [r for r in equal if r.correct is False]
+    share = len(wrong) / len(equal) if equal else 0.0
+    if len(equal) < ENOUGH or share <= CONTRADICTED:
+        return []
+    message = (
+        f"right answers count as wrong: {wrong[0].answer!r} is expected and earns {wrong[0].total or 0:.2g}. "
+        f"{len(wrong):,} of {len(equal):,} answers that equal the expected one count as wrong."
+    )
+    began = newest(batches)[0].step
+    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong, limits), began=began)]
+
+
+@detector("accepted_wrong_answers", need.ANSWERS, need.SUCCESS)
+def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find accepted answers that are the right one of another task, and not of their own. Other forms of a right
+    answer, such as 1/2 for 0.5, do not count."""
+    latest = newest(batches)
+    answers = {_plain(r.expected or "") for r in rollouts_of(batches)} - {""}
+    accepted = [(b.step, r) for b in latest for r in b.rollouts if r.correct and r.answer is not None]
+    wrong = [(step, r) for step, r in accepted if _plain(r.answer or "") in answers - {_plain(r.expected or "")}]
+    share = len(wrong) / len(accepted) if accepted else 0.0
+    if len(wrong) < ENOUGH / 2 or share <= NOISE:
+        return []
+    began, first = wrong[0]
+    message = (
+        f"wrong answers count as right: {first.answer!r} is accepted where {first.expected!r} is expected. "
+        f"{len(wrong):,} of {len(accepted):,} accepted answers are those of other tasks."
+    )
+    ids = ids_of((r for _, r in wrong), limits)
+    return [Finding("accepted_wrong_answers", message, share, NOISE, ids, began=began)]
+
+
+@detector("accepted_without_answer", need.ANSWERS, need.SUCCESS)
+def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rollouts that count as right and hold no answer, where others hold one."""
+    rollouts = rollouts_of(batches[-STEPS:])
+    right = [r for r in rollouts if r.correct]
+    empty = [r for r in right if not (r.answer or "").strip()]
+    if len(right) < ENOUGH or not any((r.answer or "").strip() for b in batches for r in b.rollouts):
+        return []
+    share = len(empty) / len(right)
+    refused = [r for r in rollouts if r.correct is False and not (r.answer or "").strip()]
+    if share <= NOISE or len(refused) > len(empty) / 4:
+        return []
+    message = (
+        f"the grader pays for a form: {empty[0].text[:60]!r} counts as right and holds no answer. That is so in "
+        f"{len(empty):,} of {len(right):,} right rollouts."
+    )
+    began = batches[-STEPS:][0].step
+    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty, limits), began=began)]
+
+
+@detector("constant_reward", need.REWARDS, need.TEXTS)
+def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a reward that all rollouts of three steps earn although their texts differ: from the start and above 0, or
+    too suddenly for chance, given the groups before that earned the same."""
+    before, latest = batches[:-STEPS], rollouts_of(batches[-STEPS:])
+    totals = [goal(r) for r in latest]
+    different = len({r.text for r in latest}) >= len(latest) / 4
+    if len(batches) < STEPS or len(latest) < ENOUGH or not different or max(totals) - min(totals) > SAME:
+        return []
+    if before:
+        groups = groups_of(rollouts_of(before))
+        same = sum(all(abs(goal(r) - totals[0]) <= SAME for r in g) for g in groups)
+        chance = ((same + 1) / (len(groups) + 2)) ** len(groups_of(latest))
+        fault, found = "the reward stopped to depend on the answer: does the grader still work?", chance < CHANCE
+        found = found and len(before) >= STEPS and not all(r.correct for r in latest)
+    else:
+        fault, found = "the reward does not depend on the answer", totals[0] > 0 and batches[0].step in (0, 1)
+    if not found:
+        return []
+    began = batches[-STEPS].step
+    message = (
+        f"{fault}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, and their "
+        "texts differ."
+    )
+    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(latest, limits), began=began)]
+
+
+@detector("unanswered", need.ANSWERS, need.SUCCESS)
+def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rollouts in which no answer can be read, from the first step on."""
+    rollouts = rollouts_of(batches)
+    if len(batches) != STEPS or len(rollouts) < ENOUGH or batches[0].step not in (0, 1):
+        return []
+    without = [r for r in rollouts if r.unreadable or not (r.answer or "").strip()]
+    share = len(without) / len(rollouts)
+    if share <= SOLVED or any(r.correct for r in without) or fmean(r.cut for r in rollouts) > 0.5:
+        return []
+    message = (
+        f"the policy does not know the form of the task: compare the chat template with that of the model. In "
+        f"{len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
+    )
+    return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
+
+
+def _plain(text: str) -> str:
+    return text.strip().casefold()

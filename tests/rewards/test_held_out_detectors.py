@@ -1,0 +1,86 @@
+"""Training against held-out tasks: each fault is found, and equal tasks give no finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
+from grpo_tui.rewards.detectors import Finding
+from grpo_tui.rewards.diagnosis import Diagnosis
+
+STEPS, EVERY, TASKS, GROUP, HELD_OUT = 16, 8, 8, 4, 64
+Change = Callable[[RolloutSummary], RolloutSummary]
+
+
+def rollout(draw: np.random.Generator, success: float, id_: str) -> RolloutSummary:
+    """One answer to a new task."""
+    expected, correct = str(draw.integers(10)), bool(draw.random() < success)
+    return RolloutSummary(
+        id_,
+        id_.rpartition("-")[0],
+        float(correct),
+        {"task": float(correct)},
+        correct,
+        text=id_,
+        task=id_.rpartition("-")[0],
+        expected=expected,
+        answer=expected if correct else "none",
+        prompt=f"question {id_} of {draw.integers(10)}",
+    )
+
+
+def findings(
+    training: Callable[[int], float], held_out: Callable[[int], float], change: Change = lambda r: r, seed: int = 0
+) -> list[Finding]:
+    """The findings on success that depends on the step. change: applied to rollouts of training."""
+    draw, diagnosis = np.random.default_rng(seed), Diagnosis()
+
+    def evaluate(step: int) -> None:
+        rollouts = [rollout(draw, held_out(step), f"e{step}-{i}-0") for i in range(HELD_OUT)]
+        rate = sum(bool(r.correct) for r in rollouts) / HELD_OUT
+        diagnosis.evaluated(HeldOut(step, rollouts, rate))
+
+    evaluate(0)
+    for step in range(1, STEPS + 1):
+        rates = draw.beta(2, 2, TASKS) * 2 * training(step)
+        every = [rollout(draw, rate, f"{step}-{t}-{i}") for t, rate in enumerate(rates) for i in range(GROUP)]
+        diagnosis.observe(Batch(step, [change(r) for r in every]))
+        if step % EVERY == 0:
+            evaluate(step)
+    diagnosis.end()
+    return [
+        f.finding for f in diagnosis.found() if f.finding.detector in ("held_out_gap", "leaked_answer", "prompt_gap")
+    ]
+
+
+def names(found: Sequence[Finding]) -> set[tuple[str, str]]:
+    return {(f.detector, f.grade) for f in found}
+
+
+def test_equal_success_is_no_finding():
+    for seed in range(30):
+        assert not findings(lambda s: 0.3 + 0.02 * s, lambda s: 0.3 + 0.02 * s, seed=seed)
+
+
+def test_success_in_training_alone_is_a_warning_unless_held_out_success_improves():
+    [found] = findings(lambda s: 0.3 + 0.03 * s, lambda s: 0.2)
+    assert found.grade == "warning" and "training alone" in found.message
+    assert names(findings(lambda s: 0.6 + 0.02 * s, lambda s: 0.1 + 0.03 * s)) == {("held_out_gap", "hint")}
+
+
+def test_training_that_is_graded_wrongly_falls_behind():
+    [found] = findings(lambda s: 0.05, lambda s: 0.5)
+    assert found.grade == "warning" and "graded wrongly" in found.message
+
+
+def test_answers_in_prompts_of_training_alone_are_a_leak():
+    [found] = findings(lambda s: 0.4, lambda s: 0.4, lambda r: replace(r, prompt=f"{r.prompt} ({r.expected})"))
+    assert found.detector == "leaked_answer" and found.trajectories
+
+
+def test_prompts_without_a_word_of_held_out_ones_differ():
+    [found] = findings(lambda s: 0.4, lambda s: 0.4, lambda r: replace(r, prompt=r.prompt.removeprefix("question ")))
+    assert found.detector == "prompt_gap" and "'question'" in found.message
