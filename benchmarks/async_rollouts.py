@@ -2,9 +2,9 @@
 
 tools   a batch of real rollouts whose tool takes 0.1 to 3 s at random: each rollout at its own pace, and all in
         lock-step as a batch of one process goes; both beside the longest single rollout
-ahead   the trainer's idle time in steps whose rollouts take three times as long as training, with `max_staleness` 0, 1
-        and 2. A SIMULATION: the real scheduling of steps ahead, with sleeps of stated length in the place of
-        generation and training. It says nothing about any model, server or GPU.
+ahead   the trainer's idle time in steps whose rollouts take three times as long as training, by `max_staleness` and
+        `steps_ahead`. A SIMULATION: the real scheduling of steps ahead, with sleeps of stated length in the place of
+        generation and training. It does not measure any model, server or GPU.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from grpo_tui.engine.rollouts.ahead import RolloutsAhead
+from grpo_tui.engine.rollouts.ahead import Made, RolloutsAhead
 from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.envs.agent import AgentTurn
 from grpo_tui.envs.base import StepResult
@@ -27,6 +29,8 @@ from grpo_tui.envs.trajectory import TokenArrays
 
 TURN_S = 0.05
 """What writing one turn takes here."""
+GROUPS = 8
+"""Groups of a simulated step."""
 
 
 class SlowTool(MultiTurnEnv):
@@ -108,25 +112,43 @@ def tools(rollouts: int, scale: float = 1.0) -> dict[str, float]:
     return seconds
 
 
-def ahead(max_staleness: int, generate_s: float, train_s: float, steps: int = 12) -> float:
-    """Seconds a step, in the mean, that the trainer waits for rollouts; the first steps, which fill the line, apart."""
+def ahead(
+    max_staleness: int, steps_ahead: int, generate_s: float, train_s: float, steps: int = 12, spread: float = 0.0
+) -> tuple[float, float]:
+    """Simulate steps of `GROUPS` groups. Return two means over the steps without the first three: seconds that the
+    trainer waits, and steps that its groups are old.
 
-    def make(plan: None, step: int, version: int) -> list[Rollout]:
-        time.sleep(generate_s)
-        return []
+    A group takes `generate_s` times a log-normal factor with the standard deviation `spread` of its logarithm.
+    """
 
-    line: RolloutsAhead[None, int] = RolloutsAhead(make, max_staleness)
+    def seconds(step: int, place: int) -> float:
+        return generate_s * random.Random(f"{step}/{place}").lognormvariate(0.0, spread)
+
+    def make(plans: Sequence[None], step: int, version: int) -> list[Made]:
+        groups: list[Made] = []
+        for place in range(len(plans)):
+            made: Made = Future()
+            empty = np.zeros(0, np.int64)
+            rollout = Rollout(empty, empty.astype(bool), empty, empty, 0, 0, policy_version=version)
+            threading.Timer(seconds(step, place), made.set_result, [[rollout]]).start()
+            groups.append(made)
+        return groups
+
+    line: RolloutsAhead[None, int] = RolloutsAhead(make, max_staleness, steps_ahead)
     idle: list[float] = []
+    age: list[float] = []
     for step in range(steps):
-        for later in range(step + 1, min(step + 1 + max_staleness, steps)):
-            line.plan(later, None)
+        for later in range(step + 1, min(step + 1 + steps_ahead, steps)):
+            line.plan(later, [None] * GROUPS)
         line.version(step, step)
         began = time.perf_counter()
-        if line.take(step) is None:
-            make(None, step, step)
+        taken = line.take(step)
+        if taken is None:
+            time.sleep(max(seconds(step, place) for place in range(GROUPS)))
         idle.append(time.perf_counter() - began)
+        age.append(0.0 if taken is None else step - float(np.mean([r.policy_version for r in taken.rollouts])))
         time.sleep(train_s)
-    return sum(idle[3:]) / len(idle[3:])
+    return sum(idle[3:]) / len(idle[3:]), sum(age[3:]) / len(age[3:])
 
 
 def main() -> None:
@@ -142,10 +164,17 @@ def main() -> None:
         for name, value in seconds.items():
             print(f"  {name:<24} {value:6.2f} s   {value / longest:.2f} x the longest rollout")
     if given.what in ("ahead", "all"):
-        print("simulated steps (sleeps): rollouts take 1.5 s, training 0.5 s")
-        for max_staleness in (0, 1, 2):
-            idle = ahead(max_staleness, 1.5, 0.5)
-            print(f"  max_staleness {max_staleness}   the trainer waits {idle:.2f} s a step")
+        for spread, name in (
+            (0.0, "all groups take 1.5 s"),
+            (1.0, "a group takes 1.5 s in the median, 8 s in 1 of 20"),
+        ):
+            print(f"simulated steps (sleeps): training 0.5 s, {name}")
+            for staleness, steps_ahead in ((0, 0), (1, 1), (2, 2), (2, 1), (4, 4), (4, 2), (8, 2)):
+                idle, age = ahead(staleness, steps_ahead, 1.5, 0.5, 40 if spread else 12, spread)
+                print(
+                    f"  max_staleness {staleness}, steps_ahead {steps_ahead}   the trainer waits {idle:.2f} s a step, "
+                    f"groups are {age:.2f} steps old"
+                )
 
 
 if __name__ == "__main__":

@@ -212,6 +212,12 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "rollouts.correction_floor", "this is not below correction_cap", f"less than {r.correction_cap:g}"
         )
+    if r.steps_ahead is not None and r.steps_ahead > r.max_staleness:
+        yield Problem(
+            "rollouts.steps_ahead",
+            "rollouts made so early would be too old",
+            f"at most max_staleness ({r.max_staleness})",
+        )
     if r.engine == "transformers":
         if r.servers:
             yield Problem(

@@ -70,3 +70,10 @@ def _example(argument: Argument) -> Any:
     if argument.type in ("integer", "number") and isinstance(argument.minimum, (int, float)):
         return max(EXAMPLES[argument.type], argument.minimum)
     return EXAMPLES[argument.type]
+
+
+def with_system(text: str, messages: list[Message]) -> list[Message]:
+    """Return the messages after a system prompt, which joins one that the environment gives."""
+    if messages and messages[0].get("role") == "system":
+        return [{**messages[0], "content": with_text_before(text, messages[0].get("content", ""))}, *messages[1:]]
+    return [Message(role="system", content=text), *messages]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
@@ -31,14 +33,13 @@ from .agent import (
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
-from .content import pictures_of, with_text_before
-from .explain import with_explanation
+from .explain import with_explanation, with_system
 from .guard import Outcome, describe, guarded_map
 from .seeds import task_id
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
-from .trajectory import StepContext, StopReason, TokenArrays, Trajectory
-from .trial_pictures import KeptPictures, cleaned, loaded, shown_in, with_seen
-from .under_way import Answer, OnProgress, RolloutUnderWay, Stopwatch, Turns
+from .trajectory import StepContext, TokenArrays, Trajectory
+from .trial_pictures import KeptPictures, cleaned, loaded, shown_in
+from .under_way import Answer, OnGroup, OnProgress, RolloutUnderWay, Stopwatch, Turns, log_failures, prompts_of
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class MultiTurnEnv(Env):
         step: int = 0,
         split: Split = "train",
         on_progress: OnProgress | None = None,
+        on_group: OnGroup | None = None,
     ) -> dict[str, Any]:
         """Run `num_rollouts` rollouts of each of the B tasks. row = task * num_rollouts + rollout.
 
@@ -113,7 +115,8 @@ class MultiTurnEnv(Env):
         A class with a `run_trial` of its own may return padded arrays instead (`engine/rollouts/trial.py`).
 
         `seed` makes the trial repeatable: one for each task, or one for all. `on_progress` receives after each turn how
-        many rollouts have ended, of how many.
+        many rollouts have ended, of how many. `on_group` receives the result of each task once all its rollouts have
+        ended, perhaps on another thread; then the returned result has no rows.
 
         A fault of the environment ends only its row's trajectory (`stop_reason` `error` or `timeout`, with `error`).
         Exceptions of the agent propagate.
@@ -125,7 +128,7 @@ class MultiTurnEnv(Env):
         generating, environment = Stopwatch(), Stopwatch()
         with environment:
             rollouts = self._begin(task_data_list, num_rollouts)
-            prompts = self._prompts(rollouts, num_rollouts)
+            prompts = prompts_of(rollouts, num_rollouts)
         if not rollouts:
             return self._result([], [], [], generating, environment)
 
@@ -137,8 +140,47 @@ class MultiTurnEnv(Env):
             self._report(rollout, step)
         with generating:
             session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
+
+        tokens: dict[int, TokenArrays] = {}
+        shown: dict[int, Sequence[ShownImage]] = {}
+        left = Counter(row // num_rollouts for row, rollout in enumerate(rollouts) if rollout.live)
+        open_tasks = dict.fromkeys(range(len(prompts)))
+
+        def rows_of(tasks: Iterable[int]) -> list[int]:
+            return [row for task in tasks for row in range(task * num_rollouts, (task + 1) * num_rollouts)]
+
+        def read(tasks: Iterable[int]) -> None:
+            for row in rows_of(tasks):
+                tokens[row] = session.tokens(row)
+                shown[row] = shown_in(session, row) if self.sees else ()
+
+        def result(tasks: Sequence[int]) -> dict[str, Any]:
+            rows = rows_of(tasks)
+            ended = [rollouts[row] for row in rows]
+            self._finish(ended, num_rollouts)
+            trajectories = self._trajectories(ended, [prompts[task] for task in tasks], num_rollouts, step)
+            if self.sees:
+                trajectories = [
+                    self._kept.seen(trajectory, prompts[row // num_rollouts], shown[row], rollouts[row].keep_images)
+                    for trajectory, row in zip(trajectories, rows, strict=True)
+                ]
+            read_rows = [tokens[row] for row in rows], [shown[row] for row in rows]
+            return self._result(trajectories, *read_rows, generating, environment)
+
+        def ended(row: int) -> Callable[[], None] | None:
+            task = row // num_rollouts
+            left[task] -= 1
+            if on_group is None or left[task]:
+                return None
+            del open_tasks[task]
+            read([task])
+            return partial(hand_over, on_group, task)
+
+        def hand_over(on_group: OnGroup, task: int) -> None:
+            on_group(task, result([task]))
+
         try:
-            turns = Turns(
+            Turns(
                 rollouts,
                 answer=self._answer,
                 note=note,
@@ -147,24 +189,20 @@ class MultiTurnEnv(Env):
                 timeout_s=self.turn_timeout_s,
                 workers=self.workers,
                 on_progress=on_progress,
+                on_end=ended,
                 generating=generating,
                 environment=environment,
-            )
-            turns.take(session)
-            tokens = [session.tokens(row) for row in range(len(rollouts))]
-            shown = [shown_in(session, row) if self.sees else () for row in range(len(rollouts))]
+            ).take(session)
+            read(open_tasks)
         finally:
             session.close()
+        log_failures(rollouts, env_name(self))
         with environment:
-            self._finish(rollouts, num_rollouts)
-        self._log_failures(rollouts)
-        trajectories = self._trajectories(rollouts, prompts, num_rollouts, step)
-        if self.sees:
-            for row, trajectory in enumerate(trajectories):
-                pictures, keep = pictures_of(prompts[row // num_rollouts]), rollouts[row].keep_images
-                paths = [self._kept.save(picture) if keep else None for picture in pictures]
-                trajectories[row] = with_seen(trajectory, paths, shown[row])
-        return self._result(trajectories, tokens, shown, generating, environment)
+            if on_group is None:
+                return result(list(open_tasks))
+            for task in open_tasks:
+                hand_over(on_group, task)
+        return self._result([], [], [], generating, environment)
 
     def opening(self, task: Mapping[str, Any], agent: object) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Return the input of `agent` before its first turn: the messages, and the schemas of the tools for its chat
@@ -280,7 +318,7 @@ class MultiTurnEnv(Env):
         told: list[Message] = [{**m, "content": cleaned(m.get("content", ""))} for m in messages]
         asked = rollout.task.get("system_prompt")
         if isinstance(asked, str) and asked.strip():
-            told = _with_system(clean_text(asked), told)
+            told = with_system(clean_text(asked), told)
         if self.style == "full":
             told = with_explanation(told, clean_text(self.explain()))
         context = checked_context(self.context(state))
@@ -313,19 +351,6 @@ class MultiTurnEnv(Env):
                 elif (verdict := outcome.value[index]) is not None:
                     rollout.judged(verdict)
 
-    def _prompts(self, rollouts: Sequence[RolloutUnderWay], num_rollouts: int) -> list[list[Message]]:
-        """Return one prompt a task. A rollout whose prompt differs from its group's fails: it could not be compared."""
-        prompts: list[list[Message]] = []
-        for start in range(0, len(rollouts), num_rollouts):
-            group = rollouts[start : start + num_rollouts]
-            prompt = next((r.messages for r in group if r.messages), None)
-            for rollout in group:
-                if rollout.live and rollout.messages != prompt:
-                    rollout.stop_reason = StopReason.ERROR
-                    rollout.error = "reset: gave this rollout another prompt than its group"
-            prompts.append(prompt or [{"role": "user", "content": "(no task)"}])
-        return prompts
-
     def _trajectories(
         self, rollouts: Sequence[RolloutUnderWay], prompts: Sequence[Sequence[Message]], num_rollouts: int, step: int
     ) -> list[Trajectory]:
@@ -350,16 +375,6 @@ class MultiTurnEnv(Env):
             )
         return trajectories
 
-    def _log_failures(self, rollouts: Sequence[RolloutUnderWay]) -> None:
-        """Log each kind of failure once, with its traceback: a broken environment must not flood the log."""
-        failures: dict[str, list[RolloutUnderWay]] = {}
-        for rollout in rollouts:
-            if rollout.error is not None:
-                failures.setdefault(rollout.error, []).append(rollout)
-        for error, failed in failures.items():
-            count = f"{len(failed)} rollouts" if len(failed) > 1 else "a rollout"
-            logger.warning("%s failed %s at %s\n%s", env_name(self), count, error, failed[0].detail.rstrip())
-
     def _expected(self, task: Any) -> str | None:
         try:
             expected = self.expected(task)
@@ -382,10 +397,3 @@ class MultiTurnEnv(Env):
             "images": shown,
             "timings": {"generate_s": generating.seconds, "environment_s": environment.seconds},
         }
-
-
-def _with_system(text: str, messages: list[Message]) -> list[Message]:
-    """Return the messages after a system prompt, which joins one that the environment gives."""
-    if messages and messages[0].get("role") == "system":
-        return [{**messages[0], "content": with_text_before(text, messages[0].get("content", ""))}, *messages[1:]]
-    return [Message(role="system", content=text), *messages]

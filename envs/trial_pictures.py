@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .agent import AgentSession, ShownImage
+from .agent import AgentSession, Message, ShownImage
 from .base import ImageStore, Picture, StepResult
 from .calls import clean_text
-from .content import Content, checked_content
+from .content import Content, checked_content, pictures_of
 from .trajectory import Overlay, SeenImage, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,13 @@ class KeptPictures:
             mask_path = self.save(result.mask) if result.mask else None
             overlay = replace(overlay or Overlay(), image=shown, mask_path=mask_path)
         return images, overlay
+
+    def seen(
+        self, trajectory: Trajectory, prompt: Sequence[Message], shown: Sequence[ShownImage], keep: bool
+    ) -> Trajectory:
+        """Return the trajectory of a policy that sees with the pictures that it was shown. keep: save the prompt's."""
+        paths = [self.save(picture) if keep else None for picture in pictures_of(prompt)]
+        return with_seen(trajectory, paths, shown)
 
 
 def cleaned(content: object) -> Content:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,12 @@ from .tools import ToolSpec
 from .trajectory import Message as Said
 from .trajectory import Overlay, Step, StepContext, StopReason, Trajectory
 
+logger = logging.getLogger(__name__)
+
 OnProgress = Callable[[int, int], None]
 """Called with the number of ended rollouts, and of all."""
+OnGroup = Callable[[int, dict[str, Any]], None]
+"""Called with the number of a task and the result of its rollouts."""
 
 
 class Stopwatch(contextlib.AbstractContextManager[None]):
@@ -50,7 +55,8 @@ class Turns:
 
     answer: the environment's reaction to a turn. If it raises or exceeds `timeout_s`, only that rollout fails. note:
     records the outcome of a turn. observe: gives the last answers of these rows to the agent. workers: threads for slow
-    answers. generating, environment: seconds that the agent and the environment took.
+    answers. on_end: called with each row that has ended, if rows advance independently; what it returns is called on a
+    thread. generating, environment: seconds that the agent and the environment took.
     """
 
     rollouts: Sequence[RolloutUnderWay]
@@ -61,6 +67,7 @@ class Turns:
     timeout_s: float
     workers: int
     on_progress: OnProgress | None = None
+    on_end: Callable[[int], Callable[[], None] | None] | None = None
     generating: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
 
@@ -109,6 +116,8 @@ class Turns:
                 if self._has_acted(rollout, turn):
                     self.note(rollout, turn, await guard(lambda said: self.answer(rollout, said), turn))
             self._tell()
+            if self.on_end is not None and (work := self.on_end(row)) is not None:
+                await asyncio.to_thread(work)
 
         began, generated = time.perf_counter(), self.generating.seconds
         tasks = [asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live]
@@ -302,3 +311,28 @@ def _with_roles(prompt: Sequence[Message]) -> tuple[Said, ...]:
     if len(prompt) < 2:
         return ()
     return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)
+
+
+def prompts_of(rollouts: Sequence[RolloutUnderWay], num_rollouts: int) -> list[list[Message]]:
+    """Return one prompt a task. A rollout whose prompt differs from its group's fails: it could not be compared."""
+    prompts: list[list[Message]] = []
+    for start in range(0, len(rollouts), num_rollouts):
+        group = rollouts[start : start + num_rollouts]
+        prompt = next((r.messages for r in group if r.messages), None)
+        for rollout in group:
+            if rollout.live and rollout.messages != prompt:
+                rollout.stop_reason = StopReason.ERROR
+                rollout.error = "reset: gave this rollout another prompt than its group"
+        prompts.append(prompt or [{"role": "user", "content": "(no task)"}])
+    return prompts
+
+
+def log_failures(rollouts: Sequence[RolloutUnderWay], name: str) -> None:
+    """Log each kind of failure once, with its traceback: a broken environment must not flood the log."""
+    failures: dict[str, list[RolloutUnderWay]] = {}
+    for rollout in rollouts:
+        if rollout.error is not None:
+            failures.setdefault(rollout.error, []).append(rollout)
+    for error, failed in failures.items():
+        count = f"{len(failed)} rollouts" if len(failed) > 1 else "a rollout"
+        logger.warning("%s failed %s at %s\n%s", name, count, error, failed[0].detail.rstrip())

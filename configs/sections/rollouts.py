@@ -34,8 +34,10 @@ class RolloutsConfig(Section):
     `grpo-tui online` are told to come back later."""
 
     max_staleness: int = Field(default=0, ge=0)
-    """How many optimiser steps the policy that made a batch may be behind: rollouts of so many further steps are made
-    while the trainer works. 0: each step waits for its own."""
+    """How many optimiser steps old a group of rollouts may be when it is trained on. 0: each step waits for its own."""
+    steps_ahead: int | None = Field(default=None, ge=1)
+    """The number of further steps whose rollouts are made while the trainer works; null: `max_staleness`. With fewer, a
+    step trains on the groups that are complete, and waits only for a group that would become too old."""
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
     """The weights that correct rollouts of an older policy, or of a sampler that rounds differently. `token`: each
     token by its probability ratio. `sequence`: each rollout by the product of its ratios (MIS). `truncate` limits a

@@ -1,41 +1,50 @@
-"""Rollouts of later steps, made while the trainer works.
+"""Groups of later steps, made while the trainer works.
 
-The batch of step j may begin once there is a version of the policy that is at most `max_staleness` steps behind j:
+Version k of the policy (step k begins) begins the groups of the steps up to k + `steps_ahead`. Step k then trains on as
+many groups as it has prompts. It waits for those that would be more than `max_staleness` steps old in the next step.
+The others are groups that are complete, the oldest first:
 
-    version 0   step 0 waits for its own rollouts; those of steps 1 … s begin
-    version k   (step k begins) those of step k + s begin; step k takes its own, made by version k − s or a later one
+    steps_ahead = max_staleness   each step trains on its own prompts
+    steps_ahead < max_staleness   a slow group delays no step for `max_staleness` steps, and groups of later steps take
+                                  its place
 
-All rollouts of a batch are made by one version, so groups are never split. Each batch has a thread and a runner (with
-environments) of its own. Nothing of it is in a checkpoint: a resumed run makes its next batch anew.
+One version makes all rollouts of a group. Nothing of it is in a checkpoint: a resumed run makes its next groups anew.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from .rollout import Rollout
 
 Plan = TypeVar("Plan")
 Version = TypeVar("Version")
+Made = Future[list[Rollout]]
+"""The rollouts of one group, once they are made."""
 
 
-@dataclass
-class _Batch(Generic[Plan]):
-    step: int
-    plan: Plan
-    result: Future[list[Rollout]] | None = None
+@dataclass(eq=False)
+class _Group:
+    """A group that has begun. planned: its step and its place in it. version: steps of the policy that makes it."""
+
+    planned: tuple[int, int]
+    version: int
+    made: Made
+    ready: float = 0.0
+
+    def note(self, _: Made) -> None:
+        self.ready = time.perf_counter()
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Rollouts of a step, and how they came: idle_s: how long the trainer waited for them; wait_s: how long they had
-    been ready before that."""
+    """Rollouts of a step, numbered by group. idle_s: how long the trainer waited for them. wait_s: how long the last of
+    them had been ready before that."""
 
     rollouts: list[Rollout]
     idle_s: float
@@ -43,57 +52,77 @@ class Taken:
 
 
 class RolloutsAhead(Generic[Plan, Version]):
-    """make(plan, step, version): the rollouts of a batch; called on threads, several at once. holding(version): entered
-    when a version is given to a batch, left when that is made."""
+    """make(plans, step, version): begins the groups of a step and returns a future for each. holding(version): entered
+    when groups begin, left when all groups of that step are made."""
 
     def __init__(
         self,
-        make: Callable[[Plan, int, Version], list[Rollout]],
+        make: Callable[[Sequence[Plan], int, Version], Sequence[Made]],
         max_staleness: int,
+        steps_ahead: int,
         holding: Callable[[Version], AbstractContextManager[None]] = lambda version: nullcontext(),
     ) -> None:
         self.max_staleness = max_staleness
+        self.steps_ahead = steps_ahead
         self._make = make
         self._holding = holding
-        self._batches: dict[int, _Batch[Plan]] = {}
-        self._ready: dict[int, float] = {}
+        self._plans: dict[int, Sequence[Plan]] = {}
+        self._sizes: dict[int, int] = {}
+        """Groups of each step that has begun."""
+        self._groups: list[_Group] = []
+        """Those that no step has taken, in the order in which they began."""
 
-    def plan(self, step: int, plan: Plan) -> None:
-        """The batch of a later step is known; it begins when its turn comes."""
-        self._batches.setdefault(step, _Batch(step, plan))
+    def plan(self, step: int, plans: Sequence[Plan]) -> None:
+        """Note the groups of a later step. They begin when their turn comes."""
+        if step not in self._sizes:
+            self._plans.setdefault(step, plans)
 
     def version(self, number: int, version: Version) -> None:
-        """There is a version of the policy that has made `number` steps: whatever it may make begins."""
-        for batch in list(self._batches.values()):
-            if batch.step < number:
-                del self._batches[batch.step]
-            elif batch.result is None and batch.step > number and batch.step - number <= self.max_staleness:
-                self._begin(batch, version)
+        """Begin the groups that may begin with this version of the policy, which has made `number` steps."""
+        for step, plans in sorted(self._plans.items()):
+            if step > number + self.steps_ahead:
+                break
+            del self._plans[step]
+            if step > number:
+                self._begin(step, plans, number, version)
 
     def take(self, step: int) -> Taken | None:
-        """The rollouts of a step, when they are there; None where none were begun. Raises what making them raised."""
-        batch = self._batches.pop(step, None)
-        if batch is None or batch.result is None:
+        """Return rollouts for a step, once there are enough; None if none began for it. Raises what making them
+        raised."""
+        size = self._sizes.pop(step, None)
+        if size is None:
             return None
-        began = time.perf_counter()
-        rollouts = batch.result.result()
-        ended = time.perf_counter()
-        ready = self._ready.pop(step, ended)
-        return Taken(rollouts, max(ended - began, 0.0), max(began - ready, 0.0))
+        asked = time.perf_counter()
+        while (chosen := self._chosen(step, size)) is None:
+            wait([g.made for g in self._groups if not g.made.done()], return_when=FIRST_COMPLETED)
+        self._groups = [g for g in self._groups if g not in chosen]
+        made = [g.made.result() for g in sorted(chosen, key=lambda g: g.planned)]
+        rollouts = [replace(r, group=number) for number, group in enumerate(made) for r in group]
+        ready = max((g.ready for g in chosen), default=asked)
+        return Taken(rollouts, time.perf_counter() - asked, max(asked - ready, 0.0))
 
-    def _begin(self, batch: _Batch[Plan], version: Version) -> None:
-        batch.result = Future()
+    def _chosen(self, step: int, size: int) -> list[_Group] | None:
+        """Return the groups of a step, or None if one that is due is not made yet, or too few are."""
+        due = [g for g in self._groups if step - g.version >= self.max_staleness]
+        others = [g for g in self._groups if g not in due and g.made.done()]
+        found = [*due, *others][:size]
+        return found if len(found) == size and all(g.made.done() for g in found) else None
+
+    def _begin(self, step: int, plans: Sequence[Plan], number: int, version: Version) -> None:
         held = ExitStack()
-        held.enter_context(self._holding(version))  # here: the next version may come before the thread runs
-        arguments = (batch, batch.result, version, held)
-        threading.Thread(target=self._run, args=arguments, name=f"rollouts of step {batch.step}", daemon=True).start()
+        held.enter_context(self._holding(version))  # here: the next version may come before a thread runs
+        groups = [_Group((step, i), number, made) for i, made in enumerate(self._make(plans, step, version))]
+        self._sizes[step] = len(groups)
+        self._groups += groups
+        left = [len(groups)]
 
-    def _run(self, batch: _Batch[Plan], result: Future[list[Rollout]], version: Version, held: ExitStack) -> None:
-        try:
-            with held:
-                made = self._make(batch.plan, batch.step, version)
-        except BaseException as problem:  # it is raised where the step asks for its rollouts
-            result.set_exception(problem)
-            return
-        self._ready[batch.step] = time.perf_counter()
-        result.set_result(made)
+        def release(_: Made) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                held.close()
+
+        for group in groups:
+            group.made.add_done_callback(group.note)
+            group.made.add_done_callback(release)
+        if not groups:
+            held.close()

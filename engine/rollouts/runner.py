@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # rows are looked at without it
     from transformers import PreTrainedTokenizerBase
 
 EnvKey = tuple[str, str]
-_OPTIONAL = frozenset({"seed", "step", "split", "on_progress"})
+_OPTIONAL = frozenset({"seed", "step", "split", "on_progress", "on_group"})
 """Keywords of `run_trial` beyond the contract's three."""
 
 
@@ -187,12 +187,13 @@ class RolloutRunner:
         split: str = "train",
         num_rollouts: int | None = None,
         policy_version: int = 0,
+        on_group: Callable[[list[Rollout]], None] | None = None,
     ) -> list[Rollout]:
         """Return rollouts of `rows`, in order: row i gives `num_rollouts` rollouts with `group == first + i * every`.
 
         `seed` makes the trials repeatable. Each row gets a seed made from it and the row's group, so that its rollouts
         do not depend on the process or on other rows. (A class whose `run_trial` takes one number gets that of the
-        first row.)
+        first row.) `on_group` receives the rollouts of each row once they are made, on any thread.
         Raises EnvLoadError, TrialError, and whatever the agent raises.
         """
         rollouts = num_rollouts or self.num_rollouts
@@ -213,28 +214,13 @@ class RolloutRunner:
             }
             if self.watch is not None:
                 self.watch.begins(split, step, int(getattr(env, "max_turns", 0) or 0), total)
-            result = env.run_trial(
-                task_data_list=[rows[i].task_data for i in indices],
-                agent=self.agent,
-                num_rollouts=rollouts,
-                **{k: v for k, v in given.items() if k in _accepted(type(env))},
-            )
-            try:
-                made = rollouts_from_trial(result, numbers, rollouts, policy_version)
-            except TrialError as problem:
-                raise TrialError(f"{rows[indices[0]].env_class_path}: {problem}") from problem
-            if self.judge is not None:
-                began = time.perf_counter()
-                made = self.judge(made, [rows[i] for i in indices for _ in range(rollouts)], step)
-                self.timings.environment += time.perf_counter() - began
+            trial = _Trial(self, env, [rows[i] for i in indices], numbers, rollouts, policy_version, step, on_group)
+            made = trial.run(given)
             if self.watch is not None:
                 self.watch.made(made)
             done += made
-            ended += len(indices) * rollouts
+            ended += len(made)
             self._tell(ended, total)
-            spent = result.get("timings") or {}
-            self.timings.generate += float(spent.get("generate_s", 0.0))
-            self.timings.environment += float(spent.get("environment_s", 0.0))
         return in_batch_order(done)
 
     def _tell(self, ended: int, total: int, of_trial: int = 0) -> None:
@@ -242,6 +228,55 @@ class RolloutRunner:
             self.watch.ended(of_trial)
         if self.on_progress is not None:
             self.on_progress(ended, total)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One call of `run_trial`. numbers: the group of each row."""
+
+    runner: RolloutRunner
+    env: TrialEnv
+    rows: Sequence[Row]
+    numbers: Sequence[int]
+    rollouts: int
+    policy_version: int
+    step: int
+    on_group: Callable[[list[Rollout]], None] | None
+    _made: dict[int, list[Rollout]] = field(default_factory=dict)
+
+    def run(self, given: Mapping[str, Any]) -> list[Rollout]:
+        """Return the judged rollouts, in the order of the rows. given: optional keywords."""
+        if self.on_group is not None:
+            given = {**given, "on_group": lambda place, result: self._take([place], result)}
+        accepted = _accepted(type(self.env))
+        result = self.env.run_trial(
+            task_data_list=[row.task_data for row in self.rows],
+            agent=self.runner.agent,
+            num_rollouts=self.rollouts,
+            **{k: v for k, v in given.items() if k in accepted},
+        )
+        if not self._made:
+            self._take(range(len(self.rows)), result)
+        spent, timings = result.get("timings") or {}, self.runner.timings
+        timings.generate += float(spent.get("generate_s", 0.0))
+        timings.environment += float(spent.get("environment_s", 0.0))
+        return [rollout for place in sorted(self._made) for rollout in self._made[place]]
+
+    def _take(self, places: Sequence[int], result: Mapping[str, Any]) -> None:
+        """Take the result of the rows at these places."""
+        rows = [self.rows[place] for place in places]
+        try:
+            made = rollouts_from_trial(result, [self.numbers[p] for p in places], self.rollouts, self.policy_version)
+        except TrialError as problem:
+            raise TrialError(f"{rows[0].env_class_path}: {problem}") from problem
+        if self.runner.judge is not None:
+            began = time.perf_counter()
+            made = self.runner.judge(made, [row for row in rows for _ in range(self.rollouts)], self.step)
+            self.runner.timings.environment += time.perf_counter() - began
+        for at, place in enumerate(places):
+            self._made[place] = made[at * self.rollouts : (at + 1) * self.rollouts]
+            if self.on_group is not None:
+                self.on_group(self._made[place])
 
 
 def _seeds(env_class: type, seeds: list[int]) -> list[int] | int:

@@ -50,6 +50,7 @@ def server_options(config: RunConfig) -> ServerOptions:
     rollouts = config.rollouts
     return ServerOptions(
         rollouts.max_staleness,
+        rollouts.steps_ahead,
         Weighting(rollouts.correction, rollouts.correction_floor, rollouts.correction_cap),
         rollouts.max_mismatch,
         tolerance_of(config),

@@ -214,7 +214,7 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> tuple[list[Any], Tensor | int | None]:
         """As transformers', which asks for one step after the other; those of the next steps of the epoch are fetched
         too, so that their rollouts can begin."""
-        ahead = self.pipeline.options.servers.max_staleness if self.pipeline.on_servers else 0
+        ahead = self.pipeline.options.servers.ahead if self.pipeline.on_servers else 0
         while len(self._upcoming) <= ahead:
             samples = super().get_batch_samples(epoch_iterator, num_batches, device)
             if not samples[0]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
-from ..rollouts.ahead import RolloutsAhead
+from ..rollouts.ahead import Made, RolloutsAhead
 from ..rollouts.correction import Weighting, corrected, log_ratios, mismatch
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
@@ -29,10 +31,16 @@ class ServerOptions:
     """See the section `rollouts` of the configuration."""
 
     max_staleness: int = 0
+    steps_ahead: int | None = None
     weighting: Weighting = field(default_factory=Weighting)
     max_mismatch: float = 0.1
     tolerance: float = 0.05
     """See `probe_tolerance`."""
+
+    @property
+    def ahead(self) -> int:
+        """Steps whose rollouts are made while the trainer works."""
+        return self.max_staleness if self.steps_ahead is None else self.steps_ahead
 
 
 class ServerRollouts:
@@ -50,8 +58,8 @@ class ServerRollouts:
         self.agent = agent
         self.runner = runner
         self.options = options
-        self.ahead: RolloutsAhead[Sequence[Row], Version] = RolloutsAhead(
-            self._make, options.max_staleness, agent.holding
+        self.ahead: RolloutsAhead[Row, Version] = RolloutsAhead(
+            self._make, options.max_staleness, options.ahead, agent.holding
         )
         self._seed = seed
         self._evidence = ServerEvidence(options.max_mismatch, 3 * options.tolerance)
@@ -132,9 +140,26 @@ class ServerRollouts:
         taken, self._times = self._times, dict.fromkeys(self._times, 0.0)
         return dict(taken)
 
-    def _make(self, rows: Sequence[Row], step: int, version: Version) -> list[Rollout]:
-        runner = self._idle_runners.pop() if self._idle_runners else self.runner.beside()
-        with self.agent.acting_as(version):
-            made = runner.run(rows, seed=self._seed(step), step=step + 1, policy_version=version.step)
-        self._idle_runners.append(runner)
-        return made
+    def _make(self, rows: Sequence[Row], step: int, version: Version) -> list[Made]:
+        """Begin the groups of these rows on a thread."""
+        groups: list[Made] = [Future() for _ in rows]
+
+        def run() -> None:
+            runner = self._idle_runners.pop() if self._idle_runners else self.runner.beside()
+            try:
+                with self.agent.acting_as(version):
+                    runner.run(
+                        rows,
+                        seed=self._seed(step),
+                        step=step + 1,
+                        policy_version=version.step,
+                        on_group=lambda made: groups[made[0].group].set_result(made),
+                    )
+            except BaseException as problem:  # it is raised where a step asks for its rollouts
+                for group in groups:
+                    if not group.done():
+                        group.set_exception(problem)
+            self._idle_runners.append(runner)
+
+        threading.Thread(target=run, name=f"rollouts of step {step}", daemon=True).start()
+        return groups

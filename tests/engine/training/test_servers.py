@@ -18,7 +18,9 @@ import yaml
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.agents.remote import pool as pool_module
 from grpo_tui.engine.agents.sampling import AgentSettings
+from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.policy.models import load_base
+from grpo_tui.engine.recompute.check import recompute
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
@@ -103,6 +105,24 @@ def test_two_steps_ahead_nothing_is_staler_than_that(tmp_path: Path):
         assert {(row.step, row.policy_version) for row in rows} == made_by, "each rollout says which version made it"
         turns = record.bodies.trajectory(rows[0].id).trajectory.steps
         assert {turn.policy_version for turn in turns} == {rows[0].policy_version}
+
+
+def test_a_group_may_be_trained_before_slower_ones_and_never_too_late(tmp_path: Path):
+    made = configured(tmp_path / "made", tmp_path / "base")
+    server = server_of(made, tmp_path / "base")
+    server.on_cpu = False  # there, versions are proved while turns are written
+    server.fail(*[*[""] * 20, "slow"] * 20)
+    folder = configured(tmp_path / "ahead", tmp_path / "base", [server.url], max_staleness=3, steps_ahead=1, steps=9)
+    assert run(folder) == 0
+    server.stop()
+    with RunReader(folder) as record:
+        rows = [row for row in record.rollouts.page(limit=1000) if row.split == "train"]
+        behind = {(row.step, row.group): row.step - 1 - (row.policy_version or 0) for row in rows if row.step}
+        assert max(behind.values()) <= 3 and min(behind.values()) == 0
+        assert any(len({v for (s, _), v in behind.items() if s == step}) > 1 for step in range(1, 10)), "versions mix"
+        assert all(v == 0 for _, v in record.metrics.points("rollout/dropped"))
+        assert recompute(record, read_config(folder)).wrong == []
+    assert recorded_rollouts(folder) == dict.fromkeys(range(1, 10), 8)
 
 
 def test_a_run_whose_servers_are_gone_saves_its_step_says_so_and_goes_on_later(
