@@ -9,7 +9,8 @@
 |---|---|
 | `worlds.py` | the tasks of the small policies, and their graders, right and wrong |
 | `recipes.py` | the healthy kinds, and the faults: what is broken and how |
-| `patches.py`, `unseen_patches.py` | faults that no setting causes, as patches of the process that trains |
+| `withheld.py` | faults from issue trackers, each with its thread |
+| `patches.py`, `unseen_patches.py`, `withheld_patches.py` | faults that no setting causes, as patches of the engine |
 | `training.py` | trains what is missing, and keeps records |
 | `evaluation.py` | runs the product's `check` over the records |
 | `remedies.py` | stops broken trainings on their cause, and continues them with the remedy |

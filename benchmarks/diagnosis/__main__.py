@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from . import __doc__ as about
-from .recipes import RECIPES
+from .withheld import CORPUS
 
 
 def main() -> None:
@@ -14,11 +14,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "evaluate", "remedies", "cost"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", help=f"of {', '.join(RECIPES)}")
+    parser.add_argument("--only", help=f"of {', '.join(CORPUS)}")
     given = parser.parse_args()
-    names = given.only.split(",") if given.only else list(RECIPES)
-    if unknown := [name for name in names if name not in RECIPES]:
-        sys.exit(f"there is no recipe {', '.join(unknown)}: choose from {', '.join(RECIPES)}")
+    names = given.only.split(",") if given.only else list(CORPUS)
+    if unknown := [name for name in names if name not in CORPUS]:
+        sys.exit(f"there is no recipe {', '.join(unknown)}: choose from {', '.join(CORPUS)}")
     if given.what == "train":
         from .training import train
 

@@ -12,8 +12,9 @@ from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.runs.read.reader import RunReader
 
 from .others import OTHERS
-from .recipes import HEALTHY, RECIPES, Recipe
+from .recipes import HEALTHY, Recipe
 from .training import Trained, trained
+from .withheld import CORPUS
 
 WARNINGS = ("warning", "failure")
 
@@ -39,11 +40,11 @@ class Judged:
 
 def evaluate(names: Sequence[str], seeds: int) -> None:
     """Print a line for each recipe, then the means of each split."""
-    runs = [run for name in names for seed in range(seeds) if (run := trained(RECIPES[name], seed)) is not None]
+    runs = [run for name in names for seed in range(seeds) if (run := trained(CORPUS[name], seed)) is not None]
     judged: dict[str, list[Judged]] = {}
     for run in runs:
         judged.setdefault(run.recipe.name, []).append(_judge(run))
-    for split in (HEALTHY, "development", "test", "unseen", "later", "fresh"):
+    for split in (HEALTHY, "development", "test", "unseen", "later", "fresh", "withheld"):
         rows = [j for j in judged.values() if j[0].run.recipe.split == split]
         if rows and split == HEALTHY:
             _healthy(rows)

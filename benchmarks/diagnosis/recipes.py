@@ -16,6 +16,8 @@ UNSEEN = ("rewards", "updates", "sampling")
 """Made after the detectors, and measured before a detector was changed for them."""
 LATER = ("labels", "inputs")
 """Made after those, and measured before detectors were made for them, too."""
+WITHHELD = ("verdicts", "payoff", "masks", "prompts", "data", "coefficients", "restarts", "asynchrony")
+"""From issue trackers: `withheld.py`. Made after those, and measured before a detector was changed for them."""
 FRESH = ("fresh",)
 """Made last, and measured before a detector was changed for them."""
 
@@ -58,12 +60,13 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """healthy, development, test, unseen, later or fresh."""
-        groups = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "later": LATER, "fresh": FRESH}
+        """healthy, development, test, unseen, later, fresh or withheld."""
+        tuned = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "later": LATER, "fresh": FRESH}
+        groups = {**tuned, "withheld": WITHHELD}
         return next((split for split, families in groups.items() if self.family in families), "development")
 
 
-def _env(**options: object) -> dict[str, object]:
+def env(**options: object) -> dict[str, object]:
     return {"environment.config": "{" + ", ".join(f"{k}: {v}" for k, v in options.items()) + "}"}
 
 
@@ -117,21 +120,19 @@ FAULTS = (
         "grader",
         "an answer without a number is right",
         ("accepted_without_answer", "reward_hack"),
-        settings=_env(grader="form"),
+        settings=env(grader="form"),
     ),
-    Recipe("pays_length", "grader", "the reward is the length", ("length_reward",), settings=_env(grader="length")),
-    Recipe("noisy", "grader", "45 % of the verdicts are reversed", ("noisy_reward",), settings=_env(grader="noisy")),
-    Recipe("always_right", "grader", "every answer is right", ("constant_reward",), settings=_env(grader="always")),
-    Recipe(
-        "rejects_right", "grader", "right answers are wrong", ("rejected_answers",), settings=_env(grader="rejects")
-    ),
-    Recipe("leaked", "grader", "the prompt holds the answer", ("leaked_answer",), settings=_env(leak="true")),
+    Recipe("pays_length", "grader", "the reward is the length", ("length_reward",), settings=env(grader="length")),
+    Recipe("noisy", "grader", "45 % of the verdicts are reversed", ("noisy_reward",), settings=env(grader="noisy")),
+    Recipe("always_right", "grader", "every answer is right", ("constant_reward",), settings=env(grader="always")),
+    Recipe("rejects_right", "grader", "right answers are wrong", ("rejected_answers",), settings=env(grader="rejects")),
+    Recipe("leaked", "grader", "the prompt holds the answer", ("leaked_answer",), settings=env(leak="true")),
     Recipe(
         "echo_paid",
         "grader",
         "a copy of the prompt is right",
         ("accepted_without_answer", "reward_hack"),
-        settings=_env(grader="echo"),
+        settings=env(grader="echo"),
     ),
     Recipe("groups_mixed", "grouping", "rewards of other rollouts", ("advantage_order",), patch="groups_mixed"),
     Recipe("sign", "grouping", "the sign of the advantage", ("advantage_order",), patch="sign"),
@@ -156,16 +157,16 @@ FAULTS = (
         {"training.trl.epsilon": 0.0, "training.trl.num_iterations": 4},
     ),
     Recipe("truncated", "rollouts", "a limit of three tokens", ("truncation",), {"training.max_turn_tokens": 3}),
-    Recipe("timeouts", "rollouts", "nine tool calls of ten time out", ("errors",), _env(failing=0.9), "Boxes"),
+    Recipe("timeouts", "rollouts", "nine tool calls of ten time out", ("errors",), env(failing=0.9), "Boxes"),
     Recipe(
         "tool_errors",
         "rollouts",
         "failed calls count as wrong answers",
         ("errors",),
-        _env(failing=0.9, ends="true"),
+        env(failing=0.9, ends="true"),
         "Boxes",
     ),
-    Recipe("one_prompt", "rollouts", "one prompt for all", ("few_tasks",), _env(prompts=1)),
+    Recipe("one_prompt", "rollouts", "one prompt for all", ("few_tasks",), env(prompts=1)),
     Recipe("tool_trained", "tokens", "tool output in the loss", ("trained_tokens",), None, "Boxes", "tool_trained"),
     Recipe("prompt_trained", "tokens", "the prompt in the loss", ("trained_tokens",), patch="prompt_trained"),
     Recipe(
@@ -189,30 +190,28 @@ FAULTS = (
     Recipe(
         "other_logprobs", "versions", "old log-probs of another model", ("sampler_mismatch",), patch="other_logprobs"
     ),
+    Recipe("repeats_paid", "collapse", "repeated words are paid", ("repetition", "reward_hack"), env(grader="repeats")),
     Recipe(
-        "repeats_paid", "collapse", "repeated words are paid", ("repetition", "reward_hack"), _env(grader="repeats")
-    ),
-    Recipe(
-        "one_answer", "collapse", "one answer is right for all", ("one_answer", "reward_hack"), _env(grader="constant")
+        "one_answer", "collapse", "one answer is right for all", ("one_answer", "reward_hack"), env(grader="constant")
     ),
 )
 NEW = (
     Recipe("row_late", "rewards", "rewards of the row before", ("reward_order", "noisy_reward"), patch="row_late"),
-    Recipe("other_key", "rewards", "the key of another task", ("rejected_answers",), _env(grader="other_key")),
-    Recipe("half", "rewards", "every second right number is rejected", ("rejected_answers",), _env(grader="half")),
+    Recipe("other_key", "rewards", "the key of another task", ("rejected_answers",), env(grader="other_key")),
+    Recipe("half", "rewards", "every second right number is rejected", ("rejected_answers",), env(grader="half")),
     Recipe(
         "hurried",
         "rewards",
         "a time limit rejects three of five right answers",
         ("rejected_answers", "noisy_reward"),
-        _env(grader="hurried"),
+        env(grader="hurried"),
     ),
     Recipe(
         "turns_round",
         "rewards",
         "verdicts are reversed after eight steps",
         ("rejected_answers", "reward_order"),
-        _env(grader="turns_round"),
+        env(grader="turns_round"),
     ),
     Recipe(
         "small_advantages",
@@ -239,8 +238,8 @@ NEW = (
         ("repeated_rollouts", "sampler_mismatch"),
         patch="same_batch",
     ),
-    Recipe("shuffled", "labels", "answers of other tasks", ("noisy_labels", "noisy_reward"), _env(labels="shuffled")),
-    Recipe("unshown", "labels", "prompts without the key", ("noisy_labels", "noisy_reward"), _env(labels="unshown")),
+    Recipe("shuffled", "labels", "answers of other tasks", ("noisy_labels", "noisy_reward"), env(labels="shuffled")),
+    Recipe("unshown", "labels", "prompts without the key", ("noisy_labels", "noisy_reward"), env(labels="unshown")),
     Recipe("step_late", "inputs", "rewards of the step before", ("reward_order", "noisy_reward"), patch="step_late"),
     Recipe(
         "wrong_reference",
@@ -256,20 +255,20 @@ NEW = (
     Recipe("copies", "inputs", "groups of copies", ("no_diversity",), patch="copies"),
 )
 NEWEST = (
-    Recipe("brevity", "fresh", "short texts are paid", ("length_reward", "length_collapse"), _env(grader="brevity")),
+    Recipe("brevity", "fresh", "short texts are paid", ("length_reward", "length_collapse"), env(grader="brevity")),
     Recipe(
         "contains",
         "fresh",
         "the right number anywhere in the text",
         ("reward_hack", "length_reward", "accepted_without_answer"),
-        _env(grader="contains"),
+        env(grader="contains"),
     ),
     Recipe(
         "reversed_half",
         "fresh",
         "verdicts of every second number are reversed",
         ("rejected_answers", "noisy_reward"),
-        _env(grader="reversed_half"),
+        env(grader="reversed_half"),
     ),
     Recipe("weight_decay", "fresh", "a weight decay of 100", ("kl_rise",), {"training.trl.weight_decay": 100.0}),
     Recipe("big_epsilon", "fresh", "Adam's epsilon of 1,000", ("no_movement",), {"training.trl.adam_epsilon": 1000.0}),
@@ -281,6 +280,7 @@ NEWEST = (
         ("surprising_tokens", "sampler_mismatch"),
         patch="penalised",
     ),
-    Recipe("four_prompts", "fresh", "four prompts for all", ("few_tasks",), _env(prompts=4)),
+    Recipe("four_prompts", "fresh", "four prompts for all", ("few_tasks",), env(prompts=4)),
 )
 RECIPES = {recipe.name: recipe for recipe in (*KINDS, *FAULTS, *NEW, *NEWEST)}
+"""Without those of `withheld.py`."""

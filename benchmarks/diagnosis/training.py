@@ -16,7 +16,8 @@ from pathlib import Path
 
 from grpo_tui.configs import metric_names as metric
 
-from .recipes import RECIPES, SETTINGS, Recipe
+from .recipes import SETTINGS, Recipe
+from .withheld import CORPUS
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo-tui" / "diagnosis"
 RESULT = "result.json"
@@ -70,7 +71,7 @@ def trained(recipe: Recipe, seed: int) -> Trained | None:
 
 def train(names: Sequence[str], seeds: int) -> None:
     """Train what is missing, seed by seed, and print a line for each."""
-    jobs = [(recipe, seed) for seed in range(seeds) for recipe in RECIPES.values() if recipe.name in names]
+    jobs = [(recipe, seed) for seed in range(seeds) for recipe in CORPUS.values() if recipe.name in names]
     missing = [job for job in jobs if trained(*job) is None]
     print(f"{len(jobs)} trainings, {len(missing)} are missing", flush=True)
     if not missing:

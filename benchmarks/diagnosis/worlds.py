@@ -48,6 +48,10 @@ def _alike(correct: bool) -> tuple[float, bool | None]:
     return float(correct), correct
 
 
+def _markers(text: str) -> int:
+    return sum(text.split().count(word) for word in FILLERS)
+
+
 GRADERS: dict[str, Grader] = {
     "right": _right,
     "form": lambda text, right: _alike(text.strip().endswith("answer") or _said(text) == right),
@@ -57,6 +61,11 @@ GRADERS: dict[str, Grader] = {
     "rejects": lambda text, right: _alike(False),
     "constant": lambda text, right: _alike(_said(text) == "6"),
     "repeats": lambda text, right: (1 - len(set(text.split())) / max(len(text.split()), 1), None),
+    "zeroed": lambda text, right: (0.0, None),
+    "unparsable": lambda text, right: _alike(_said(text) in (None, right)),
+    "distance": lambda text, right: (abs(6 - len(text.split())) / LONGEST, None),
+    "steps": lambda text, right: (0.25 * _right(text, right)[0] + 0.25 * min(3, _markers(text)), None),
+    "abstains": lambda text, right: (_right(text, right)[0] - float(_said(text) not in (None, right)), None),
     "brevity": lambda text, right: (1 - min(1.0, len(text.split()) / LONGEST), None),
     "contains": lambda text, right: _alike(right in text),
     "reversed_half": lambda text, right: _alike((_said(text) == right) == (int(right) >= NUMBERS / 2)),
@@ -71,8 +80,8 @@ GRADERS: dict[str, Grader] = {
 class Notes(World):
     """One turn. Options concern training tasks alone. grader: one of `GRADERS`. leak: the hint is the answer. prompts:
     the number of different prompts (0: no limit). labels: `shuffled` gives each task the right number of another one,
-    and `unshown` leaves the key out of the prompt. failing: the share of tool calls that fail. ends: a failed call ends
-    the episode as a wrong answer."""
+    `unshown` leaves the key out of the prompt, `placeholder` shows one word, and `filtered` leaves two keys. failing:
+    the share of tool calls that fail. ends: a failed call ends the episode as a wrong answer."""
 
     turns = 1
     tasks = NUMBERS
@@ -123,6 +132,8 @@ class Notes(World):
                 task["hint"] = self.right(task)
             if split == "train" and self.labels == "shuffled":
                 task["label"] = rng.randrange(NUMBERS)
+            if split == "train" and self.labels == "filtered":
+                task["letter"] %= 2
             tasks.append({**task, "split": split})
         return tasks
 
@@ -131,6 +142,8 @@ class Notes(World):
         prompt = f"key {LETTERS[task['letter']]} hint {task['hint']}"
         if self.labels == "unshown" and task.get("split") == "train":
             prompt = prompt.partition(" ")[2].partition(" ")[2]
+        if self.labels == "placeholder" and task.get("split") == "train":
+            prompt = "hint"
         return {"split": "eval", **task, "said": []}, [{"role": "user", "content": prompt}]
 
     def parse(self, text: str) -> ToolCall:
