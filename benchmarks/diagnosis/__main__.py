@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from . import __doc__ as about
-from .withheld import CORPUS
+from .corpus import CORPUS
 
 
 def main() -> None:

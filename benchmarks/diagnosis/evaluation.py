@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from grpo_tui.engine.imports.check import diagnose
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.runs.read.reader import RunReader
 
+from .corpus import CORPUS
 from .others import OTHERS
-from .recipes import HEALTHY, Recipe
+from .recipes import HEALTHY, SMALL_MODELS, Recipe
 from .training import Trained, trained
-from .withheld import CORPUS
 
 WARNINGS = ("warning", "failure")
+RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ def evaluate(names: Sequence[str], seeds: int) -> None:
     judged: dict[str, list[Judged]] = {}
     for run in runs:
         judged.setdefault(run.recipe.name, []).append(_judge(run))
-    for split in (HEALTHY, "development", "test", "unseen", "later", "fresh", "withheld"):
+    for split in (HEALTHY, "development", "test", "unseen", "later", "fresh", "withheld", *SMALL_MODELS):
         rows = [j for j in judged.values() if j[0].run.recipe.split == split]
-        if rows and split == HEALTHY:
+        if rows and split.startswith(HEALTHY):
             _healthy(rows)
         elif rows:
             _faults(split, rows, judged)
@@ -63,7 +65,7 @@ def admitted(recipe: Recipe, judged: Mapping[str, Sequence[Judged]]) -> bool:
     """Return whether a fault lowers held-out success by more than three standard deviations of the healthy trainings
     of its world."""
     every = [j.run for row in judged.values() for j in row]
-    healthy = [r.after for r in every if r.recipe.family == HEALTHY and r.recipe.world == recipe.world]
+    healthy = [r.after for r in every if r.recipe.family.startswith(HEALTHY) and r.recipe.world == recipe.world]
     if len(healthy) < 3:
         return False
     return fmean(j.run.after for j in judged[recipe.name]) < fmean(healthy) - 3 * stdev(healthy)
@@ -97,14 +99,22 @@ def _faults(split: str, rows: Sequence[Sequence[Judged]], judged: Mapping[str, S
         return
     every = [j for row in kept for j in row]
     steps = [max(min(step for _, step in j.hits) - 1, 0) for j in every if j.hits]
+    found, first = [_recall(row) for row in kept], [fmean(j.first for j in row) for row in kept]
     print(
-        f"{'all admitted':16}{len(every):>6}{'':16}{fmean(map(_recall, kept)):>8.2f}"
-        f"{fmean(fmean(j.first for j in row) for row in kept):>7.2f}{median(steps or [0]):>7.0f}"
+        f"{'all admitted':16}{len(every):>6}{'':16}{fmean(found):>8.2f}{fmean(first):>7.2f}{median(steps or [0]):>7.0f}"
+        f"  95 % over {len(kept)} faults: found {_interval(found)}, first {_interval(first)}"
     )
     for name in OTHERS:
         any_ = fmean(fmean(bool(j.others[name]) for j in row) for row in kept)
-        named = fmean(fmean(OTHERS[name].names(j.others[name], j.run.recipe.causes) for j in row) for row in kept)
-        print(f"  {name}: a warning in {any_:.2f}, the cause in {named:.2f}")
+        named = [fmean(OTHERS[name].names(j.others[name], j.run.recipe.causes) for j in row) for row in kept]
+        print(f"  {name}: a warning in {any_:.2f}, the cause in {fmean(named):.2f} ({_interval(named)})")
+
+
+def _interval(values: Sequence[float]) -> str:
+    """Return the 95 % interval of the mean, by the bootstrap over faults."""
+    draw = random.Random(0)
+    means = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return f"{means[RESAMPLES // 40]:.2f} to {means[-RESAMPLES // 40]:.2f}"
 
 
 def _line(row: Sequence[Judged]) -> str:

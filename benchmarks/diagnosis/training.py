@@ -16,8 +16,8 @@ from pathlib import Path
 
 from grpo_tui.configs import metric_names as metric
 
+from .corpus import CORPUS
 from .recipes import SETTINGS, Recipe
-from .withheld import CORPUS
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo-tui" / "diagnosis"
 RESULT = "result.json"
@@ -53,6 +53,7 @@ def settings_of(recipe: Recipe, seed: int, folder: Path | None = None) -> list[s
             "seed": seed,
             "model.base": f'"{HOME / recipe.world}"',
             "environment.class_path": f"benchmarks.diagnosis.worlds.{recipe.world}",
+            **(recipe.settings or {}),  # again: a recipe may name its own model and environment
             "training.output_dir": f'"{folder / "adapters" / "result"}"',
         }.items()
     ]
@@ -100,7 +101,7 @@ def prepare(worlds: set[str]) -> None:
 
     torch.set_num_threads(1)
     for name in sorted(worlds):
-        if not (HOME / name / "config.json").is_file():
+        if hasattr(module, name) and not (HOME / name / "config.json").is_file():
             print(f"the first policy of {name}", flush=True)
             module.save_first_policy(getattr(module, name), HOME / name)
 

@@ -3,7 +3,7 @@ thread that reports it. `causes` were written before the first evaluation. Two n
 
 from __future__ import annotations
 
-from .recipes import LORA, RECIPES, Recipe, env
+from .recipes import LORA, Recipe, env
 
 WITHHELD = (
     Recipe(
@@ -140,4 +140,3 @@ WITHHELD = (
         patch="zero_logprobs",
     ),
 )
-CORPUS = {**RECIPES, **{recipe.name: recipe for recipe in WITHHELD}}

@@ -1,0 +1,9 @@
+"""All recipes by name."""
+
+from __future__ import annotations
+
+from .recipes import RECIPES
+from .small_models import SMALL_MODELS
+from .withheld import WITHHELD
+
+CORPUS = {**RECIPES, **{recipe.name: recipe for recipe in (*WITHHELD, *SMALL_MODELS)}}
