@@ -31,6 +31,8 @@ STOP_SECONDS = 5
 
 HEAD_SECONDS = 20.0
 """Time limit for the head of a request."""
+IDLE_SECONDS = 65
+"""Time that an idle connection stays open: longer than clients keep theirs, else they send into a closed one."""
 
 
 class PatientProtocol(AutoHTTPProtocol):
@@ -139,6 +141,7 @@ class AnswerServer:
             proxy_headers=False,  # any caller could name an address
             lifespan="off",
             timeout_graceful_shutdown=STOP_SECONDS,
+            timeout_keep_alive=IDLE_SECONDS,
             ssl_certfile=certificate,
             ssl_keyfile=key,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
 import time
@@ -31,6 +32,20 @@ def test_who_sends_a_head_drop_by_drop_is_given_up(tmp_path: Path, monkeypatch: 
             assert client.post("/v1/chat/completions", json=ASK).status_code == 200
             assert client.post("/v1/chat/completions", json=ASK).status_code == 200
     finally:
+        world.close()
+
+
+def test_an_idle_connection_outlives_the_patience_of_clients(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    connection = http.client.HTTPConnection(world.server.host, world.server.port, timeout=20)
+    try:
+        for pause in (0, 5.5):  # httpx keeps an idle connection for 5 s
+            time.sleep(pause)
+            connection.request("GET", "/v1/models")
+            answer = connection.getresponse()
+            assert answer.status == 200 and answer.read()
+    finally:
+        connection.close()
         world.close()
 
 
