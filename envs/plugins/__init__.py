@@ -9,6 +9,7 @@ PLUGINS = {
     "reasoning-gym": "grpo_tui.envs.plugins.gym.ReasoningGymEnv",
     "textarena": "grpo_tui.envs.plugins.text_games.TextGameEnv",
     "verifiers": "grpo_tui.envs.plugins.verifiers.VerifiersEnv",
+    "verifiers-taskset": "grpo_tui.envs.plugins.verifiers.TasksetEnv",
 }
 """The class behind each short name in `environment.class_path` and in `env_class_path` of a row."""
 

@@ -1,10 +1,12 @@
 """Environments of the `verifiers` library: `pip install 'grpo-tui[verifiers]'`.
 
-The environment runs its own rollout (`Environment.rollout`), with a client that passes each request for a completion to
-the agent. So everything that a package overrides (state, tools, stop conditions, replies) applies, and its rubric
-scores the finished states.
+The library runs its own rollout and asks the agent for each completion: an `Environment` of verifiers 0.2 to 0.3
+through a client (`env.py`), the harness of a taskset of verifiers 0.4 over HTTP on loopback (`tasksets.py`). So
+everything that a package overrides (state, tools, stop conditions, replies) applies, and it scores the finished
+rollouts.
 """
 
 from .env import VerifiersEnv
+from .tasksets import TasksetEnv
 
-__all__ = ["VerifiersEnv"]
+__all__ = ["TasksetEnv", "VerifiersEnv"]

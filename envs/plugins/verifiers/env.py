@@ -20,7 +20,7 @@ from ...multi_turn import MultiTurnEnv
 from ...tools import tool_of_schema
 from ...trajectory import Call
 from ...user_code import one_line
-from .exchange import Exchange, Turn
+from .exchange import Exchange, Turn, client
 from .library import TOTAL, RubricParts, limitations, load, plain_messages
 
 logger = logging.getLogger(__name__)
@@ -43,88 +43,16 @@ class Rollout:
         self._given_up = weakref.finalize(self, self.exchange.give_up)
 
 
-class VerifiersEnv(MultiTurnEnv):
-    """An environment package of `verifiers`: single-turn, multi-turn, tool and stateful tool environments, and groups.
+class HarnessRollouts(MultiTurnEnv):
+    """Turns of rollouts that verifiers plays. Special tokens are cut out of them."""
 
-    id: an installed package as `vf.load_environment` takes it, or `file.py:load_environment`. args: arguments of its
-    `load_environment`. success_score: the total reward from which a rollout counts as right (None: the environment's
-    own `pass_threshold`, else 1). Each function of the rubric is a component of the reward by its name and weight.
-    Values that verifiers only monitors (turns, calls of tools) are columns of the record.
-
-    The tasks are the rows of the environment's dataset. Raises ValueError for parts that cannot be mapped.
-    """
-
-    name = "verifiers"
     answers_misuse = True
+    id: str
+    has_calls = False
 
-    def __init__(
-        self,
-        tokenizer: Any = None,
-        *,
-        id: str,
-        args: Mapping[str, Any] | None = None,
-        success_score: float | None = None,
-        max_turns: int | None = None,
-        **config: Any,
-    ) -> None:
-        self.id = id
-        self.env = load(id, dict(args or {}))
-        self.has_calls = bool(self.env.tool_defs)
-        own_limit = getattr(self.env, "max_turns", -1)
-        limit = own_limit if isinstance(own_limit, int) and own_limit > 0 else MAX_TURNS
-        super().__init__(tokenizer, max_turns=max_turns or limit, **config)
-        self.tools = tuple(tool_of_schema(t.name, t.description, t.parameters) for t in self.env.tool_defs or ())
-        threshold = getattr(self.env, "pass_threshold", None)
-        self.success_score = success_score if success_score is not None else 1.0 if threshold is None else threshold
-        self.rubric = RubricParts.of(self.env.rubric)
-        special = getattr(tokenizer, "all_special_tokens", None) or ()
-        self._special = tuple(str(token) for token in special)
-        self._rows: dict[str, Any] = {}
-        for limitation in limitations(self.env, self.rubric):
-            logger.warning("%s: %s", id, limitation)
-
-    # ------------------------------------------------------------------------------------------------ tasks
-
-    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Return at most `n` rows of the environment's dataset, in an order of `seed`.
-
-        Without a dataset for evaluation, one of ten rows of the other is held out. Raises ValueError.
-        """
-        own = self.env.build_eval_dataset() if self.env.eval_dataset_source is not None else None
-        source = "eval" if split == "eval" and own is not None else "train"
-        table = self._table(source)
-        places = range(len(table))
-        if own is None:
-            places = [i for i in places if (_hash(str(table[i]["prompt"])) % HOLD_OUT == 0) == (split == "eval")]
-        chosen = list(places)
-        random.Random(seed).shuffle(chosen)
-        tasks = []
-        for index in chosen[:n]:
-            row = table[index]
-            plain_messages(row["prompt"], f"{self.id}, row {index + 1}")
-            task = {"environment": self.id, "data": source, "row": index + 1}
-            answer = row.get("answer")
-            tasks.append(task | ({"answer": str(answer)} if answer not in (None, "") else {}))
-        return tasks
-
-    def _table(self, source: str) -> Any:
-        if source not in self._rows:
-            table = self.env.build_eval_dataset() if source == "eval" else self.env.build_dataset()
-            if table is None or len(table) == 0:
-                raise ValueError(f"{self.id} has no dataset to train on (`dataset=` of its environment)")
-            self._rows[source] = table
-        return self._rows[source]
-
-    # ------------------------------------------------------------------------------------------------ one rollout
-
-    def reset(self, task: Mapping[str, Any]) -> tuple[Rollout, list[Message]]:
-        """Start the environment's own rollout. The messages are those of its first request for a completion."""
-        row = dict(self._table(task.get("data", "train"))[int(task["row"]) - 1])
-        rollout = Rollout(Exchange(self.env, row))
-        messages = rollout.exchange.next(self.turn_timeout_s)
-        if messages is None:
-            raise ValueError(f"{self.id} ended the rollout before it asked for a completion")
-        return rollout, messages
+    def __init__(self, tokenizer: Any, **config: Any) -> None:
+        super().__init__(tokenizer, **config)
+        self._special = tuple(map(str, getattr(tokenizer, "all_special_tokens", None) or ()))
 
     def explain(self) -> str:
         if not self.tools:
@@ -159,6 +87,87 @@ class VerifiersEnv(MultiTurnEnv):
             return StepResult(observation, calls=said if len(said) > 1 else ())
         return StepResult(observation, done=True, answer=call.text.strip(), calls=said if len(said) > 1 else ())
 
+
+class VerifiersEnv(HarnessRollouts):
+    """An environment package of `verifiers`: single-turn, multi-turn, tool and stateful tool environments, and groups.
+
+    id: an installed package as `vf.load_environment` takes it, or `file.py:load_environment`. args: arguments of its
+    `load_environment`. success_score: the total reward from which a rollout counts as right (None: the environment's
+    own `pass_threshold`, else 1). Each function of the rubric is a component of the reward by its name and weight.
+    Values that verifiers only monitors (turns, calls of tools) are columns of the record.
+
+    The tasks are the rows of the environment's dataset. Raises ValueError for parts that cannot be mapped.
+    """
+
+    name = "verifiers"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        id: str,
+        args: Mapping[str, Any] | None = None,
+        success_score: float | None = None,
+        max_turns: int | None = None,
+        **config: Any,
+    ) -> None:
+        self.id = id
+        self.env = load(id, dict(args or {}))
+        self.has_calls = bool(self.env.tool_defs)
+        own_limit = getattr(self.env, "max_turns", -1)
+        limit = own_limit if isinstance(own_limit, int) and own_limit > 0 else MAX_TURNS
+        super().__init__(tokenizer, max_turns=max_turns or limit, **config)
+        self.tools = tuple(tool_of_schema(t.name, t.description, t.parameters) for t in self.env.tool_defs or ())
+        threshold = getattr(self.env, "pass_threshold", None)
+        self.success_score = success_score if success_score is not None else 1.0 if threshold is None else threshold
+        self.rubric = RubricParts.of(self.env.rubric)
+        self._rows: dict[str, Any] = {}
+        for limitation in limitations(self.env, self.rubric):
+            logger.warning("%s: %s", id, limitation)
+
+    # ------------------------------------------------------------------------------------------------ tasks
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """Return at most `n` rows of the environment's dataset, in an order of `seed`.
+
+        Without a dataset for evaluation, one of ten rows of the other is held out. Raises ValueError.
+        """
+        own = self.env.build_eval_dataset() if self.env.eval_dataset_source is not None else None
+        source = "eval" if split == "eval" and own is not None else "train"
+        table = self._table(source)
+        places = range(len(table))
+        if own is None:
+            places = [i for i in places if (hashed(str(table[i]["prompt"])) % HOLD_OUT == 0) == (split == "eval")]
+        chosen = list(places)
+        random.Random(seed).shuffle(chosen)
+        tasks = []
+        for index in chosen[:n]:
+            row = table[index]
+            plain_messages(row["prompt"], f"{self.id}, row {index + 1}")
+            task = {"environment": self.id, "data": source, "row": index + 1}
+            answer = row.get("answer")
+            tasks.append(task | ({"answer": str(answer)} if answer not in (None, "") else {}))
+        return tasks
+
+    def _table(self, source: str) -> Any:
+        if source not in self._rows:
+            table = self.env.build_eval_dataset() if source == "eval" else self.env.build_dataset()
+            if table is None or len(table) == 0:
+                raise ValueError(f"{self.id} has no dataset to train on (`dataset=` of its environment)")
+            self._rows[source] = table
+        return self._rows[source]
+
+    # ------------------------------------------------------------------------------------------------ one rollout
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Rollout, list[Message]]:
+        """Start the environment's own rollout. The messages are those of its first request for a completion."""
+        row = dict(self._table(task.get("data", "train"))[int(task["row"]) - 1])
+        rollout = Rollout(Exchange(lambda exchange: self.env.rollout(row, client(exchange), "policy", {})))
+        messages = rollout.exchange.next(self.turn_timeout_s)
+        if messages is None:
+            raise ValueError(f"{self.id} ended the rollout before it asked for a completion")
+        return rollout, messages
+
     def finish(self, states: Sequence[Rollout]) -> list[Verdict]:
         """End rollouts that a limit cut, and let the rubric score all rollouts of the task together."""
         ended = [state.exchange.end(self.turn_timeout_s) for state in states]
@@ -184,5 +193,6 @@ async def _score(rubric: Any, states: list[Any]) -> None:
         await rubric.cleanup(state)
 
 
-def _hash(text: str) -> int:
+def hashed(text: str) -> int:
+    """Return 32 bits of a text's hash, by which tasks are held out."""
     return int.from_bytes(hashlib.sha1(text.encode("utf-8", "replace")).digest()[:4], "big")

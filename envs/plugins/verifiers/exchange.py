@@ -1,4 +1,4 @@
-"""A running rollout of an environment of `verifiers`, and its messages to and from the agent."""
+"""A running rollout of an environment or harness of `verifiers`, and its messages to and from the agent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +25,25 @@ class Turn:
     cut: bool = False
 
 
-class Exchange:
-    """An environment's rollout as a coroutine on the background loop, and its messages to and from the agent."""
+class NoRoom(Exception):
+    """A limit ended the rollout before another turn."""
 
-    def __init__(self, env: Any, row: Mapping[str, Any]) -> None:
+
+class Exchange:
+    """A rollout as a coroutine on the background loop, and its messages to and from the agent.
+
+    play: makes the rollout, which asks this object for completions, and returns its final state. tools: those of the
+    last request, if it named any.
+    """
+
+    def __init__(self, play: Callable[[Exchange], Awaitable[Any]]) -> None:
+        self.tools: Sequence[Mapping[str, Any]] = ()
         self._events: queue.Queue[list[Message] | None] = queue.Queue()
         self._waiting: asyncio.Future[Any] | None = None
         self._messages: list[dict[str, Any]] = []
         self._outcome: Any = None
         self._ended = threading.Event()
-        self._task = submit(self._run(env, row))
+        self._task = submit(self._run(play))
 
     def next(self, timeout_s: float) -> list[Message] | None:
         """Return the messages that the environment adds before its next request for a completion; None at its end.
@@ -55,7 +64,7 @@ class Exchange:
         """Return the final state, or the exception that ended the rollout. One that still waits for a completion gets
         the error of an inference server without room left."""
         if not self._ended.is_set():
-            loop().call_soon_threadsafe(self._settle, library().OverlongPromptError("no room for another turn"))
+            loop().call_soon_threadsafe(self._settle, NoRoom("no room for another turn"))
         if not self._ended.wait(timeout_s):
             self.give_up()
             return TimeoutError(f"it took longer than {timeout_s:g} s to end")
@@ -72,9 +81,9 @@ class Exchange:
     def give_up(self) -> None:
         self._task.cancel()
 
-    async def _run(self, env: Any, row: Mapping[str, Any]) -> None:
+    async def _run(self, play: Callable[[Exchange], Awaitable[Any]]) -> None:
         try:
-            self._outcome = await env.rollout(row, client(self), "policy", {})
+            self._outcome = await play(self)
         except BaseException as problem:
             self._outcome = problem
         finally:
@@ -127,7 +136,10 @@ def client(exchange: Exchange) -> Any:
             return messages, {}
 
         async def get_native_response(self, prompt: Any, *_: Any, **__: Any) -> Any:
-            return await exchange.ask(prompt)
+            try:
+                return await exchange.ask(prompt)
+            except NoRoom as error:
+                raise library().OverlongPromptError(str(error)) from error
 
         async def raise_from_native_response(self, response: Any) -> None:
             """A turn is always a valid response."""

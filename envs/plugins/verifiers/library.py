@@ -25,7 +25,7 @@ def library() -> Any:
     except (ImportError, AttributeError) as problem:
         raise ValueError(
             f"the environments of verifiers need its versions 0.2.1 to 0.3 ({one_line(problem)}); "
-            "pip install 'grpo-tui[verifiers]'"
+            "pip install 'grpo-tui[verifiers]'. For a taskset of 0.4: environment.class_path verifiers-taskset"
         ) from problem
     return found
 
@@ -119,8 +119,8 @@ def load(id: str, args: dict[str, Any]) -> Any:
             raise ValueError(f"{id} cannot be loaded: {one_line(problem)}") from problem
     if not isinstance(env, vf.Environment):
         raise ValueError(
-            f"{id} made {type(env).__name__}, which is no vf.Environment (tasksets of verifiers.v1 run agents of "
-            "their own and cannot be trained here)"
+            f"{id} made {type(env).__name__}, which is no vf.Environment; a taskset of verifiers 0.4 is trained by "
+            "environment.class_path verifiers-taskset"
         )
     if getattr(env, "message_type", "chat") != "chat":
         raise ValueError(f"{id} asks for plain completions (message_type {env.message_type}); only chat can be trained")
