@@ -1,21 +1,26 @@
-"""What it costs to wait: `python -m benchmarks.async_rollouts [tools|ahead]`.
+"""What it costs to wait: `python -m benchmarks.async_rollouts [tools|ahead|publish]`.
 
 tools   a batch of real rollouts whose tool takes 0.1 to 3 s at random: each rollout at its own pace, and all in
         lock-step as a batch of one process goes; both beside the longest single rollout
 ahead   the trainer's idle time in steps whose rollouts take three times as long as training, by `max_staleness` and
         `steps_ahead`. A SIMULATION: the real scheduling of steps ahead, with sleeps of stated length in the place of
         generation and training. It does not measure any model, server or GPU.
+publish the time from the publication of a version to its first turn, with turns of 6 s of the version before in flight
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import random
+import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,9 @@ from grpo_tui.envs.agent import AgentTurn
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 from grpo_tui.envs.trajectory import TokenArrays
+from tests.engine.agents.fake_vllm import FakeVLLM
+from tests.engine.agents.models import model, tokenizer
+from tests.engine.agents.test_remote import World, move, play
 
 TURN_S = 0.05
 """What writing one turn takes here."""
@@ -151,9 +159,37 @@ def ahead(
     return sum(idle[3:]) / len(idle[3:]), sum(age[3:]) / len(age[3:])
 
 
+def publication(turn_s: float, rounds: int = 5) -> list[float]:
+    """Return the seconds from the publication of a version to its first turn, while the version before writes turns of
+    `turn_s` seconds. The server is that of the tests: a tiny model behind vLLM's protocol over HTTP."""
+    server = FakeVLLM(copy.deepcopy(model("qwen3")), tokenizer(), on_cpu=False).start()
+    seconds: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as threads:
+        world = World(Path(folder), [server])
+        world.agent.publish(0)
+        play(world.agent, turns=1)
+        for step in range(1, rounds + 1):
+            server.fail(*[f"slow {turn_s}"] * 9)
+            writing = threads.submit(play, world.agent, 1)
+            while server.faults:
+                time.sleep(0.005)
+            move(world.policy)
+            began = time.perf_counter()
+            name = world.agent.publish(step).name
+            threads.submit(play, world.agent, 1)
+            while not any(r["model"] == name and not r["request_id"].startswith("probe") for r in server.requests):
+                time.sleep(0.002)
+            seconds.append(time.perf_counter() - began)
+            assert not writing.done(), "the old version had turns in flight"
+            writing.result()
+        world.pool.close()
+    server.stop()
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("tools", "ahead", "all"), default="all")
+    parser.add_argument("what", nargs="?", choices=("tools", "ahead", "publish", "all"), default="all")
     parser.add_argument("--rollouts", type=int, default=128)
     given = parser.parse_args()
     if given.what in ("tools", "all"):
@@ -175,6 +211,12 @@ def main() -> None:
                     f"  max_staleness {staleness}, steps_ahead {steps_ahead}   the trainer waits {idle:.2f} s a step, "
                     f"groups are {age:.2f} steps old"
                 )
+    if given.what in ("publish", "all"):
+        seconds = publication(6.0)
+        print(
+            f"from publication to the first turn of the new version, {len(seconds)} times, with turns of 6 s in flight"
+        )
+        print(f"  median {statistics.median(seconds):.2f} s, longest {max(seconds):.2f} s")
 
 
 if __name__ == "__main__":

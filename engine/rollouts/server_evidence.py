@@ -152,6 +152,17 @@ class ServerEvidence:
         return self._rng.permutation(np.asarray(values, np.float64))[:MOST_PROMPTS]
 
 
+def by_server(sampled: Sequence[Rollout], present: Sequence[Rollout], step: int) -> dict[str, tuple[float, float]]:
+    """Return the mean |log π − log μ| of the tokens of each server, in nats, and the mean age of its turns in steps."""
+    turns: dict[str, list[int]] = defaultdict(list)
+    for rollout in sampled:
+        for turn in rollout.trajectory.steps if rollout.trajectory is not None else ():
+            if turn.server:
+                turns[turn.server].append(step - rollout.policy_version)
+    apart = _tokens(list(zip(sampled, present, strict=True)))
+    return {server: (float(np.abs(d).mean()), float(np.mean(turns[server]))) for server, d in apart.items()}
+
+
 def _tokens(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, np.ndarray]:
     """By server: log π − log μ of all the tokens that it wrote, float64 [n]."""
     found: dict[str, list[np.ndarray]] = defaultdict(list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +32,10 @@ class VersionedAgent(Agent, Protocol):
 
     def dismiss(self, server: str, reason: str) -> bool:
         """A server writes no more for this agent, unless it is the last one; whether that is so."""
+        ...
+
+    def measured(self, servers: Mapping[str, tuple[float, float]]) -> None:
+        """Take the mismatch (nats per token) and the age (steps) of the turns that each server wrote for a step."""
         ...
 
     def acting_as(self, version: Any) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from ..rollouts.correction import Weighting, corrected, log_ratios, mismatch
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics
-from ..rollouts.server_evidence import ServerEvidence
+from ..rollouts.server_evidence import ServerEvidence, by_server
 from ..rollouts.versions import Version, VersionedAgent
 
 
@@ -121,6 +121,7 @@ class ServerRollouts:
                 f"mean, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
                 "precision of model.compute, and ask `grpo-tui doctor --server URL` what it lacks"
             )
+        self.agent.measured(by_server(sampled, present, step))
         ratios = log_ratios(sampled, present)
         every = np.abs(np.concatenate([np.zeros(0), *ratios]))
         metrics: Metrics = {

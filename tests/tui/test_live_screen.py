@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from grpo_tui.engine.runs.control.live import Live as LiveTexts
 from grpo_tui.engine.runs.control.requests import ControlChannel
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -409,5 +410,29 @@ async def test_rollouts_in_flight_with_how_long_they_take(tmp_path: Path) -> Non
             app.screen.activate("speed")
             text = await app.press("z")
             assert "slow-1" in text and "slow-2" in text and "task 7" in text and "quick" not in text
+    finally:
+        writer.close()
+
+
+async def test_each_server_shows_its_rate_mismatch_and_age(tmp_path: Path) -> None:
+    run, facts = tmp_path / "served", {"in_flight": 3, "turns": 40, "tokens": 5000, "why_out": ""}
+    servers: list[dict[str, object]] = [
+        {**facts, "url": "http://a:8000", "mismatch": 0.0021, "behind": 1.25},
+        {**facts, "url": "http://b:8000", "mismatch": None, "behind": None},
+    ]
+    writer = RunWriter(run)
+    live = LiveTexts(servers=lambda: servers)
+    live.begin(["2 + 2?"], 2, 40)
+    writer._state.live = live
+    writer.status("running", step=3)
+    writer.metrics(3, {"time/step": 4.0, "rewards/total/mean": 0.5})
+    writer.progress("rollouts", 0, 2)
+    writer.flush()
+    try:
+        async with running(tmp_path, Live(run), size=(160, 48)) as app:
+            lines = app.text.splitlines()
+            (first,), (second,) = ([x for x in lines if url in x] for url in ("http://a:8000", "http://b:8000"))
+            assert "mismatch 0.002  " in first and "1.25 steps behind" in first and "3 in flight" in first
+            assert "mismatch" not in second and "steps behind" not in second and "40 turns" in second
     finally:
         writer.close()

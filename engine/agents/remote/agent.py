@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -159,6 +159,9 @@ class RemoteAgent(ChatAgent):
 
     def dismiss(self, server: str, reason: str) -> bool:
         return self.pool.leave(server, reason)
+
+    def measured(self, servers: Mapping[str, tuple[float, float]]) -> None:
+        self.pool.measured(servers)
 
     def _open(
         self,

@@ -85,6 +85,8 @@ class Server:
     left: bool = False
     slow: bool = False
     """Whether its slowness was reported."""
+    mismatch: float | None = None
+    behind: float | None = None
     _pause_began: float = 0.0
 
     @property
@@ -250,9 +252,18 @@ class ServerPool:
         out = {s.url: s.why_out for s in self.servers if not s.up}
         return Standing(len(self.servers) - len(out), len(self.servers), out)
 
+    def measured(self, found: Mapping[str, tuple[float, float]]) -> None:
+        """Note the mismatch and the age of the turns that each server wrote for a step (`ServerState`)."""
+        for server in self.servers:
+            server.mismatch, server.behind = found.get(server.url, (None, None))
+
     def states(self) -> list[dict[str, Any]]:
         return [
-            {"url": s.url, "in_flight": s.load.under_way, "turns": s.turns, "tokens": s.tokens, "why_out": s.why_out}
+            {
+                "url": s.url,
+                "in_flight": s.load.under_way,
+                **{name: getattr(s, name) for name in ("turns", "tokens", "why_out", "mismatch", "behind")},
+            }
             for s in self.servers
         ]
 

@@ -90,13 +90,19 @@ class Batch:
 
 @dataclass(frozen=True)
 class ServerState:
-    """A rollout server: requests in flight, turns and tokens so far. `why_out` is empty while it serves."""
+    """A rollout server: requests in flight, turns and tokens so far. `why_out` is empty while it serves.
+
+    Of its turns in the last step: mismatch: |log π − log μ| in nats per token, mean. behind: steps between sampling and
+    training, mean. None before the first step.
+    """
 
     url: str
     in_flight: int = 0
     turns: int = 0
     tokens: int = 0
     why_out: str = ""
+    mismatch: float | None = None
+    behind: float | None = None
 
 
 @dataclass(frozen=True)

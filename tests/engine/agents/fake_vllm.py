@@ -218,8 +218,8 @@ class FakeVLLM:
             return _error(500, "EngineCore encountered an issue.")
         if fault == "garbage":
             return Response(b"<html>Bad gateway</html>")
-        if fault == "slow":
-            await asyncio.sleep(3.0)
+        if fault.startswith("slow "):  # and how many seconds
+            await asyncio.sleep(float(fault.removeprefix("slow ")))
         if fault == "hang":
             await asyncio.sleep(3600)
         if fault == "stale":

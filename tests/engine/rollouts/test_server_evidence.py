@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from grpo_tui.engine.rollouts.rollout import Rollout
-from grpo_tui.engine.rollouts.server_evidence import ServerEvidence, _ways, log_e_value, p_value
+from grpo_tui.engine.rollouts.server_evidence import ServerEvidence, _ways, by_server, log_e_value, p_value
 from grpo_tui.envs.trajectory import Step, Trajectory
 
 GROUPS, SIZE = 8, 4
@@ -64,6 +65,26 @@ def step_of(
             sampled.append(Rollout(logprobs=written, **facts))
             present.append(Rollout(logprobs=np.concatenate([[0.0], true + error]).astype(np.float32), **facts))
     return sampled, present
+
+
+def test_the_mismatch_and_the_age_of_each_servers_turns():
+    sampled, present = step_of(np.random.default_rng(3), 4, 0.02, shift=0.5)
+    older = [replace(r, policy_version=r.policy_version - r.group) for r in sampled]
+    apart: dict[str, list[float]] = {"http://good": [], "http://bad": []}
+    ages: dict[str, list[int]] = {"http://good": [], "http://bad": []}
+    for made, now in zip(older, present, strict=True):
+        server = "http://bad" if made.group % 2 else "http://good"
+        ages[server].append(6 - made.policy_version)
+        assert made.logprobs is not None and now.logprobs is not None
+        apart[server] += [abs(float(b) - float(a)) for a, b in zip(made.logprobs, now.logprobs, strict=True)][1:]
+    expected = {
+        server: (sum(apart[server]) / len(apart[server]), sum(ages[server]) / len(ages[server])) for server in apart
+    }
+    found = by_server(older, present, 6)
+    assert found.keys() == expected.keys() and found["http://bad"][0] > 10 * found["http://good"][0]
+    for server in found:
+        assert found[server] == pytest.approx(expected[server], rel=1e-6)
+    assert by_server([], [], 6) == {}
 
 
 def first_suspicion(seed: int, steps: int, *, noise: float = 0.01, rounding: float = math.inf, **how: object) -> int:

@@ -111,7 +111,7 @@ def test_a_group_may_be_trained_before_slower_ones_and_never_too_late(tmp_path: 
     made = configured(tmp_path / "made", tmp_path / "base")
     server = server_of(made, tmp_path / "base")
     server.on_cpu = False  # there, versions are proved while turns are written
-    server.fail(*[*[""] * 20, "slow"] * 20)
+    server.fail(*[*[""] * 20, "slow 3"] * 20)
     folder = configured(tmp_path / "ahead", tmp_path / "base", [server.url], max_staleness=3, steps_ahead=1, steps=9)
     assert run(folder) == 0
     server.stop()

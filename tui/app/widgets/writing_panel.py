@@ -162,6 +162,8 @@ class WritingPanel(LivePanel):
         facts = [f"{server.in_flight} in flight", f"{count(server.turns)} turns", f"{count(server.tokens)} tokens"]
         if (rate := self._rates.get(server.url)) is not None:
             facts.insert(1, f"{number(rate)} tok/s")
+        if server.mismatch is not None and server.behind is not None:
+            facts[-2:-2] = [f"mismatch {number(server.mismatch)}", f"{number(server.behind)} steps behind"]
         for fact in [f"out: {server.why_out}"] if server.why_out else facts:
             line.offer(Line(p).add("  ", p.faint).add(fact, p.muted), width)
         return line
