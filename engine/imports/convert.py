@@ -18,7 +18,7 @@ from ..runs.columns import Flag, Listed
 from ..runs.types import Split, TrajectoryRecord
 from .format import NOT_WRITTEN
 from .messages import split
-from .rollout import Message, Rollout, Score, text
+from .rollout import Document, Message, Rollout, Score, text
 
 TEXT = "(text)"
 """The label of a turn without a call."""
@@ -323,7 +323,7 @@ def _step_advantages(rollout: Rollout, turns: int) -> tuple[float, ...]:
     return tuple(known) if known and len(known) == len(found) == turns else ()
 
 
-def _tool(data: Mapping[str, Any]) -> ToolSpec:
+def _tool(data: Document) -> ToolSpec:
     inner = data.get("function")
     source = inner if isinstance(inner, Mapping) else data
     return ToolSpec(str(source.get("name") or "?"), text(source.get("description")) or "")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .containers.base import loads
-from .rollout import Item, mapping
+from .rollout import Document, Item, mapping
 
 NOT_WRITTEN = {
     "reward": "rewards are not written",
@@ -100,7 +100,7 @@ class Origin:
             return "eval"
         return "eval" if any(_OF_EVALS.search(f) for f in (*folders, Path(name).stem)) else ""
 
-    def beside(self, name: str) -> Mapping[str, Any]:
+    def beside(self, name: str) -> Document:
         """Return a small JSON file in the same folder (or at `../name`), or an empty object."""
         return _side_file(self.path.parent / name)
 
@@ -110,7 +110,7 @@ class Origin:
 
 
 @lru_cache(maxsize=256)
-def _side_file(path: Path) -> Mapping[str, Any]:
+def _side_file(path: Path) -> Document:
     try:
         data = loads(_side_bytes(path))
     except ValueError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .formats.tables import GENERIC
 from .messages import completion, conversation
-from .rollout import Message, Rollout, Score, number
+from .rollout import Document, Message, Rollout, Score, number
 
 _NUMBERS = {
     key
@@ -32,7 +32,7 @@ def step_of(step: Any) -> int:
         raise TypeError(f"step={step!r} is no training step; right would be a whole number such as 1") from None
 
 
-def checked(rollout: object) -> Rollout | Mapping[str, Any]:
+def checked(rollout: object) -> Rollout | Document:
     """Return a rollout with plain numbers and messages. Raises TypeError that names the key of a wrong value."""
     if isinstance(rollout, Rollout):
         return _of_object(rollout)
@@ -48,7 +48,7 @@ def checked(rollout: object) -> Rollout | Mapping[str, Any]:
     return found
 
 
-def misspelt(rollout: Mapping[str, Any]) -> dict[str, str]:
+def misspelt(rollout: Document) -> dict[str, str]:
     """Return keys that become columns but are nearly a known key, each with that key."""
     own = [key for key in rollout if key not in _KNOWN and not key.startswith(GENERIC.prefixes)]
     near = {key: difflib.get_close_matches(key, _KNOWN - rollout.keys(), 1, 0.8) for key in own}

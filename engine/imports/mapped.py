@@ -16,7 +16,7 @@ from typing import Any, Literal
 from .containers.csv_rows import Row
 from .format import Origin
 from .messages import completion, conversation, error_text, split
-from .rollout import Item, Message, Rollout, Score, listed, mapping, number, text, whole
+from .rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, text, whole
 
 Reader = Callable[[Any], tuple[Message, ...]]
 
@@ -42,7 +42,7 @@ class Mapped:
     """The paths that may hold each role."""
     needs: tuple[str, ...] = ()
     """Paths that every document has."""
-    when: Callable[[Mapping[str, Any]], object] | None = None
+    when: Callable[[Document], object] | None = None
     """A further condition on a document."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Mapped:
     """Paths of a list of rollouts in a document. A row finds the document under its key `^`."""
     split: str = ""
     """The split of rollouts that name none."""
-    finish: Callable[[Rollout, Mapping[str, Any], Origin], Rollout] | None = None
+    finish: Callable[[Rollout, Document, Origin], Rollout] | None = None
     """Adds values that no key can express."""
 
     def detect(self, document: Any, origin: Origin) -> bool:
@@ -82,7 +82,7 @@ class Mapped:
             and (bool(self.needs or self.when) or self._says_something(document))
         )
 
-    def _says_something(self, document: Mapping[str, Any]) -> bool:
+    def _says_something(self, document: Document) -> bool:
         """Return whether there is a completion, or a null completion with a prompt."""
         plan = self._plan(document)
         if plan.first(document, "completion") is not None or plan.first(document, "messages") is not None:
@@ -94,7 +94,7 @@ class Mapped:
         for row in [document] if self._is_row(document) else self._inner(document):
             yield self.rollout(row, origin)
 
-    def rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    def rollout(self, document: Document, origin: Origin) -> Rollout:
         plan = self._plan(document)
         found = {role: plan.first(document, role) for role in plan.roles}
         get = found.get
@@ -166,10 +166,10 @@ class Mapped:
         """Return this format with the keys that a user names in first place."""
         return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
 
-    def first(self, document: Mapping[str, Any], role: str) -> Any:
+    def first(self, document: Document, role: str) -> Any:
         return self._plan(document).first(document, role)
 
-    def _plan(self, document: Mapping[str, Any]) -> _Plan:
+    def _plan(self, document: Document) -> _Plan:
         """Return the plan for a document's keys. Documents of one file mostly share them, so plans are kept."""
         keys = tuple(document)
         plan = self._plans.get(keys)
@@ -199,7 +199,7 @@ class Mapped:
                 columns.append((key, None if prefix is None else key[len(prefix) :]))
         return _Plan(roles, tuple(columns), tuple(r for r, p in roles.items() if len(p) > 1 and r not in _ALL_COUNT))
 
-    def _columns(self, document: Mapping[str, Any], plan: _Plan) -> tuple[dict[str, Score], dict[str, Any]]:
+    def _columns(self, document: Document, plan: _Plan) -> tuple[dict[str, Score], dict[str, Any]]:
         components: dict[str, Score] = {}
         extra: dict[str, Any] = {}
         for key in plan.roles.get("components", ()):
@@ -241,14 +241,14 @@ class _Plan:
     several: tuple[str, ...] = ()
     """Roles that more than one path may hold."""
 
-    def first(self, document: Mapping[str, Any], role: str) -> Any:
+    def first(self, document: Document, role: str) -> Any:
         for path in self.roles.get(role, ()):
             found = document[path] if path in document else at(document, path)
             if found is not None:
                 return found
         return None
 
-    def left_over(self, document: Mapping[str, Any], found: Mapping[str, Any], unread: Sequence[str]) -> dict[str, Any]:
+    def left_over(self, document: Document, found: Document, unread: Sequence[str]) -> dict[str, Any]:
         """Return values of roles that became no part of the rollout, by path: unreadable ones (a reward in words), and
         those that differ from the value that counts."""
         left: dict[str, Any] = {}
@@ -263,7 +263,7 @@ class _Plan:
         return left
 
 
-def has(document: Mapping[str, Any], key: str) -> bool:
+def has(document: Document, key: str) -> bool:
     """Return whether a document has a dotted path. Its value may be null."""
     if key in document:
         return True
@@ -272,7 +272,7 @@ def has(document: Mapping[str, Any], key: str) -> bool:
     return bool(dot) and isinstance(inner, Mapping) and has(inner, rest)
 
 
-def at(document: Mapping[str, Any], key: str) -> Any:
+def at(document: Document, key: str) -> Any:
     """Return the value at a dotted path, or None."""
     if key in document:
         return document[key]
@@ -295,7 +295,7 @@ def scores(value: object) -> dict[str, Score]:
     return found
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain(values: Document) -> dict[str, Any]:
     """Return values that a column can show: numbers, short texts, short lists as JSON. Values in an object get their
     path as name (`judge.score`)."""
     found: dict[str, Any] = {}
@@ -303,7 +303,7 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _flatten(values: Mapping[str, Any], prefix: str, found: dict[str, Any], depth: int) -> None:
+def _flatten(values: Document, prefix: str, found: dict[str, Any], depth: int) -> None:
     for name, value in values.items():
         if len(found) >= _COLUMNS:
             return

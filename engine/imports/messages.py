@@ -14,7 +14,7 @@ from ...envs.trajectory import DISPLAYS
 from .calls import call as call
 from .calls import error_of, with_text_calls
 from .calls import error_text as error_text
-from .rollout import Call, Display, Message, listed, number, parsed, text
+from .rollout import Call, Display, Document, Message, listed, number, parsed, text
 from .templates import ROLES, flat, joined
 
 _RESULTS = ("tool_result", "tool_call_response")
@@ -57,7 +57,7 @@ def conversation(value: object) -> tuple[Message, ...]:
     return joined(found)
 
 
-def message(data: Mapping[str, Any]) -> Message:
+def message(data: Document) -> Message:
     """Read one message with `role`/`content`, ShareGPT's `from`/`value`, or other names for them."""
     role = str(data.get("role") or data.get("from") or data.get("source") or "user")
     content = data.get("content", data.get("value", data.get("text", data.get("message", data.get("parts")))))
@@ -97,7 +97,7 @@ _SPOKEN = frozenset(
 _LANGCHAIN = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": "tool"}
 
 
-def langchain(item: Mapping[str, Any]) -> Mapping[str, Any]:
+def langchain(item: Document) -> Document:
     """Rewrite a LangChain message (serialised, dumped, or `{"type", "data"}`) as an OpenAI message."""
     if isinstance(item.get("kwargs"), Mapping) and "lc" in item:
         item = item["kwargs"]
@@ -188,7 +188,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
     return "\n".join(texts), "\n".join(thoughts), tuple(calls), error
 
 
-def _inside(value: Mapping[str, Any]) -> list[Any] | None:
+def _inside(value: Document) -> list[Any] | None:
     """Return the conversation inside an answer of OpenAI's interfaces or a request, or None."""
     if isinstance(value.get("body"), Mapping) and "role" not in value:  # of a batch: `{"status_code", "body"}`
         return [value["body"]]
@@ -201,7 +201,7 @@ def _inside(value: Mapping[str, Any]) -> list[Any] | None:
     return None
 
 
-def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
+def _responses_item(item: Document) -> tuple[Message, ...] | None:
     """Read an item of OpenAI's Responses that is no message: a call, its output, or a thought. None for a message."""
     kind = item.get("type")
     if not isinstance(kind, str) or "role" in item:
@@ -222,14 +222,14 @@ def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
     return () if kind.startswith(("mcp_", "item_")) else None
 
 
-def _asked(item: Mapping[str, Any]) -> Any:
+def _asked(item: Document) -> Any:
     """Return the arguments of a call. Code, and the input of a custom tool, are text."""
     key = next((k for k in ("arguments", "input", "action", "code", "queries") if k in item), None)
     given = None if key is None else item[key]
     return {key: given} if isinstance(given, str) and key != "arguments" else given
 
 
-def _gym_step(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
+def _gym_step(item: Document) -> tuple[Message, ...] | None:
     """Read a step of an environment: observation, action and reward. None for a message."""
     if "action" not in item or any(k in item for k in ("role", "content", "from", "type")):
         return None
@@ -238,7 +238,7 @@ def _gym_step(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
     return (Message("user", seen), done) if seen else (done,)
 
 
-def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
+def _tool_results(item: Document) -> tuple[Message, ...] | None:
     """Read a message with results as parts (Anthropic, GenAI): a message for each, and one for other parts. None for
     any other message."""
     content = item.get("content", item.get("parts"))

@@ -19,6 +19,8 @@ from ...envs.trajectory import Call as Call
 from ...envs.trajectory import Display as Display
 from ..runs.types import TokenArrays
 
+Document = Mapping[str, Any]
+"""A JSON object."""
 AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
 """Roles of the policy."""
 
@@ -92,9 +94,9 @@ class Rollout:
     tokens: Callable[[], TokenArrays[Any] | None] | None = None
     token_count: int | None = None
     policy_version: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    task: Mapping[str, Any] = field(default_factory=dict)
-    tools: tuple[Mapping[str, Any], ...] = ()
+    extra: Document = field(default_factory=dict)
+    task: Document = field(default_factory=dict)
+    tools: tuple[Document, ...] = ()
     seconds: float = 0.0
     unknown: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,7 +128,7 @@ class Amendment:
     step: int | None = None
     reward: float | None = None
     advantage: float | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Document = field(default_factory=dict)
     error: str | None = None
     tokens: Callable[[Rollout], Callable[[], TokenArrays[Any] | None] | None] | None = None
 
@@ -211,7 +213,7 @@ def text(value: object) -> str | None:
         return "(too deeply nested to show)"
 
 
-def mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Document:
     """Return a JSON object, parsed if it is text, or an empty one for anything else."""
     if isinstance(value, str) and value[:1] == "{":
         value = parsed(value)

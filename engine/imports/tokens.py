@@ -9,7 +9,7 @@ from math import nan
 from typing import Any
 
 from ..runs.types import TokenArrays
-from .rollout import listed, number, whole
+from .rollout import Document, listed, number, whole
 
 Maker = Callable[[], TokenArrays[Any] | None]
 
@@ -48,7 +48,7 @@ class Tokens:
         )
 
     @staticmethod
-    def of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Maker:
+    def of_nodes(nodes: Sequence[Document]) -> Maker:
         """Return a maker for verifiers' nodes, which have log-probs for their sampled tokens."""
 
         def make() -> TokenArrays[Any] | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..convert import is_judge
 from ..format import Documents, Origin
 from ..mapped import SEVERAL, Mapped, at, mean, plain, scores, several
 from ..messages import call, conversation, error_text, message, split
-from ..rollout import Call, Item, Message, Rollout, listed, mapping, number, text, whole
+from ..rollout import Call, Document, Item, Message, Rollout, listed, mapping, number, text, whole
 from ..templates import joined
 from ..tokens import Tokens
 
@@ -35,13 +34,13 @@ def _mini_messages(value: object) -> tuple[Message, ...]:
     return joined(found)
 
 
-def _action(given: Mapping[str, Any]) -> Call:
+def _action(given: Document) -> Call:
     """Read a command of a shell, with the id of its call if there is one."""
     arguments = {k: v for k, v in given.items() if k not in ("tool_call_id", "tool")}
     return Call(str(given.get("tool") or "bash"), arguments, str(given.get("tool_call_id") or ""))
 
 
-def _mini_error(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _mini_error(made: Rollout, document: Document, origin: Origin) -> Rollout:
     ends = [m for m in listed(document.get("messages")) if isinstance(m, Mapping) and m.get("role") == "exit"]
     why = text(at(ends[-1], "extra.exception_str")) if ends else None
     status = None if made.stop.lower() in ("submitted", "limitsexceeded", "") else made.stop
@@ -95,7 +94,7 @@ def _swe_steps(trajectory: object) -> tuple[Message, ...]:
     return tuple(found)
 
 
-def _swe_trial(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _swe_trial(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Name the rollout by its file, because an instance may be tried several times."""
     name = origin.path.name.removesuffix(".traj")
     failed = made.stop.startswith("exit_") or "error" in made.stop.lower()
@@ -127,9 +126,9 @@ SWE_AGENT = Mapped(
 _UNNAMED = ("agent", "default_traj_name")
 
 
-def _episode(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _episode(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for each trajectory. An episode that failed before the first one is a rollout without turns."""
-    trajectories: list[Mapping[str, Any]] = [t for t in document["trajectories"] if isinstance(t, Mapping)] or [{}]
+    trajectories: list[Document] = [t for t in document["trajectories"] if isinstance(t, Mapping)] or [{}]
     episode = text(document.get("episode_id") or document.get("id")) or ""
     group, _, index = episode.rpartition(":")
     correct = document.get("is_correct")
@@ -177,7 +176,7 @@ def _episode(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
         )
 
 
-def _rllm_messages(known: list[Mapping[str, Any]]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+def _rllm_messages(known: list[Document]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Read the conversation of the last step, which is the whole one, or join the ends of all steps' conversations.
 
     Turns get the rewards of the steps if each step has one turn.

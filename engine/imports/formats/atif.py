@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, message, split
-from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text
+from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, summed, text
 from ..tokens import Tokens
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
@@ -24,7 +23,7 @@ _UNKNOWN = {
 _OF_THE_TRIAL = {"reward": "the reward belongs to the trial, and is shown at its first trajectory"}
 
 
-def _open(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _open(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout, and one for each trajectory of a subagent inside."""
     result = origin.beside("../result.json") or origin.beside("result.json")
     made = _trajectory(document, text(result.get("trial_name")))
@@ -39,7 +38,7 @@ def _open(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
             yield replace(_of_trial(made, result, {}, origin), error=None, unknown=_OF_THE_TRIAL)
 
 
-def _open_trial(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _open_trial(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for the `result.json` of a trial without an ATIF trajectory."""
     if any((origin.path.parent / name).exists() for name in ("agent/trajectory.json", "trajectory.json")):
         return
@@ -52,7 +51,7 @@ def _open_trial(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     yield _of_trial(made, document, _rewards(document, origin), origin)
 
 
-def _trajectory(document: Mapping[str, Any], trial: str | None) -> Rollout:
+def _trajectory(document: Document, trial: str | None) -> Rollout:
     steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
     prompt, said = split([m for step in steps for m in _messages(step)])
     agent, final = mapping(document.get("agent")), mapping(document.get("final_metrics"))
@@ -72,7 +71,7 @@ def _trajectory(document: Mapping[str, Any], trial: str | None) -> Rollout:
     )
 
 
-def _of_trial(made: Rollout, result: Mapping[str, Any], rewards: Mapping[str, Score], origin: Origin) -> Rollout:
+def _of_trial(made: Rollout, result: Document, rewards: Mapping[str, Score], origin: Origin) -> Rollout:
     total = rewards.get("reward")
     exception = [text(at(result, f"exception_info.exception_{k}")) for k in ("type", "message")]
     return replace(
@@ -87,7 +86,7 @@ def _of_trial(made: Rollout, result: Mapping[str, Any], rewards: Mapping[str, Sc
     )
 
 
-def _rewards(result: Mapping[str, Any], origin: Origin) -> dict[str, Score]:
+def _rewards(result: Document, origin: Origin) -> dict[str, Score]:
     """Return the verifier's scores by name, from the result (one number in older versions) or the verifier's files."""
     found = scores(at(result, "verifier_result.rewards"))
     if not found and (one := number(at(result, "verifier_result.reward"))) is not None:
@@ -99,7 +98,7 @@ def _rewards(result: Mapping[str, Any], origin: Origin) -> dict[str, Score]:
     return found
 
 
-def _messages(step: Mapping[str, Any]) -> list[Message]:
+def _messages(step: Document) -> list[Message]:
     said = message({**step, "content": step.get("message"), "name": "", "error": None})
     calls = tuple(call(c) for c in listed(step.get("tool_calls")))
     reasoning = text(step.get("reasoning_content")) or said.thought
@@ -111,7 +110,7 @@ def _messages(step: Mapping[str, Any]) -> list[Message]:
     return made
 
 
-def _seconds(times: Mapping[str, Any]) -> float:
+def _seconds(times: Document) -> float:
     try:
         begin, end = (datetime.fromisoformat(str(times.get(k))) for k in ("started_at", "finished_at"))
         return max(0.0, (end - begin).total_seconds())

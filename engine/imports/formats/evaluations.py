@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import completion, conversation, error_text
-from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text
+from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, summed, text
 from .tables import GENERIC
 
 
@@ -62,7 +61,7 @@ TAU2 = Mapped(
 )
 
 
-def _of_harness(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _of_harness(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the metrics of one filter. Choices scored by likelihood are no answer of the model."""
     answers = [r for each in listed(document["resps"]) for r in (each if isinstance(each, list) else [each])]
     wrote = [r for r in answers if isinstance(r, str)]
@@ -106,7 +105,7 @@ HARNESS = Mapped(
 )
 
 
-def _of_promptfoo(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _of_promptfoo(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Keep an error only if the call failed. promptfoo also writes the reason of a failed assertion there."""
     failed = document.get("failureReason") != 1 and made.error
     seconds = number(document.get("latencyMs"))
@@ -140,7 +139,7 @@ PROMPTFOO = Mapped(
 )
 
 
-def _of_batch(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _of_batch(made: Rollout, document: Document, origin: Origin) -> Rollout:
     kind = text(at(document, "result.type")) or "succeeded"
     why = next((e for p in ("result.error.error", "result.error", "error") if (e := error_text(at(document, p)))), None)
     why = why or error_text(at(document, "response.body.error"))
@@ -175,7 +174,7 @@ _SCORE = re.compile("score|reward|rating")
 _HH = re.compile(r"\n\n(Human|Assistant):")
 
 
-def _pair(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _pair(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the chosen answer, then the rejected one, as the rollouts of a group."""
     sides = {k: v for k, v in document.items() if any(side in k for side in _SIDES)}
     made = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)

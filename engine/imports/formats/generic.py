@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..format import Documents, Format, Origin
-from ..rollout import Item, Numbers, Rollout, number, whole
+from ..rollout import Document, Item, Numbers, Rollout, number, whole
 from .tables import GENERIC
 from .trl import metric_name
 
@@ -24,12 +24,12 @@ _SINGULARS = frozenset([
 ])  # fmt: skip
 
 
-def _is_group(document: Mapping[str, Any], origin: Origin) -> bool:
+def _is_group(document: Document, origin: Origin) -> bool:
     key = _list_key(document)
     return key is not None and not _is_column(document.get("prompt"), len(document[key]))
 
 
-def _group(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _group(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for each completion. Lists of the same length hold one value for each."""
     key = _list_key(document)
     assert key is not None
@@ -47,7 +47,7 @@ def _group(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
         yield GENERIC.rollout(row, origin)
 
 
-def _is_batch(document: Mapping[str, Any], origin: Origin) -> bool:
+def _is_batch(document: Document, origin: Origin) -> bool:
     key = _list_key(document)
     if key is None:
         return False
@@ -56,7 +56,7 @@ def _is_batch(document: Mapping[str, Any], origin: Origin) -> bool:
     return size > 0 and _is_column(prompts, size)
 
 
-def _batch(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _batch(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for each place in the lists. Numbers without another meaning are reward functions."""
     key = _list_key(document)
     assert key is not None
@@ -85,17 +85,15 @@ def wandb_table(formats: Iterable[Format]) -> Documents:
     """Return the format of a wandb table file. Each row has one of `formats`."""
     known = tuple(formats)
 
-    def read(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    def read(document: Document, origin: Origin) -> Iterable[Item]:
         columns = [str(c) for c in document["columns"]]
-        rows: list[Mapping[str, Any]] = [
-            dict(zip(columns, v, strict=False)) for v in document["data"] if isinstance(v, list)
-        ]
+        rows: list[Document] = [dict(zip(columns, v, strict=False)) for v in document["data"] if isinstance(v, list)]
         yield from table_rows(rows, known, origin)
 
     return Documents("wandb table", read, lists=("columns", "data"))
 
 
-def table_rows(rows: list[Mapping[str, Any]], formats: Iterable[Format], origin: Origin) -> Iterable[Item]:
+def table_rows(rows: list[Document], formats: Iterable[Format], origin: Origin) -> Iterable[Item]:
     """Yield the rollouts of a table's rows, each by the first format that knows it.
 
     A table may be logged twice, at the last step and when the training ends. Ids made of its content show that it is
@@ -111,12 +109,12 @@ def table_rows(rows: list[Mapping[str, Any]], formats: Iterable[Format], origin:
                 yield item
 
 
-def _lower(row: Mapping[str, Any]) -> dict[str, Any]:
+def _lower(row: Document) -> dict[str, Any]:
     """Return a row whose names are written as in code. Tables are made for screens (`Total Reward`)."""
     return {name.strip().lower().replace(" ", "_"): value for name, value in row.items()}
 
 
-def _verl_samples(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _verl_samples(row: Document) -> list[dict[str, Any]]:
     """Return the samples of a row of verl, which logs `input_1, output_1, score_1, input_2, …` per validation."""
     found = []
     n = 1
@@ -147,7 +145,7 @@ def wrapped(formats: tuple[Format, ...]) -> Documents:
     is known, too.
     """
 
-    def items(document: Any, origin: Origin) -> Iterator[tuple[Format, Mapping[str, Any]]]:
+    def items(document: Any, origin: Origin) -> Iterator[tuple[Format, Document]]:
         if isinstance(document, Mapping):
             rows = next((v for k in _LISTS if isinstance(v := document.get(k), list)), [])
             shared = {k: v for k, v in document.items() if k in _SHARED and v is not None}
@@ -191,12 +189,12 @@ def zipped(inner: Format) -> Documents:
     )
 
 
-def _member(document: Mapping[str, Any], origin: Origin) -> Origin:
+def _member(document: Document, origin: Origin) -> Origin:
     inside = [part for part in str(document["member"]).split("/") if part not in ("", ".", "..")]
     return Origin(origin.path.joinpath(*inside), origin.root)  # never a path out of the zip
 
 
-def _is_metrics(document: Mapping[str, Any], origin: Origin) -> bool:
+def _is_metrics(document: Document, origin: Origin) -> bool:
     """Return whether a document has a step, otherwise mostly numbers, and no lists or objects."""
     if not document:
         return False
@@ -207,14 +205,14 @@ def _is_metrics(document: Mapping[str, Any], origin: Origin) -> bool:
     )
 
 
-def _metrics(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _metrics(document: Document, origin: Origin) -> Iterable[Item]:
     step = _step(document)
     step = origin.step if step is None else step
     assert step is not None
     yield Numbers(step, _scalars({str(k): v for k, v in document.items() if k not in _NO_METRIC}))
 
 
-def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
+def _scalars(values: Document) -> dict[str, float]:
     """Return the numbers by the names of metrics. A chart that wandb exports has columns `run - metric`."""
     runs = {name.rpartition(" - ")[0] for name in values}
     cut = f"{runs.pop()} - " if len(runs) == 1 else ""
@@ -222,7 +220,7 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
     return {metric_name(name.removeprefix(cut)): n for name, n in kept.items()}
 
 
-def _logged(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _logged(document: Document, origin: Origin) -> Iterable[Item]:
     """Read the scalars of an event file of TensorBoard, or of an offline run of wandb."""
     values = document.get("tensorboard") or document["wandb"]
     step = _step(values)
@@ -250,7 +248,7 @@ _BOUNDS = ("__MIN", "__MAX")
 """Ends of the names of columns with the range of a point."""
 
 
-def _step(document: Mapping[str, Any]) -> int | None:
+def _step(document: Document) -> int | None:
     return next((found for key in _STEPS if (found := whole(document.get(key))) is not None), None)
 
 

@@ -10,16 +10,16 @@ from ..containers.zip_file import member_of, number_of
 from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import conversation, error_text, split
-from ..rollout import Expected, Item, Named, Rollout, Score, listed, mapping, number, summed, text, whole
+from ..rollout import Document, Expected, Item, Named, Rollout, Score, listed, mapping, number, summed, text, whole
 
 
-def _is_log(document: Mapping[str, Any], origin: Origin) -> bool:
+def _is_log(document: Document, origin: Origin) -> bool:
     if isinstance(document.get("member"), str) and "document" in document:
         return _is_sample(document["document"]) or _is_part(document["member"])
     return isinstance(document.get("eval"), Mapping) and ("samples" in document or "status" in document)
 
 
-def _open(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _open(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for each sample. Epochs of a sample are the rollouts of its group."""
     if "member" in document:
         if _is_sample(document["document"]):
@@ -52,7 +52,7 @@ def _is_part(member: str) -> bool:
     return member.startswith("_journal/") or member in ("header.json", "summaries.json", "reductions.json")
 
 
-def _header(origin: Origin) -> Mapping[str, Any]:
+def _header(origin: Origin) -> Document:
     """Return the header of a packed log, or its beginning in the journal."""
     for name in ("header.json", "_journal/start.json"):
         found = member_of(origin.path, name)
@@ -61,7 +61,7 @@ def _header(origin: Origin) -> Mapping[str, Any]:
     return {}
 
 
-def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[Item]:
+def _summaries(summaries: list[Document], origin: Origin) -> Iterator[Item]:
     """Yield the samples as the summaries describe them, and the ids of samples that the log does not hold."""
     header, missing = _header(origin), []
     for summary in summaries:
@@ -80,7 +80,7 @@ def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[I
         yield Named(tuple(missing))
 
 
-def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
+def _sample(sample: Document, header: Document) -> Rollout:
     attachments = {f"attachment://{k}": v for k, v in mapping(sample.get("attachments")).items()}
     talk = listed(sample.get("messages")) or listed(sample.get("input"))  # without messages if it failed early
     if not talk and sample.get("input"):
@@ -141,7 +141,7 @@ _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 """inspect-ai's grades: correct, incorrect, partial, no answer."""
 
 
-def _restored(value: Any, attachments: Mapping[str, Any]) -> Any:
+def _restored(value: Any, attachments: Document) -> Any:
     if not attachments:
         return value
     if isinstance(value, str):

@@ -11,14 +11,14 @@ from ..containers.session import is_claude, is_entry, is_session
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import conversation, error_text, split
-from ..rollout import Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
+from ..rollout import Document, Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
 
 _ITEMS = ("message", "reasoning")
 _EXIT_CODE = re.compile(r"(?:Exit code: |(?:[A-Z][\w ]{1,40}: [^\n]*\n){0,3}Process exited with code )(-?\d+)\n")
-Entries = list[Mapping[str, Any]]
+Entries = list[Document]
 
 
-def _session(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _session(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the rollouts of a file that is one session: one, and one for each subagent."""
     entries: Entries = [e for e in document["session"] if isinstance(e, Mapping)]
     first = entries[0]
@@ -90,11 +90,11 @@ def _claude(entries: Entries) -> Iterable[Rollout]:
         )
 
 
-def _of_subagent(entry: Mapping[str, Any]) -> bool:
+def _of_subagent(entry: Document) -> bool:
     return bool(entry.get("isSidechain") or entry.get("parent_tool_use_id"))
 
 
-def _is_spoken(entry: Mapping[str, Any]) -> bool:
+def _is_spoken(entry: Document) -> bool:
     return entry.get("type") in ("user", "assistant")
 
 
@@ -105,7 +105,7 @@ def _branch(entries: Entries) -> Entries:
     After a compaction, entries may be written once more with the same id and another parent. What precedes a
     compaction, or an entry whose parent is not written, is the entry before it in the file.
     """
-    first: dict[object, Mapping[str, Any]] = {}
+    first: dict[object, Document] = {}
     parents: dict[str, set[str]] = {}
     last = ""
     for n, entry in enumerate(entries):
@@ -133,7 +133,7 @@ def _branch(entries: Entries) -> Entries:
     return [e for e in first.values() if id(e) in shown or any(p.get("tool_use_id") in calls for p in _parts(e))]
 
 
-def _parts(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _parts(entry: Document) -> list[Document]:
     return [p for p in listed(mapping(entry.get("message")).get("content")) if isinstance(p, Mapping)]
 
 
@@ -184,7 +184,7 @@ def _codex(entries: Entries) -> Rollout:
     )
 
 
-def _codex_item(item: Mapping[str, Any]) -> Mapping[str, Any]:
+def _codex_item(item: Document) -> Document:
     """Return an item with the error of a command, whose output begins with its exit code or is JSON with it."""
     given = item.get("output")
     if isinstance(given, str) and (found := _EXIT_CODE.match(given)):
@@ -209,7 +209,7 @@ def _history(value: object) -> Entries:
     return [e for e in events if isinstance(e, Mapping)]
 
 
-def _of_openhands(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _of_openhands(made: Rollout, document: Document, origin: Origin) -> Rollout:
     asked, instruction = made.prompt, text(document.get("instruction"))
     if instruction and not any(m.role == "user" for m in asked):
         asked = (*asked, Message("user", instruction))
@@ -268,7 +268,7 @@ def openhands_messages(events: Entries) -> Entries:
     return [{k: v for k, v in m.items() if k != "answer"} for m in found]
 
 
-def _event(event: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _event(event: Document) -> tuple[dict[str, Any] | None, str]:
     """Return the message of an event of version 0, and the id of the model's answer."""
     args, tool = mapping(event.get("args")), mapping(event.get("tool_call_metadata"))
     call_id = text(tool.get("tool_call_id"))
@@ -303,7 +303,7 @@ def _event(event: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     return {**made, "reasoning_content": said.get("reasoning_content")}, text(answer.get("id")) or ""
 
 
-def _sdk_event(event: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _sdk_event(event: Document) -> tuple[dict[str, Any] | None, str]:
     """Return the message of an event of the SDK (version 1), and the id of the model's answer."""
     match event["kind"]:
         case "SystemPromptEvent":

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..mapped import scores
-from ..rollout import Score, listed, mapping, number, parsed, text, whole
+from ..rollout import Document, Score, listed, mapping, number, parsed, text, whole
 from .spans import Span, read_json, traces
 
 
-def otlp(document: Mapping[str, Any]) -> list[Span] | None:
+def otlp(document: Document) -> list[Span] | None:
     """Read OTLP JSON, one export request a line."""
     if not isinstance(document.get("resourceSpans"), list):
         return None
@@ -26,7 +26,7 @@ def otlp(document: Mapping[str, Any]) -> list[Span] | None:
     return found
 
 
-def console(document: Mapping[str, Any]) -> list[Span] | None:
+def console(document: Document) -> list[Span] | None:
     """Read a span that `ConsoleSpanExporter` printed (`ReadableSpan.to_json`), or that Phoenix's client returned."""
     context = document.get("context")
     if not isinstance(context, Mapping) or "trace_id" not in context or "attributes" not in document:
@@ -34,7 +34,7 @@ def console(document: Mapping[str, Any]) -> list[Span] | None:
     return [_otel(document, str(context["trace_id"]), mapping(document["attributes"]))]
 
 
-def phoenix(document: Mapping[str, Any]) -> list[Span] | None:
+def phoenix(document: Document) -> list[Span] | None:
     """Read a row of Phoenix's table of spans: attributes are columns `attributes.…`."""
     if "context.trace_id" not in document:
         return None
@@ -43,7 +43,7 @@ def phoenix(document: Mapping[str, Any]) -> list[Span] | None:
     return [_otel(document, str(document["context.trace_id"]), own)]
 
 
-def _otel(span: Mapping[str, Any], trace: str, attributes: Mapping[str, Any]) -> Span:
+def _otel(span: Document, trace: str, attributes: Document) -> Span:
     status = mapping(span.get("status")) or {"code": span.get("status_code"), "message": span.get("status_message")}
     failed = status.get("code", status.get("status_code")) in (2, "STATUS_CODE_ERROR", "ERROR")
     why = text(status.get("message", status.get("description"))) or text(attributes.get("error.type")) or "error"
@@ -64,7 +64,7 @@ def _otel(span: Mapping[str, Any], trace: str, attributes: Mapping[str, Any]) ->
     )
 
 
-def mlflow(document: Mapping[str, Any]) -> list[Span] | None:
+def mlflow(document: Document) -> list[Span] | None:
     """Read a trace of MLflow, of version 2 or 3 (`Trace.to_dict`)."""
     info, data = document.get("info"), document.get("data")
     if not isinstance(info, Mapping) or not isinstance(data, Mapping) or not isinstance(data.get("spans"), list):
@@ -105,7 +105,7 @@ def mlflow(document: Mapping[str, Any]) -> list[Span] | None:
     return found
 
 
-def langsmith(document: Mapping[str, Any]) -> list[Span] | None:
+def langsmith(document: Document) -> list[Span] | None:
     """Read a run of LangSmith, with its child runs if they are in it. A bulk export has one run a row."""
     if "run_type" not in document or "inputs" not in document:
         return None
@@ -138,7 +138,7 @@ def langsmith(document: Mapping[str, Any]) -> list[Span] | None:
     return [made, *(span for child in children for span in langsmith(child) or ())]
 
 
-def langfuse(document: Mapping[str, Any]) -> list[Span] | None:
+def langfuse(document: Document) -> list[Span] | None:
     """Read a trace of Langfuse, with its observations if they are in it."""
     if not isinstance(document.get("scores"), list) or not ("observations" in document or "projectId" in document):
         return None
@@ -160,7 +160,7 @@ def langfuse(document: Mapping[str, Any]) -> list[Span] | None:
     return [root, *(_observation(trace, each) for each in observations)]
 
 
-def langfuse_rows(document: Mapping[str, Any]) -> list[Span] | None:
+def langfuse_rows(document: Document) -> list[Span] | None:
     """Read a row of a trace, an observation or a score that Langfuse exports into a blob storage."""
     if "project_id" not in document or "environment" not in document:
         return None
@@ -181,7 +181,7 @@ def langfuse_rows(document: Mapping[str, Any]) -> list[Span] | None:
     return None
 
 
-def _observation(trace: str, row: Mapping[str, Any]) -> Span:
+def _observation(trace: str, row: Document) -> Span:
     return Span(
         trace,
         _time(row.get("startTime")),
@@ -204,7 +204,7 @@ def _time(value: Any) -> float:
     return found
 
 
-def _typed(span: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(span: Document) -> dict[str, Any]:
     return {str(a.get("key")): _value(a.get("value")) for a in listed(span.get("attributes")) if isinstance(a, Mapping)}
 
 

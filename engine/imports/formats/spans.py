@@ -15,7 +15,21 @@ from typing import Any
 from ..format import Documents, Origin
 from ..mapped import plain
 from ..messages import completion, conversation, split
-from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
+from ..rollout import (
+    Amendment,
+    Document,
+    Item,
+    Message,
+    Rollout,
+    Score,
+    listed,
+    mapping,
+    number,
+    parsed,
+    summed,
+    text,
+    whole,
+)
 
 _REWARDS = ("training.reward", "reward")
 _SHOWN = ("gen_ai.", "training.", "llm.", "input.", "output.", "openinference.", "mlflow.", "tool.")
@@ -33,8 +47,8 @@ class Span:
     is_root: bool = False
     name: str = ""
     kind: str = ""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    attributes: Document = field(default_factory=dict)
+    events: Sequence[tuple[str, Document]] = ()
     asked: Any = None
     said: Any = None
     error: str | None = None
@@ -74,10 +88,10 @@ _UNKNOWN = {
 }
 
 
-def traces(name: str, read: Callable[[Mapping[str, Any]], list[Span] | None]) -> Documents:
+def traces(name: str, read: Callable[[Document], list[Span] | None]) -> Documents:
     """Return the format of a writer of spans. `read` returns the spans of a document, or None for other documents."""
 
-    def open_(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    def open_(document: Document, origin: Origin) -> Iterable[Item]:
         """Yield a rollout for each trace that holds a conversation, and an amendment for the others."""
         by_trace: dict[str, list[Span]] = defaultdict(list)
         for span in read(document) or ():
@@ -162,7 +176,7 @@ def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
     return Amendment(_conversation(spans) or trace, step=step, reward=reward, extra=extra, error=error)
 
 
-def _columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(attributes: Document) -> dict[str, Any]:
     shown = {k: v for k, v in attributes.items() if not k.startswith(_SHOWN) and k not in (*_REWARDS, "step", "group")}
     return plain(shown)
 
@@ -184,7 +198,7 @@ def _evaluations(span: Span) -> dict[str, Score]:
     return {**given, **span.components}
 
 
-def _with_stop(said: tuple[Message, ...], attributes: Mapping[str, Any]) -> tuple[Message, ...]:
+def _with_stop(said: tuple[Message, ...], attributes: Document) -> tuple[Message, ...]:
     """Give the last message the span's finish reason, if it has none of its own."""
     given = read_json(attributes.get("gen_ai.response.finish_reasons"))
     reason = text(next(iter(listed(given)), None)) or ""
@@ -193,7 +207,7 @@ def _with_stop(said: tuple[Message, ...], attributes: Mapping[str, Any]) -> tupl
     return (*said[:-1], replace(said[-1], stop=reason))
 
 
-def _numbered(attributes: Mapping[str, Any]) -> tuple[Message, ...]:
+def _numbered(attributes: Document) -> tuple[Message, ...]:
     tree: dict[str, Any] = {}
     for key, value in attributes.items():
         if _INDEXED.match(key):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..format import Origin
 from ..mapped import Mapped, at
 from ..messages import conversation, error_text, split
-from ..rollout import Message, Rollout, listed, text
+from ..rollout import Document, Message, Rollout, listed, text
 from ..templates import stripped_completion, stripped_prompt
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
@@ -30,7 +29,7 @@ def _verl_output(value: object) -> tuple[Message, ...]:
     return stripped_completion(value) if isinstance(value, str) else conversation(value)
 
 
-def _whole_talk(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _whole_talk(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Make one rollout of the rows of verl's agent loops, each of which holds the conversation so far."""
     found = _VERL_UID.fullmatch(text(document.get("uid")) or "")
     if found is None:
@@ -124,7 +123,7 @@ AGENTLIGHTNING = Mapped(
 )
 
 
-def _failed_tools(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _failed_tools(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the errors of tools, which OpenEnv lists in the order of the results."""
     trace = [t for t in listed(document.get("tool_trace")) if isinstance(t, Mapping)]
     errors = [error_text(at(t, "result.error")) for t in trace]
@@ -206,7 +205,7 @@ ROLES = (*_KEYS, "seconds", "task")
 """Roles for keys on the command line (`--map reward=score`)."""
 
 
-def _with_instruction(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _with_instruction(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Put an instruction before its input (Alpaca)."""
     rule, given = document.get("instruction"), document.get("input")
     if not (isinstance(rule, str) and isinstance(given, str) and rule and made.prompt == (Message("user", given),)):

@@ -11,7 +11,7 @@ from typing import Any
 from ..format import Documents, Origin
 from ..mapped import at, plain
 from ..messages import conversation, message, split
-from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
+from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
 
 _LOGGED = re.compile(r"response|assistant_content|tool|error|parse_errors|tool_(?:call|result)_\d+")
 """Keys of a turn's log that are part of the turn. Other keys become columns."""
@@ -19,7 +19,7 @@ _REWARD = re.compile(r"reward (-?\d+(?:\.\d+)?|nan)")
 MAX_DEPTH = 64
 
 
-def _summary(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _summary(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout with its conversation from the logtree, or with the words that the environment logs."""
     steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
     logs = [mapping(s.get("logs")) for s in steps]
@@ -55,7 +55,7 @@ def _summary(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     )
 
 
-def _logged(log: Mapping[str, Any], step: Mapping[str, Any]) -> list[Message]:
+def _logged(log: Document, step: Document) -> list[Message]:
     """Read the log of a turn. Environments with tools log words, calls and results, and others a response."""
     words = text(log.get("assistant_content", log.get("response"))) or ""
     calls = [{"name": log["tool"]}] if isinstance(log.get("tool"), str) else []
@@ -71,11 +71,11 @@ def _logged(log: Mapping[str, Any], step: Mapping[str, Any]) -> list[Message]:
     return [replace(said, reward=number(step.get("reward")), stop=stop, error=_error(log)), *results]
 
 
-def _error(log: Mapping[str, Any]) -> str | None:
+def _error(log: Document) -> str | None:
     return text(log.get("error")) or text(log.get("parse_errors")) or None
 
 
-def _of_turns(turns: list[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+def _of_turns(turns: list[Document]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return values that all turns share, and lists with one value per turn (null if the turn has none) by name."""
     names = {name: None for turn in turns for name in turn}
     given = {name: [turn[name] for turn in turns if name in turn] for name in names}
@@ -83,9 +83,7 @@ def _of_turns(turns: list[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str,
     return one, {name: [turn.get(name) for turn in turns] for name in names if name not in one}
 
 
-def _from_logtree(
-    document: Mapping[str, Any], origin: Origin
-) -> tuple[tuple[Message, ...], tuple[Message, ...]] | None:
+def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ...], tuple[Message, ...]] | None:
     """Return prompt and completion of a rollout from the logtree in the same folder, or None.
 
     The tree identifies groups and rollouts only by their order. So a rollout is taken only if its turns have the
@@ -98,7 +96,7 @@ def _from_logtree(
     if not tree or not steps or group is None or index is None:
         return None
     groups = list(_sections(tree.get("root"), "Group Rollout"))
-    rollouts: list[list[Mapping[str, Any]]] = []
+    rollouts: list[list[Document]] = []
     for turn in _sections(groups[group], "Turn ") if 0 <= group < len(groups) else ():
         if _heading(turn) == "Turn 1" or not rollouts:
             rollouts.append([])
@@ -129,17 +127,17 @@ def _nodes(node: Any, depth: int = 0) -> Iterator[Any]:
         yield from _nodes(child, depth + 1)
 
 
-def _sections(node: Any, heading: str) -> Iterator[Mapping[str, Any]]:
+def _sections(node: Any, heading: str) -> Iterator[Document]:
     return (n for n in _nodes(node) if mapping(n).get("tag") == "section" and _heading(n).startswith(heading))
 
 
-def _printed(turn: Mapping[str, Any]) -> float | None:
+def _printed(turn: Document) -> float | None:
     """Return the reward of a turn, which is printed with three decimals."""
     texts = (_REWARD.fullmatch(n.strip()) for n in _nodes(turn) if isinstance(n, str))
     return next((number(found[1]) for found in texts if found is not None), None)
 
 
-def _heading(section: Mapping[str, Any]) -> str:
+def _heading(section: Document) -> str:
     for child in listed(section.get("children")):
         if isinstance(child, Mapping) and re.fullmatch(r"h[1-6]", str(child.get("tag"))):
             return "".join(c for c in listed(child.get("children")) if isinstance(c, str)).strip()

@@ -11,7 +11,7 @@ from ..convert import identity
 from ..format import Documents, Origin
 from ..mapped import SEVERAL, Mapped, mean, plain, several
 from ..messages import conversation, error_text, split
-from ..rollout import Item, Message, Numbers, Rollout, Score, listed, mapping, number, parsed, text, whole
+from ..rollout import Document, Item, Message, Numbers, Rollout, Score, listed, mapping, number, parsed, text, whole
 from ..templates import flat
 from ..tokens import Tokens
 from .generic import table_rows
@@ -26,14 +26,14 @@ _ART_KEYS = (
 )
 
 
-def _is_art_group(document: Mapping[str, Any]) -> bool:
+def _is_art_group(document: Document) -> bool:
     trajectories = document.get("trajectories")
     return isinstance(trajectories, list) and (
         "exceptions" in document or any(isinstance(t, Mapping) and "messages_and_choices" in t for t in trajectories)
     )
 
 
-def _art(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _art(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for a row of the parquet, or for each trajectory of a group (JSON lines of older versions)."""
     if not _is_art_group(document):
         yield _art_rollout(document, origin)
@@ -45,7 +45,7 @@ def _art(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
     yield from (replace(rollout, group=rollout.group or named) for rollout in made)
 
 
-def _art_rollout(document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _art_rollout(document: Document, origin: Origin) -> Rollout:
     whole_ = mapping(document.get("trajectory_json")) or document
     group = mapping(document.get("group_json"))
     about_group = {**mapping(document.get("group_metadata")), **mapping(group.get("metadata"))}
@@ -93,7 +93,7 @@ def _with_calls(entry: Any) -> Any:
     return entry
 
 
-def _errors(document: Mapping[str, Any]) -> str | None:
+def _errors(document: Document) -> str | None:
     found = [str(e) for e in listed(document.get("logs")) if isinstance(e, str) and "error" in e.lower()[:40]]
     return found[0] if found and number(document.get("reward")) is None else None
 
@@ -120,11 +120,11 @@ _NEMO_KEYS = (
 )  # fmt: skip
 
 
-def _is_nemo(document: Mapping[str, Any], origin: Origin) -> bool:
+def _is_nemo(document: Document, origin: Origin) -> bool:
     return "idx" in document or all(isinstance(v, list) and len(v) == 1 for v in document.values())
 
 
-def _nemo(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _nemo(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout. Every value is a list of one."""
     one = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in document.items()}
     content = listed(one["content"]) or ([one["content"]] if isinstance(one["content"], str) else [])
@@ -196,13 +196,13 @@ _TRACE = Mapped(
 )
 
 
-def _is_trackio(document: Mapping[str, Any], origin: Origin) -> bool:
+def _is_trackio(document: Document, origin: Origin) -> bool:
     if all(k in document for k in ("run_name", "timestamp", "step")):
         return "trace_index" in document or not GENERIC.detect(document, origin)
     return isinstance(document.get("row"), Mapping) and "table" in document
 
 
-def _trackio(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _trackio(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the rollout of a trace, or metrics and the rollouts of a table in them.
 
     A table is skipped if the project has traces, and an export is skipped if its database is in the same folder.

@@ -15,7 +15,7 @@ from ....configs import metric_names as metric
 from ..format import Documents, Origin
 from ..mapped import Mapped
 from ..messages import completion, conversation
-from ..rollout import Item, Numbers, Score, listed, number, whole
+from ..rollout import Document, Item, Numbers, Score, listed, number, whole
 from .tables import GENERIC
 
 METRICS = {
@@ -66,7 +66,7 @@ _DECLARED = frozenset(
 def trl(functions: frozenset[str] = frozenset()) -> Documents:
     """Return the format of the completions table. `functions`: names of the reward functions, if they are known."""
 
-    def read(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    def read(document: Document, origin: Origin) -> Iterable[Item]:
         made = _TABLE.rollout(document, origin)
         known = functions or _functions(origin)
         components = dict(made.components)
@@ -94,7 +94,7 @@ def trl(functions: frozenset[str] = frozenset()) -> Documents:
     )
 
 
-def _is_row(document: Mapping[str, Any], origin: Origin) -> bool:
+def _is_row(document: Document, origin: Origin) -> bool:
     if not _TABLE.detect(document, origin) or any(isinstance(document[k], Mapping) for k in _TABLE.needs):
         return False
     return _DECLARED.isdisjoint(document) or _FILE.match(origin.path.name) is not None
@@ -103,7 +103,7 @@ def _is_row(document: Mapping[str, Any], origin: Origin) -> bool:
 TRL = trl()
 
 
-def _state(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _state(document: Document, origin: Origin) -> Iterable[Item]:
     for entry in listed(document.get("log_history")):
         step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
         if step is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..containers.base import TO_ITS_END
 from ..convert import is_judge
@@ -17,6 +16,7 @@ from ..mapped import Mapped, at, mean, plain, scores
 from ..messages import error_text, message
 from ..rollout import (
     Amendment,
+    Document,
     Expected,
     Item,
     Message,
@@ -44,9 +44,9 @@ _OVERLAYS = {
 """Names of the numbers that prime-rl's trainer adds to each token of a branch."""
 
 
-def _episodes(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _episodes(document: Document, origin: Origin) -> Iterable[Item]:
     effective = {"effective": True} if "effective" in origin.path.parts else {}
-    traces: list[Mapping[str, Any]] = [t for t in document["traces"] if isinstance(t, Mapping)]
+    traces: list[Document] = [t for t in document["traces"] if isinstance(t, Mapping)]
     if not traces and listed(document.get("errors")):  # it failed before there was one
         traces = [{"id": document.get("id")}]
     several = sum(not is_judge(text(at(t, "agent.name")) or "") for t in traces) > 1
@@ -73,7 +73,7 @@ TRACES = Documents(
 """Traces without an episode around them."""
 
 
-def _annotation(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _annotation(document: Document, origin: Origin) -> Iterable[Item]:
     info = mapping(document.get("info"))
     branches = [b for b in listed(document.get("branches")) if isinstance(b, Mapping)]
     advantage = number(info.get("advantage"))
@@ -94,7 +94,7 @@ ANNOTATIONS = Documents("prime-rl annotations", _annotation, keys=("trace_id", "
 """Values that prime-rl's orchestrator and trainer add to a trace."""
 
 
-def _stream_index(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+def _stream_index(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the ids of an entry, and the rollout that it describes if it has one trace and a group."""
     ids = tuple(id_ for id_ in listed(document.get("trace_ids")) if isinstance(id_, str))
     if ids:
@@ -126,7 +126,7 @@ STREAM_INDEX = Documents(
 """prime-rl's own indexes. That of the stream is read before the stream."""
 
 
-def _of_results(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+def _of_results(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the description of the run from `metadata.json`. Counts are columns, and other metrics components."""
     about = origin.beside("metadata.json")
     usage = mapping(document.get("token_usage"))
@@ -183,7 +183,7 @@ RESULTS = Mapped(
 """`results.jsonl` of verifiers up to 0.3."""
 
 
-def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin, several: bool) -> Rollout:
+def _trace(trace: Document, episode: Document, origin: Origin, several: bool) -> Rollout:
     nodes = [n for n in listed(trace.get("nodes")) if isinstance(n, Mapping)]
     chain, branches = _branch(nodes)
     calls = {whole(c.get("node")): c for c in listed(trace.get("calls")) if isinstance(c, Mapping)}
@@ -239,7 +239,7 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
     )
 
 
-def _branch(nodes: list[Mapping[str, Any]]) -> tuple[list[int], int]:
+def _branch(nodes: list[Document]) -> tuple[list[int], int]:
     """Return the nodes from the root to the last node, and the number of leaves."""
     parents = [whole(n.get("parent")) for n in nodes]
     chain, at_, seen = [], len(nodes) - 1, set()
@@ -252,7 +252,7 @@ def _branch(nodes: list[Mapping[str, Any]]) -> tuple[list[int], int]:
     return chain[::-1], len(leaves)
 
 
-def _message(node: Mapping[str, Any], call: Mapping[str, Any] | None) -> Message:
+def _message(node: Document, call: Document | None) -> Message:
     made = message(mapping(node.get("message")))
     time = mapping(call.get("time")) if call else {}
     return replace(
@@ -263,7 +263,7 @@ def _message(node: Mapping[str, Any], call: Mapping[str, Any] | None) -> Message
     )
 
 
-def _total(components: Mapping[str, Score], trace: Mapping[str, Any]) -> float | None:
+def _total(components: Mapping[str, Score], trace: Document) -> float | None:
     """Return the sum of score × weight, which is the reward by verifiers' definition, or None if a part is unknown."""
     stated = number(trace.get("reward"))
     if stated is not None:
