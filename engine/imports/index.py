@@ -21,13 +21,14 @@ from ..runs.read.reader import RunReader
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
 from .containers import BY_NAME, container_of
+from .containers.base import stat_of
 from .convert import TEXT, part_of, record_of
 from .dump import files_of, formats_of, items_at
 from .errors import DumpError
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import PROBLEMS, IndexStore
 from .options import Options
-from .part import PART_SECONDS, UNKNOWN, Part, stat_of, tail_of
+from .part import PART_SECONDS, UNKNOWN, Part, tail_of
 from .reached import is_low
 
 _TRAIN = "rows.split = (SELECT id FROM labels WHERE kind = 'split' AND name = 'train')"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from .containers.csv_rows import Row
 from .format import Origin
 from .messages import completion, conversation, error_text, split
-from .rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, text, whole
+from .rollout import Document, Item, Message, Rollout, Score, mapping, number, objects, text, whole
 
 Reader = Callable[[Any], tuple[Message, ...]]
 
@@ -157,7 +157,7 @@ class Mapped:
             seconds=number(get("seconds")) or 0.0,
             extra=extra,
             task=mapping(get("task")),
-            tools=tuple(t for t in listed(tools) if isinstance(t, Mapping)) if tools is not None else (),
+            tools=tuple(objects(tools)) if tools is not None else (),
             unknown={"advantage": SEVERAL} if read["advantage"] is None and several(get("advantage")) else {},
         )
         return made if self.finish is None else self.finish(made, document, origin)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from ..runs import codec
 from ..runs.columns import Flag, Listed
 from ..runs.labels import clean
 from ..runs.types import Split
-from .containers.base import Found
+from .containers.base import Found, stat_of
 from .convert import columns, identity, lacks, listed_of, split_of, with_turns_of_prompt
 from .dump import format_of
 from .format import NOT_WRITTEN, Format, Origin
@@ -382,12 +381,6 @@ class Part:
         self.store.db.execute(
             f"UPDATE measured SET rollouts = -1 WHERE step IN (SELECT step FROM rows WHERE {which})", (of,)
         )
-
-
-def stat_of(path: str | Path) -> tuple[int, int]:
-    """Return the size in bytes and the time of the last change in nanoseconds. Raises OSError."""
-    stat = os.stat(path)
-    return stat.st_size, stat.st_mtime_ns
 
 
 def tail_of(path: str, position: int) -> bytes:

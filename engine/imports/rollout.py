@@ -227,6 +227,11 @@ def listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
+def objects(value: object) -> list[Document]:
+    """Return the objects in a JSON list."""
+    return [item for item in listed(value) if isinstance(item, Mapping)]
+
+
 def parsed(value: str) -> Any:
     """Return the value of JSON text, NaN allowed, or None."""
     try:

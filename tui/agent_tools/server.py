@@ -13,6 +13,7 @@ from typing import Any
 
 from ...configs.errors import GrpoTuiError
 from ...engine.runs.errors import RecordDamaged
+from ..cli.common import HOST
 from .answers import Answer, visible
 from .rollouts import RolloutTools
 from .runs import RunTools
@@ -20,7 +21,6 @@ from .workspace import Workspace
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 MESSAGE = 1_000
 """Characters of an error."""
 INSTRUCTIONS = """Records of GRPO trainings: runs, rollouts, rewards, advantages, tokens, metrics.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from ...configs.schema import RunConfig
 
 
+HOST = "127.0.0.1"
+"""The only address that servers of this program bind to, unless an option names another."""
 Home = Annotated[
     Path,
     typer.Option(
@@ -68,6 +71,17 @@ def on_terminal() -> bool:
     if "TEXTUAL_DRIVER" in os.environ:  # in a browser: see web.py
         return True
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def free_port(option: str, port: int) -> int:
+    """Return a port of 127.0.0.1 that can be used: `port`, or any for 0. Else the command ends."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as problem:
+            fail(f"{option}: port {port} cannot be used: {problem.strerror}", ExitCode.USAGE)
+        return probe.getsockname()[1]
 
 
 @dataclass(frozen=True)

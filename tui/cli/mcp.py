@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .common import ExitCode, Home, fail, say, warn
+from .common import HOST, Home, fail, free_port, say, warn
 
 
 def mcp(
@@ -34,18 +33,13 @@ def mcp(
         return
     if find_spec("mcp") is None:
         fail("grpo-tui mcp needs the package mcp: pip install 'grpo-tui[mcp]'")
-    from ..agent_tools.server import HOST, serve
+    from ..agent_tools.server import serve
     from ..agent_tools.workspace import Workspace
     from .dumps import run_or_dump
 
     for dump in dumps or ():
         run_or_dump(dump, home, (), ())
     if http is not None:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, http))
-            except OSError as problem:
-                fail(f"--http: port {http} cannot be used: {problem.strerror}", ExitCode.USAGE)
+        free_port("--http", http)
         warn(f"serving {home} at http://{HOST}:{http}/mcp")
     serve(Workspace(home, tuple(dumps or ())), allow_notes=allow_notes, port=http)

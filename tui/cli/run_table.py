@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.launch.find import list_runs
-from ...engine.runs.health.headline import Headline, of_record, of_status
+from ...engine.runs.health.headline import Headline, of_status
 from ...engine.runs.paths import runs_dir as resolve_runs_dir
 from ...engine.runs.types import RunInfo
+from ..app.run_list import RunRow, looked_into
 from ..format import ago, number, step_text, within
 from ..text import line
 from .output import json_line, say
@@ -26,17 +27,7 @@ def facts(run: RunInfo) -> dict[str, Any]:
 
 def headline(run: RunInfo) -> Headline:
     """Return reward and success of a run. The record is opened only if the status file lacks them."""
-    said = of_status(run)
-    if said is not None:
-        return said
-    from ...engine.imports.readers import open_reader
-    from ...engine.runs.errors import RecordError
-
-    try:
-        with open_reader(Path(run.path)) as reader:
-            return of_record(reader)
-    except (RecordError, OSError):
-        return Headline()
+    return of_status(run) or looked_into(RunRow(run)).headline
 
 
 def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import socket
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import ExitCode, Home, fail, known_runs, say
+from .common import HOST, Home, fail, free_port, known_runs, say
 
 if TYPE_CHECKING:
     from aiohttp.web import Application, Request, StreamResponse
-
-HOST = "127.0.0.1"
 
 
 def web(
@@ -38,13 +35,7 @@ def web(
         fail("grpo-tui web needs the package textual-serve: pip install 'grpo-tui[web]'")
     if run is not None:
         _exists(run, home)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as problem:
-            fail(f"--port: port {port} cannot be used: {problem.strerror}", ExitCode.USAGE)
-        port = probe.getsockname()[1]
+    port = free_port("--port", port)
     opening = [] if run is None else ["inspect", run]
     command = [sys.executable, "-P", "-m", "grpo_tui.tui.cli.main", "--runs-dir", str(home), *opening]
     os.environ["GRPO_TUI_IMAGES"] = "blocks"  # a browser has no graphics protocol

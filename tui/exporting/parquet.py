@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..cli.output import fail
 
 BATCH = 1000
+_OF_TRAJECTORY = ("id", "env", "group", "prompt_id", "prompt", "answer", "expected", "stop_reason", "error")
+_AS_JSON = ("note", "breakdown", "advantage_formula", "recomputed", "not_recorded", "uses", "served")
 
 
-def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write a table. Fields that people group by are columns; nested fields that differ by environment are JSON
     text."""
     try:
@@ -21,41 +23,12 @@ def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     except ImportError:
         fail("--format parquet needs pyarrow: pip install pyarrow; or write --format jsonl")
 
-    text, integer, real = pa.string(), pa.int64(), pa.float64()
-    schema = pa.schema(
-        [
-            ("n", integer),
-            ("step", integer),
-            ("id", text),
-            ("env", text),
-            ("split", text),
-            ("group", text),
-            ("prompt_id", text),
-            ("rollout", integer),
-            ("policy_version", integer),
-            ("prompt", text),
-            ("answer", text),
-            ("expected", text),
-            ("correct", pa.bool_()),
-            ("stop_reason", text),
-            ("error", text),
-            ("reward", real),
-            ("advantage", real),
-            ("step_advantages", pa.list_(real)),
-            ("actions", pa.list_(text)),
-            ("penalties", pa.list_(text)),
-            ("task", text),
-            ("steps", text),
-            ("breakdown", text),
-            ("advantage_formula", text),
-            ("recomputed", text),
-            ("note", text),
-            ("not_recorded", text),
-            ("extra", text),
-            ("uses", text),
-            ("served", text),
-        ]
-    )
+    types = {name: pa.string() for name in ("split", *_OF_TRAJECTORY, "task", "steps", "extra", *_AS_JSON)}
+    types |= {name: pa.int64() for name in ("n", "step", "rollout", "policy_version")}
+    types |= {name: pa.float64() for name in ("reward", "advantage")} | {"correct": pa.bool_()}
+    types |= {"step_advantages": pa.list_(pa.float64())}
+    types |= {name: pa.list_(pa.string()) for name in ("actions", "penalties")}
+    schema = pa.schema(types)
     count = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         batch: list[dict[str, Any]] = []
@@ -69,25 +42,16 @@ def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     return count
 
 
-_AS_JSON = ("note", "breakdown", "advantage_formula", "recomputed", "not_recorded", "uses", "served")
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     t, breakdown = row["trajectory"], row["breakdown"]
     penalties = [p["rule"] for s in breakdown["steps"] for p in s["penalties"]] if breakdown else []
-    same = ("id", "env", "group", "prompt_id", "rollout", "prompt", "answer", "expected", "correct", "stop_reason")
-    return {name: t.get(name) for name in (*same, "error")} | {
-        "n": row["n"],
-        "step": row["step"],
-        "split": row["split"],
-        "policy_version": row["policy_version"],
+    nested = {"task": t["task"], "steps": t["steps"], "extra": t.get("extra") or {}, **{k: row[k] for k in _AS_JSON}}
+    return {
+        **{name: t.get(name) for name in (*_OF_TRAJECTORY, "rollout", "correct")},
+        **{name: row[name] for name in ("n", "step", "split", "policy_version", "advantage")},
         "reward": breakdown["total"] if breakdown else None,
-        "advantage": row["advantage"],
         "step_advantages": [float(a) for a in row["step_advantages"]],
         "actions": [s["action"] or "?" for s in t["steps"]],
         "penalties": penalties,
-        "task": json.dumps(t["task"], default=str),
-        "steps": json.dumps(t["steps"], default=str),
-        "extra": json.dumps(t.get("extra") or {}, default=str),
-        **{name: json.dumps(row[name], default=str) for name in _AS_JSON},
+        **{name: json.dumps(value, default=str) for name, value in nested.items()},
     }

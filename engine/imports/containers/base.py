@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import orjson
 
+from ..errors import DumpError
+
 HEAD = 1 << 16
 """Bytes at the beginning of a file by which its container is recognised."""
 MAX_DOCUMENT = 64 << 20
@@ -51,13 +53,22 @@ class Container(ABC):
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Yield the documents from a place on, in order. Raises DumpError or OSError."""
 
-    @abstractmethod
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return the document at a place. Raises DumpError or OSError."""
+        found = next(iter(self.open(path, offset)), None)
+        if found is None or found.problem is not None:
+            raise DumpError(f"{path} has changed since it was indexed")
+        return found.document
 
     def end(self, path: Path) -> int:
         """Return the last value that `after` can have now, by default the size of the file. Raises OSError."""
         return os.stat(path).st_size
+
+
+def stat_of(path: str | Path) -> tuple[int, int]:
+    """Return the size in bytes and the time of the last change in nanoseconds. Raises OSError."""
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns
 
 
 def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
@@ -70,8 +81,7 @@ def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., 
 
         @functools.wraps(function)
         def current(path: Path, *rest: Any) -> _T:
-            stat = os.stat(path)
-            return cached((stat.st_size, stat.st_mtime_ns), path, *rest)
+            return cached(stat_of(path), path, *rest)
 
         return current
 

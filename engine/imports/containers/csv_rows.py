@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +66,6 @@ class CsvRows(Container):
                     at += length
             except csv.Error as error:
                 raise DumpError(f"{path}, row {line + 2}: {error}") from None
-
-    def read(self, path: Path, offset: int, length: int) -> Any:
-        header, _, delimiter = _header(path)
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read(length).decode("utf-8", "replace")
-        values = next(csv.reader(StringIO(data, newline=""), delimiter=delimiter), [])
-        if len(values) != len(header):
-            raise DumpError(f"{path} has changed since it was indexed")
-        return _row(header, values)
 
 
 def _row(header: tuple[str, ...], values: list[str]) -> Row:

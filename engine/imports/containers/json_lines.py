@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, loads
+from .base import MARK, MAX_DOCUMENT, Container, Found, loads
 
 BLOCK = 1 << 20
 
@@ -25,15 +24,6 @@ class JsonLines(Container):
         with open(path, "rb") as file:
             file.seek(after)
             yield from lines(file, after, line)
-
-    def read(self, path: Path, offset: int, length: int) -> Any:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.readline(MAX_DOCUMENT) if length == TO_ITS_END else file.read(length)
-        try:
-            return loads(data)
-        except ValueError as error:
-            raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
 
 
 def lines(stream: Any, at: int, line: int, *, grows: bool = True) -> Iterator[Found]:

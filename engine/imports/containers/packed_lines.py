@@ -18,7 +18,7 @@ from typing import Any
 
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
-from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, cached_by_file, loads
+from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, cached_by_file, loads, stat_of
 from .json_file import JsonFile, items_of
 from .json_lines import lines
 
@@ -87,7 +87,7 @@ class PackedLines(Container):
             raise DumpError(f"{path}, byte {offset} of its text: {error}") from None
 
     def _bytes(self, path: Path, offset: int, length: int) -> bytes:
-        key = _key(path)
+        key = (path, *stat_of(path))
         kept, self._kept = self._kept, None
         start, text = self.start_of(path, offset)
         if kept is None or kept.key != key or not text <= kept.at <= offset:
@@ -194,11 +194,6 @@ def _seek_table(path: Path) -> tuple[tuple[int, int, int], ...]:
             found.append((at, text + plain, text))
             at, text = at + packed, text + plain
         return tuple(found)
-
-
-def _key(path: Path) -> tuple[Path, int, int]:
-    stat = path.stat()
-    return path, stat.st_size, stat.st_mtime_ns
 
 
 def _skip(stream: Any, size: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import Container, Found
+from .base import Container, Found, stat_of
 
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 BATCH = 64
@@ -66,8 +66,7 @@ class Parquet(Container):
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return a row by its number. The last batch is kept, so the next rows cost little."""
-        stat = path.stat()
-        key = (path, stat.st_size, stat.st_mtime_ns)
+        key = (path, *stat_of(path))
         kept, self._kept = self._kept, None
         if kept is None or kept.key != key or offset < kept.at:
             kept = _Reading(key, _batches(path))

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import DumpError
 from .base import Container, Found, loads
 
 _LARGEST = 1 << 20
@@ -95,11 +94,6 @@ class _ScalarLog(Container):
                 step, values = new, {**values, **more}
         if values:
             yield Found(begin, at - begin, line, at, {self.kind: values, "step": step})
-
-    def read(self, path: Path, offset: int, length: int) -> Any:
-        for found in self.open(path, offset):
-            return found.document
-        raise DumpError(f"{path} has changed since it was indexed")
 
     @abstractmethod
     def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:

@@ -44,19 +44,7 @@ class Sqlite(Container):
             db.close()
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        db = _connect(path)
-        try:
-            number, rowid = divmod(offset, _SPAN)
-            rows = db.execute(f"SELECT * FROM {TABLES[number]} WHERE rowid = ?", (rowid,))
-            names = [column[0] for column in rows.description]
-            row = rows.fetchone()
-        except (sqlite3.Error, IndexError) as error:
-            raise DumpError(f"{path}: this database cannot be read ({error})") from None
-        finally:
-            db.close()
-        if row is None:
-            raise DumpError(f"{path} has changed since it was indexed: it has no row {rowid} any more")
-        return {"table": TABLES[number], "row": dict(zip(names, row, strict=True))}
+        return super().read(path, offset - 1, length)
 
 
 @cached_by_file(maxsize=8)

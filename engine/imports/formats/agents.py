@@ -9,7 +9,7 @@ from ..convert import is_judge
 from ..format import Documents, Origin
 from ..mapped import SEVERAL, Mapped, at, mean, plain, scores, several
 from ..messages import call, conversation, error_text, message, split
-from ..rollout import Call, Document, Item, Message, Rollout, listed, mapping, number, text, whole
+from ..rollout import Call, Document, Item, Message, Rollout, listed, mapping, number, objects, text, whole
 from ..templates import joined
 from ..tokens import Tokens
 
@@ -19,12 +19,12 @@ from ..tokens import Tokens
 def _mini_messages(value: object) -> tuple[Message, ...]:
     """Read messages, with the commands and their errors, which mini-swe-agent keeps in `extra`."""
     found: list[Message] = []
-    for data in listed(value):
-        if not isinstance(data, Mapping) or data.get("role") == "exit":
+    for data in objects(value):
+        if data.get("role") == "exit":
             continue
         extra = mapping(data.get("extra"))
         said = conversation([data])
-        actions = [a for a in listed(extra.get("actions")) if isinstance(a, Mapping)]
+        actions = objects(extra.get("actions"))
         if actions and said and said[-1].is_agent and not any(m.calls for m in said):
             said = (*said[:-1], replace(said[-1], calls=tuple(_action(a) for a in actions)))
         failed = text(extra.get("exception_info")) or (
@@ -41,7 +41,7 @@ def _action(given: Document) -> Call:
 
 
 def _mini_error(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    ends = [m for m in listed(document.get("messages")) if isinstance(m, Mapping) and m.get("role") == "exit"]
+    ends = [m for m in objects(document.get("messages")) if m.get("role") == "exit"]
     why = text(at(ends[-1], "extra.exception_str")) if ends else None
     status = None if made.stop.lower() in ("submitted", "limitsexceeded", "") else made.stop
     return replace(made, error=f"{made.stop}: {why}" if why else status, answer=made.answer or None)
@@ -71,16 +71,14 @@ MINI_SWE_AGENT = Mapped(
 
 
 def _before_the_agent(history: object) -> tuple[Message, ...]:
-    prompt, _ = split([message(m) for m in listed(history) if isinstance(m, Mapping)])
+    prompt, _ = split([message(m) for m in objects(history)])
     return tuple(m for m in prompt if m.text) or prompt
 
 
 def _swe_steps(trajectory: object) -> tuple[Message, ...]:
     """Read steps. The action of a step is a command."""
     found: list[Message] = []
-    for step in listed(trajectory):
-        if not isinstance(step, Mapping):
-            continue
+    for step in objects(trajectory):
         action = text(step.get("action")) or ""
         made = call({"name": (action.split(maxsplit=1) or [""])[0], "arguments": {"command": action.rstrip()}})
         said = Message(
@@ -128,7 +126,7 @@ _UNNAMED = ("agent", "default_traj_name")
 
 def _episode(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for each trajectory. An episode that failed before the first one is a rollout without turns."""
-    trajectories: list[Document] = [t for t in document["trajectories"] if isinstance(t, Mapping)] or [{}]
+    trajectories: list[Document] = objects(document["trajectories"]) or [{}]
     episode = text(document.get("episode_id") or document.get("id")) or ""
     group, _, index = episode.rpartition(":")
     correct = document.get("is_correct")
@@ -142,7 +140,7 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
     names = [text(t.get("name")) or "" for t in trajectories]
     several_solvers = sum(not is_judge(name) for name in names) > 1
     for i, (name, trajectory) in enumerate(zip(names, trajectories, strict=True)):
-        steps = [s for s in listed(trajectory.get("steps")) if isinstance(s, Mapping)]
+        steps = objects(trajectory.get("steps"))
         prompt, said = _rllm_messages(steps)
         ids = [tuple(listed(s.get(k)) for k in ("prompt_ids", "response_ids", "logprobs")) for s in steps]
         given = [mean(s.get("advantage")) for s in steps]

@@ -10,7 +10,7 @@ from datetime import datetime
 from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, message, split
-from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, summed, text
+from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, objects, summed, text
 from ..tokens import Tokens
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
@@ -32,8 +32,8 @@ def _open(document: Document, origin: Origin) -> Iterable[Item]:
         yield replace(_of_trial(made, result, {}, origin), id=f"{made.id}:{part[1]}", unknown=_OF_THE_TRIAL)
     else:
         yield _of_trial(made, result, _rewards(result, origin), origin)
-    for i, inner in enumerate(listed(document.get("subagent_trajectories")), 1):
-        if isinstance(inner, Mapping) and isinstance(inner.get("steps"), list):
+    for i, inner in enumerate(objects(document.get("subagent_trajectories")), 1):
+        if isinstance(inner.get("steps"), list):
             made = replace(_trajectory(inner, None), id=f"{made.id}:{text(inner.get('session_id')) or i}")
             yield replace(_of_trial(made, result, {}, origin), error=None, unknown=_OF_THE_TRIAL)
 
@@ -52,7 +52,7 @@ def _open_trial(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _trajectory(document: Document, trial: str | None) -> Rollout:
-    steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
+    steps = objects(document.get("steps"))
     prompt, said = split([m for step in steps for m in _messages(step)])
     agent, final = mapping(document.get("agent")), mapping(document.get("final_metrics"))
     calls = [mapping(s.get("metrics")) for s in steps if s.get("source") == "agent" and s.get("metrics")]
@@ -67,7 +67,7 @@ def _trajectory(document: Document, trial: str | None) -> Rollout:
         token_count=summed([final.get(k) for k in ("total_prompt_tokens", "total_completion_tokens")]),
         tokens=Tokens.of_calls(ids),
         extra=plain({**others, **mapping(document.get("extra")), **final}),
-        tools=tuple(t for t in listed(agent.get("tool_definitions")) if isinstance(t, Mapping)),
+        tools=tuple(objects(agent.get("tool_definitions"))),
     )
 
 
@@ -103,10 +103,9 @@ def _messages(step: Document) -> list[Message]:
     calls = tuple(call(c) for c in listed(step.get("tool_calls")))
     reasoning = text(step.get("reasoning_content")) or said.thought
     made = [replace(said, calls=calls or said.calls, thought=reasoning)]
-    for result in listed(at(step, "observation.results")):
-        if isinstance(result, Mapping):
-            body = conversation([{"role": "tool", "content": result.get("content")}])
-            made += [replace(m, call_id=text(result.get("source_call_id")) or "") for m in body]
+    for result in objects(at(step, "observation.results")):
+        body = conversation([{"role": "tool", "content": result.get("content")}])
+        made += [replace(m, call_id=text(result.get("source_call_id")) or "") for m in body]
     return made
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import completion, conversation, error_text
-from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, summed, text
+from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, objects, summed, text
 from .tables import GENERIC
 
 
 def _call_ids(messages: object) -> tuple[Message, ...]:
     """Read tau2's messages. The id of a tool's message is the id of the call that it answers."""
-    items = [m for m in listed(messages) if isinstance(m, Mapping)]
+    items = objects(messages)
     return conversation([{**m, "tool_call_id": m.get("id")} if m.get("role") == "tool" else m for m in items])
 
 

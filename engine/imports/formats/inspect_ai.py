@@ -10,7 +10,21 @@ from ..containers.zip_file import member_of, number_of
 from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import conversation, error_text, split
-from ..rollout import Document, Expected, Item, Named, Rollout, Score, listed, mapping, number, summed, text, whole
+from ..rollout import (
+    Document,
+    Expected,
+    Item,
+    Named,
+    Rollout,
+    Score,
+    listed,
+    mapping,
+    number,
+    objects,
+    summed,
+    text,
+    whole,
+)
 
 
 def _is_log(document: Document, origin: Origin) -> bool:
@@ -25,12 +39,11 @@ def _open(document: Document, origin: Origin) -> Iterable[Item]:
         if _is_sample(document["document"]):
             yield _sample(document["document"], _header(origin))
         elif "summaries" in document["member"]:  # of all samples, also of those that cannot be read
-            yield from _summaries([s for s in listed(document["document"]) if isinstance(s, Mapping)], origin)
+            yield from _summaries(objects(document["document"]), origin)
         return
     header = {k: v for k, v in document.items() if k != "samples"}
-    for sample in listed(document.get("samples")):
-        if isinstance(sample, Mapping):
-            yield _sample(sample, header)
+    for sample in objects(document.get("samples")):
+        yield _sample(sample, header)
 
 
 INSPECT = Documents(

@@ -11,7 +11,7 @@ from ..containers.session import is_claude, is_entry, is_session
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import conversation, error_text, split
-from ..rollout import Document, Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
+from ..rollout import Document, Item, Message, Rollout, listed, mapping, number, objects, parsed, summed, text, whole
 
 _ITEMS = ("message", "reasoning")
 _EXIT_CODE = re.compile(r"(?:Exit code: |(?:[A-Z][\w ]{1,40}: [^\n]*\n){0,3}Process exited with code )(-?\d+)\n")
@@ -20,7 +20,7 @@ Entries = list[Document]
 
 def _session(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the rollouts of a file that is one session: one, and one for each subagent."""
-    entries: Entries = [e for e in document["session"] if isinstance(e, Mapping)]
+    entries: Entries = objects(document["session"])
     first = entries[0]
     if "source" in first and "role" not in first:
         prompt, said = split(conversation(openhands_messages(entries)))
@@ -134,7 +134,7 @@ def _branch(entries: Entries) -> Entries:
 
 
 def _parts(entry: Document) -> list[Document]:
-    return [p for p in listed(mapping(entry.get("message")).get("content")) if isinstance(p, Mapping)]
+    return objects(mapping(entry.get("message")).get("content"))
 
 
 def _claude_messages(entries: Entries) -> Entries:
@@ -205,8 +205,7 @@ _META = ("thought", "confirmation_state", "security_risk", "hidden", "is_confirm
 
 def _history(value: object) -> Entries:
     """Return the events. Older outputs hold pairs of an action and its observation."""
-    events = [event for each in listed(value) for event in (each if isinstance(each, list) else [each])]
-    return [e for e in events if isinstance(e, Mapping)]
+    return objects([event for each in listed(value) for event in (each if isinstance(each, list) else [each])])
 
 
 def _of_openhands(made: Rollout, document: Document, origin: Origin) -> Rollout:

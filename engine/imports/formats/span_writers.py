@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..mapped import scores
-from ..rollout import Document, Score, listed, mapping, number, parsed, text, whole
+from ..rollout import Document, Score, listed, mapping, number, objects, parsed, text, whole
 from .spans import Span, read_json, traces
 
 
@@ -18,11 +18,10 @@ def otlp(document: Document) -> list[Span] | None:
     found = []
     for resource in document["resourceSpans"]:
         for scope in listed(mapping(resource).get("scopeSpans")):
-            for span in listed(mapping(scope).get("spans")):
-                if isinstance(span, Mapping):
-                    events = [{**e, "attributes": _typed(e)} for e in map(mapping, listed(span.get("events")))]
-                    about = {"parent_id": span.get("parentSpanId"), "start_time": span.get("startTimeUnixNano")}
-                    found.append(_otel({**span, **about, "events": events}, str(span.get("traceId")), _typed(span)))
+            for span in objects(mapping(scope).get("spans")):
+                events = [{**e, "attributes": _typed(e)} for e in objects(span.get("events"))]
+                about = {"parent_id": span.get("parentSpanId"), "start_time": span.get("startTimeUnixNano")}
+                found.append(_otel({**span, **about, "events": events}, str(span.get("traceId")), _typed(span)))
     return found
 
 
@@ -55,7 +54,7 @@ def _otel(span: Document, trace: str, attributes: Document) -> Span:
         name=text(span.get("name")) or "",
         kind=kind if kind in ("llm", "tool") else "",
         attributes=attributes,
-        events=[(str(e.get("name")), mapping(e.get("attributes"))) for e in map(mapping, listed(span.get("events")))],
+        events=[(str(e.get("name")), mapping(e.get("attributes"))) for e in objects(span.get("events"))],
         asked=attributes.get("input.value"),
         said=attributes.get("output.value"),
         error=why if failed else None,
@@ -73,10 +72,9 @@ def mlflow(document: Document) -> list[Span] | None:
     about = {**mapping(info.get("tags")), **mapping(info.get("trace_metadata"))}
     about = {k: v for k, v in about.items() if not str(k).startswith("mlflow.")}
     given = {}
-    for each in listed(info.get("assessments")):
-        value = mapping(mapping(each).get("feedback")).get("value")
-        if (score := number(value)) is not None:
-            given[text(mapping(each).get("assessment_name") or mapping(each).get("name")) or "score"] = Score(score)
+    for each in objects(info.get("assessments")):
+        if (score := number(mapping(each.get("feedback")).get("value"))) is not None:
+            given[text(each.get("assessment_name") or each.get("name")) or "score"] = Score(score)
     found = []
     for span in data["spans"]:
         own = {k: _read_any(v) for k, v in mapping(mapping(span).get("attributes")).items()}
@@ -134,7 +132,7 @@ def langsmith(document: Document) -> list[Span] | None:
         model=text(metadata.get("ls_model_name")) or "",
         tokens=whole(document.get("total_tokens")),
     )
-    children = [c for c in listed(document.get("child_runs")) if isinstance(c, Mapping)]
+    children = objects(document.get("child_runs"))
     return [made, *(span for child in children for span in langsmith(child) or ())]
 
 
@@ -143,7 +141,7 @@ def langfuse(document: Document) -> list[Span] | None:
     if not isinstance(document.get("scores"), list) or not ("observations" in document or "projectId" in document):
         return None
     trace = text(document.get("id")) or ""
-    given = [s for s in document["scores"] if isinstance(s, Mapping)]
+    given = objects(document["scores"])
     in_words = {str(s.get("name")): s.get("stringValue") for s in given if s.get("dataType") == "CATEGORICAL"}
     about = {**mapping(document.get("metadata")), **in_words, "gen_ai.conversation.id": trace}
     root = Span(
@@ -156,7 +154,7 @@ def langfuse(document: Document) -> list[Span] | None:
         said=document.get("output"),
         components=scores([s for s in given if s.get("name") not in in_words]),
     )
-    observations = [each for each in listed(document.get("observations")) if isinstance(each, Mapping)]
+    observations = objects(document.get("observations"))
     return [root, *(_observation(trace, each) for each in observations)]
 
 
@@ -205,7 +203,7 @@ def _time(value: Any) -> float:
 
 
 def _typed(span: Document) -> dict[str, Any]:
-    return {str(a.get("key")): _value(a.get("value")) for a in listed(span.get("attributes")) if isinstance(a, Mapping)}
+    return {str(a.get("key")): _value(a.get("value")) for a in objects(span.get("attributes"))}
 
 
 def _value(value: Any) -> Any:
@@ -216,8 +214,7 @@ def _value(value: Any) -> Any:
             case "arrayValue":
                 return [_value(v) for v in listed(mapping(given).get("values"))]
             case "kvlistValue":
-                pairs = listed(mapping(given).get("values"))
-                return {str(mapping(p).get("key")): _value(mapping(p).get("value")) for p in pairs}
+                return {str(p.get("key")): _value(p.get("value")) for p in objects(mapping(given).get("values"))}
             case _:
                 return given
     return None

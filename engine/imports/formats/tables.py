@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ..format import Origin
 from ..mapped import Mapped, at
 from ..messages import conversation, error_text, split
-from ..rollout import Document, Message, Rollout, listed, text
+from ..rollout import Document, Message, Rollout, objects, text
 from ..templates import stripped_completion, stripped_prompt
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
@@ -125,7 +124,7 @@ AGENTLIGHTNING = Mapped(
 
 def _failed_tools(made: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the errors of tools, which OpenEnv lists in the order of the results."""
-    trace = [t for t in listed(document.get("tool_trace")) if isinstance(t, Mapping)]
+    trace = objects(document.get("tool_trace"))
     errors = [error_text(at(t, "result.error")) for t in trace]
     if len(errors) != sum(m.role == "tool" for m in made.completion):
         return made

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from ..format import Documents, Origin
 from ..mapped import at, plain
 from ..messages import conversation, message, split
-from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
+from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, objects, summed, text, whole
 
 _LOGGED = re.compile(r"response|assistant_content|tool|error|parse_errors|tool_(?:call|result)_\d+")
 """Keys of a turn's log that are part of the turn. Other keys become columns."""
@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 
 def _summary(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout with its conversation from the logtree, or with the words that the environment logs."""
-    steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
+    steps = objects(document.get("steps"))
     logs = [mapping(s.get("logs")) for s in steps]
     messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, step)]
     errors = [error for log in logs if (error := _error(log))]
@@ -89,7 +89,7 @@ def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ..
     The tree identifies groups and rollouts only by their order. So a rollout is taken only if its turns have the
     rewards of the summary.
     """
-    steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
+    steps = objects(document.get("steps"))
     group, index = whole(document.get("group_idx")), whole(document.get("traj_idx"))
     base = origin.path.name.partition("_rollout_summaries")[0]
     tree = origin.beside(f"{base}_logtree.json")
@@ -138,8 +138,8 @@ def _printed(turn: Document) -> float | None:
 
 
 def _heading(section: Document) -> str:
-    for child in listed(section.get("children")):
-        if isinstance(child, Mapping) and re.fullmatch(r"h[1-6]", str(child.get("tag"))):
+    for child in objects(section.get("children")):
+        if re.fullmatch(r"h[1-6]", str(child.get("tag"))):
             return "".join(c for c in listed(child.get("children")) if isinstance(c, str)).strip()
     return ""
 

@@ -11,7 +11,21 @@ from ..convert import identity
 from ..format import Documents, Origin
 from ..mapped import SEVERAL, Mapped, mean, plain, several
 from ..messages import conversation, error_text, split
-from ..rollout import Document, Item, Message, Numbers, Rollout, Score, listed, mapping, number, parsed, text, whole
+from ..rollout import (
+    Document,
+    Item,
+    Message,
+    Numbers,
+    Rollout,
+    Score,
+    listed,
+    mapping,
+    number,
+    objects,
+    parsed,
+    text,
+    whole,
+)
 from ..templates import flat
 from ..tokens import Tokens
 from .generic import table_rows
@@ -39,7 +53,7 @@ def _art(document: Document, origin: Origin) -> Iterable[Item]:
         yield _art_rollout(document, origin)
         return
     group = {k: v for k, v in document.items() if k != "trajectories"}
-    trajectories = [t for t in document["trajectories"] if isinstance(t, Mapping)]
+    trajectories = objects(document["trajectories"])
     made = [_art_rollout({**trajectory, "group_json": group}, origin) for trajectory in trajectories]
     named = identity(made[0])[1] if made else ""
     yield from (replace(rollout, group=rollout.group or named) for rollout in made)
@@ -83,7 +97,7 @@ def _art_rollout(document: Document, origin: Origin) -> Rollout:
             **({"group.exceptions": failed} if failed else {}),
             **({"additional_histories": len(others)} if others else {}),
         },
-        tools=tuple(t for t in listed(whole_.get("tools")) if isinstance(t, Mapping)),
+        tools=tuple(objects(whole_.get("tools"))),
     )
 
 
@@ -226,7 +240,7 @@ def _trackio(document: Document, origin: Origin) -> Iterable[Item]:
         no_traces = exported or is_empty(origin.path, "traces")
         for value in map(mapping, values.values()):
             if value.get("_type") == "trackio.table" and no_traces:
-                rows = [r for r in listed(value.get("_value")) if isinstance(r, Mapping)]
+                rows = objects(value.get("_value"))
                 names = frozenset(n.split("/")[1] for n in values if n.startswith("rewards/") and n.endswith("/mean"))
                 yield from table_rows(rows, (trl(names), GENERIC), origin)
         prefix = f"{run}/" if several_runs else ""

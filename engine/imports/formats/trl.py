@@ -15,7 +15,7 @@ from ....configs import metric_names as metric
 from ..format import Documents, Origin
 from ..mapped import Mapped
 from ..messages import completion, conversation
-from ..rollout import Document, Item, Numbers, Score, listed, number, whole
+from ..rollout import Document, Item, Numbers, Score, number, objects, whole
 from .tables import GENERIC
 
 METRICS = {
@@ -104,9 +104,8 @@ TRL = trl()
 
 
 def _state(document: Document, origin: Origin) -> Iterable[Item]:
-    for entry in listed(document.get("log_history")):
-        step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
-        if step is not None:
+    for entry in objects(document.get("log_history")):
+        if (step := whole(entry.get("step"))) is not None:
             named = {metric_name(str(k)): number(v) for k, v in entry.items() if k != "step"}
             yield Numbers(step, {name: n for name, n in named.items() if n is not None})
 
@@ -118,11 +117,9 @@ TRAINER_STATE = Documents("trainer state", _state, keys=("log_history", "global_
 def _functions(origin: Origin) -> frozenset[str]:
     """Return the names of the reward functions from the trainer's state, in the same folder or the one above."""
     for name in ("trainer_state.json", "../trainer_state.json"):
-        history = listed(origin.beside(name).get("log_history"))
         found = {
             key.removeprefix("rewards/").removesuffix("/mean")
-            for entry in history
-            if isinstance(entry, Mapping)
+            for entry in objects(origin.beside(name).get("log_history"))
             for key in entry
             if key.startswith("rewards/") and key.endswith("/mean")
         }

@@ -26,6 +26,7 @@ from ..rollout import (
     listed,
     mapping,
     number,
+    objects,
     summed,
     text,
     whole,
@@ -75,7 +76,7 @@ TRACES = Documents(
 
 def _annotation(document: Document, origin: Origin) -> Iterable[Item]:
     info = mapping(document.get("info"))
-    branches = [b for b in listed(document.get("branches")) if isinstance(b, Mapping)]
+    branches = objects(document.get("branches"))
     advantage = number(info.get("advantage"))
     last = branches[-1] if branches else {}
     values = listed(last.get("advantages"))
@@ -146,7 +147,7 @@ def _of_results(made: Rollout, document: Document, origin: Origin) -> Rollout:
         token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
         extra={**made.extra, **plain({k: values[k] for k in counted})},
         seconds=made.seconds or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
-        tools=made.tools or tuple(t for t in listed(about.get("tools")) if isinstance(t, Mapping)),
+        tools=made.tools or tuple(objects(about.get("tools"))),
     )
 
 
@@ -184,7 +185,7 @@ RESULTS = Mapped(
 
 
 def _trace(trace: Document, episode: Document, origin: Origin, several: bool) -> Rollout:
-    nodes = [n for n in listed(trace.get("nodes")) if isinstance(n, Mapping)]
+    nodes = objects(trace.get("nodes"))
     chain, branches = _branch(nodes)
     calls = {whole(c.get("node")): c for c in listed(trace.get("calls")) if isinstance(c, Mapping)}
     messages = [_message(nodes[i], calls.get(i)) for i in chain]
@@ -233,7 +234,7 @@ def _trace(trace: Document, episode: Document, origin: Origin, several: bool) ->
             **({"branches": branches} if branches > 1 else {}),
         },
         task=data,
-        tools=tuple(t for t in listed(trace.get("tools")) if isinstance(t, Mapping)),
+        tools=tuple(objects(trace.get("tools"))),
         seconds=_elapsed(at(trace, "timing.start"), at(trace, "timing.agent.end")),
         unknown={"reward": _IN_PART} if reward is None and scored else {},
     )

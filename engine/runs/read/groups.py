@@ -139,25 +139,11 @@ class GroupList:
             params,
         )
         made = []
-        for (
-            id_,
-            name,
-            first,
-            step,
-            size,
-            mean,
-            variance,
-            correct,
-            labelled,
-            penalties,
-            turns,
-            tokens,
-            prompt,
-            head,
-        ) in rows:
+        for id_, name, *numbers, prompt, head in rows:
+            first, step, size, mean, variance, correct, labelled, penalties, turns, tokens = numbers
             std = None if mean is None else math.sqrt(max(0.0, variance))
-            numbers = (first, step, size, mean, std, correct or 0, labelled, penalties or 0, turns, tokens)
-            made.append(GroupRow(id_, name or "", *numbers, prompt or "", head or ""))
+            values = (first, step, size, mean, std, correct or 0, labelled, penalties or 0, turns, tokens)
+            made.append(GroupRow(id_, name or "", *values, prompt or "", head or ""))
         return made
 
     def with_routes(self, rows: Sequence[GroupRow]) -> list[RoutedGroup]:

@@ -24,6 +24,7 @@ from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Column, Table
 from .base import TableScreen
+from .chart_keys import WindowKeys
 
 _NAME, _CELLS, _MOST = 24, 9, 14
 """Cells of a row's name and of a value, and the most columns."""
@@ -59,7 +60,7 @@ def rows_of(found: Sequence[Behavior]) -> list[Row]:
     return made
 
 
-class BehaviorScreen(TableScreen):
+class BehaviorScreen(WindowKeys, TableScreen):
     """Columns divide the shown steps. The last column is the change from the first of them to the last."""
 
     view = BEHAVIOR
@@ -68,7 +69,7 @@ class BehaviorScreen(TableScreen):
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()
         self.reads, self.list_query = reads, query
-        self.range = ChartView()
+        self.chart_view = ChartView()
         """Its window holds the shown steps."""
         self.chosen: tuple[int, ...] = ()
         """Single steps that the user typed; else all steps of the window."""
@@ -114,7 +115,7 @@ class BehaviorScreen(TableScreen):
         self.frame.refresh_lines()
 
     def _asked(self) -> Callable[[RunReader], tuple[Sequence[int], Sequence[Behavior]]]:
-        query, window, chosen, most = self.list_query, self.range.window, self.chosen, self._columns_asked
+        query, window, chosen, most = self.list_query, self.chart_view.window, self.chosen, self._columns_asked
 
         def read(reader: RunReader) -> tuple[Sequence[int], Sequence[Behavior]]:
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
@@ -161,7 +162,7 @@ class BehaviorScreen(TableScreen):
             terms.append(term(_FILTERS[row.section], row.name))
         if self.chosen:
             terms.append(f"({' or '.join(f'step={a}' for a, _ in shown)})")
-        elif shown and self.range.window is not None:
+        elif shown and self.chart_view.window is not None:
             terms.append(f"step:{shown[0][0]}..{shown[-1][1]}")
         self.shell.open(Trajectories(self.reads.path, Query(" and ".join(terms), self.list_query.search)))
 
@@ -176,28 +177,16 @@ class BehaviorScreen(TableScreen):
     def _typed(self, text: str) -> None:
         found = _STEPS.fullmatch(text)
         if found is not None and found[1]:
-            self._look(replace(self.range, window=tuple(sorted((float(found[1]), float(found[3]))))))
+            self.look_at(replace(self.chart_view, window=tuple(sorted((float(found[1]), float(found[3]))))))
         else:
-            self._look(replace(self.range, window=None), tuple(int(n) for n in re.findall(r"\d{1,15}", text)))
+            self.look_at(replace(self.chart_view, window=None), tuple(int(n) for n in re.findall(r"\d{1,15}", text)))
 
-    def _look(self, range: ChartView, chosen: tuple[int, ...] = ()) -> None:
-        self.range, self.chosen = range, chosen
+    def look_at(self, view: ChartView, chosen: tuple[int, ...] = ()) -> None:
+        self.chart_view, self.chosen = view, chosen
         self._read()
 
-    def _ends(self) -> tuple[float, float]:
+    def ends(self) -> tuple[float, float]:
         return (float(self.steps[0]), float(self.steps[-1])) if self.steps else (1.0, 1.0)
-
-    def action_zoom_in(self) -> None:
-        self._look(self.range.zoomed(0.5, *self._ends()))
-
-    def action_zoom_out(self) -> None:
-        self._look(self.range.zoomed(2.0, *self._ends()))
-
-    def action_zoom_all(self) -> None:
-        self._look(replace(self.range, window=None))
-
-    def action_pan(self, by: int) -> None:
-        self._look(self.range.panned(by, *self._ends()))
 
 
 def _head(span: Span) -> str:

@@ -18,6 +18,7 @@ from ..live_data import Points, Reading, read_curves
 from ..widgets.chart import Chart
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from .base import AppScreen
 from .dialogs import Modal
 from .following import FollowsRun
 
@@ -180,7 +181,33 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
             self.action_check()
 
 
-class ChartKeys(FollowsRun):
+class WindowKeys(AppScreen):
+    """Zooms and pans the window of steps of `chart_view`. Subclasses display it in `look_at`."""
+
+    chart_view: ChartView
+
+    def look_at(self, view: ChartView) -> None:
+        raise RuntimeError(f"{type(self).__name__} must implement look_at")
+
+    def ends(self) -> tuple[float, float]:
+        """Return the first and the last step."""
+        raise RuntimeError(f"{type(self).__name__} must implement ends")
+
+    def action_zoom_in(self) -> None:
+        self.look_at(self.chart_view.zoomed(0.5, *self.ends()))
+
+    def action_zoom_out(self) -> None:
+        self.look_at(self.chart_view.zoomed(2.0, *self.ends()))
+
+    def action_zoom_all(self) -> None:
+        self.look_at(replace(self.chart_view, window=None))
+
+    def action_pan(self, by: int) -> None:
+        if self.chart_view.window is not None:
+            self.look_at(self.chart_view.panned(by, *self.ends()))
+
+
+class ChartKeys(WindowKeys, FollowsRun):
     """Loaded curves: all steps of the requested ones, and the window in more detail."""
 
     def __init__(self, reads: Reads) -> None:
@@ -264,7 +291,7 @@ class ChartKeys(FollowsRun):
         why = "KL is not measured: beta is 0" if shown.latest.get(metric.BETA) == 0 else why
         self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), why)
 
-    def _ends(self) -> tuple[float, float]:
+    def ends(self) -> tuple[float, float]:
         ends = [points[-1][0] for points in self.curves.values() if points]
         return 1.0, float(max([self.shown.step if self.shown else 1, *ends], default=1))
 
@@ -294,16 +321,3 @@ class ChartKeys(FollowsRun):
         self.look_at(replace(self.chart_view, x=self.chart_view.x + 1))
         if self.x.name in ("step", "request") and self.chart_view.axis != "step":
             self.say(f"This record does not know its {self.chart_view.axis}: {self.x.name}s are shown.")
-
-    def action_zoom_in(self) -> None:
-        self.look_at(self.chart_view.zoomed(0.5, *self._ends()))
-
-    def action_zoom_out(self) -> None:
-        self.look_at(self.chart_view.zoomed(2.0, *self._ends()))
-
-    def action_zoom_all(self) -> None:
-        self.look_at(replace(self.chart_view, window=None))
-
-    def action_pan(self, by: int) -> None:
-        if self.chart_view.window is not None:
-            self.look_at(self.chart_view.panned(by, *self._ends()))

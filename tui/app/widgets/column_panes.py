@@ -15,8 +15,7 @@ from ...text import wrap
 from ..rollout_columns import route
 from .diff_pane import NAMES, call_text, field_text
 from .line import Line
-from .pane import Pane
-from .text_layout import Flow, Part
+from .text_layout import Flow, FlowPane, Part
 
 MOST = 8
 """Columns at the most."""
@@ -34,7 +33,7 @@ def fitting(width: int) -> int:
     return max(1, min(MOST, (width - 4) // _LEAST))
 
 
-class Columns(Pane):
+class Columns(FlowPane):
     """A part of each shown rollout. `shown` are the rows of the group on screen, `cursor` is the place of one of them.
     A record is None until it is read, or a sentence if it cannot be read."""
 
@@ -153,8 +152,3 @@ class Bodies(Columns):
                 text = t.answer if t.answer is not None else f"no answer, ended by {t.stop_reason}"
                 columns.append(self._folded(text, p.outcome(t.correct), 5, cells, Line(p).add(f"{mark(t.correct)} ")))
         return [Line(p).add("═" * width, p.border), *self.beside(columns, width)]
-
-    def scroll_line_to(self, top: int) -> None:
-        if isinstance(self.lines, Flow):
-            top = self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
-        super().scroll_line_to(top)

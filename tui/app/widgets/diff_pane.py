@@ -17,8 +17,7 @@ from ..calls import calls_of, said, shown
 from ..comparison import Comparison, Pair, Pieces, rows
 from ..theme import Palette
 from .line import Line, wrapped
-from .pane import Pane
-from .text_layout import Flow, Part
+from .text_layout import Flow, FlowPane, Part
 
 _FIELD = 6_000
 """Characters of a field that are shown at most."""
@@ -27,7 +26,7 @@ _ONE_SIDE = 240
 NAMES = ("thought", "call", "answered", "reward")
 
 
-class DiffPane(Pane):
+class DiffPane(FlowPane):
     """Both rollouts in two columns."""
 
     title = ""
@@ -103,11 +102,6 @@ class DiffPane(Pane):
             self.top = flow.settled(0, begin - 2 if begin > self.size.height - 4 else 0, self.size.height)
             self._strips.clear()
             self.refresh()
-
-    def scroll_line_to(self, top: int) -> None:
-        if isinstance(self.lines, Flow):
-            top = self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
-        super().scroll_line_to(top)
 
     def _rewards(self, sides: Sequence[TrajectoryRecord], half: int) -> list[Line]:
         p = self.palette

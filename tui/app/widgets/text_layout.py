@@ -21,6 +21,7 @@ from ..rollout_fields import Field
 from ..text_search import JOINT, Span, spans
 from ..theme import Palette
 from .line import Line
+from .pane import Pane
 from .rendering import Renderer, marked
 
 Make = Callable[[], "Sequence[Line] | Sequence[Part]"]
@@ -119,6 +120,15 @@ Key = tuple[int, int]
 PROMPT, END = -1, -2
 _SPARE = 2
 """A text is shown whole if folding would hide no more than this many lines, or half of the lines that stay."""
+
+
+class FlowPane(Pane):
+    """A pane of a `Flow`, whose parts are laid out before they come into view."""
+
+    def scroll_line_to(self, top: int) -> None:
+        if isinstance(self.lines, Flow):
+            top = self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
+        super().scroll_line_to(top)
 
 
 @dataclass

@@ -16,8 +16,7 @@ from ...format import fixed
 from ...text import literal, wrap
 from ..theme import Palette
 from .line import Line, wrapped
-from .pane import Pane
-from .text_layout import Flow, Part
+from .text_layout import Flow, FlowPane, Part
 
 if TYPE_CHECKING:
     from ....engine.runs.types import TokenArrays
@@ -39,7 +38,7 @@ _NAMED = 9
 """Cells of the speaker's name."""
 
 
-class TokenView(Pane):
+class TokenView(FlowPane):
     """One colouring at a time of the model's literal text."""
 
     title = "tokens"
@@ -108,11 +107,6 @@ class TokenView(Pane):
     def show_raw(self, raw: bool) -> None:
         self.raw, self.title = raw, self._heading()
         self.changed()
-
-    def scroll_line_to(self, top: int) -> None:
-        if isinstance(self.lines, Flow):
-            self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
-        super().scroll_line_to(top)
 
     def next_mode(self) -> bool:
         """Switch to the next colouring. Returns False after the last."""
