@@ -153,7 +153,7 @@ def clip(text: str, limit: int = FIELD_LIMIT) -> tuple[str, int]:
     return (text, 0) if len(text) <= limit else (text[:limit], len(text) - limit)
 
 
-def wrap(text: str, cells: int, limit: int = FIELD_LIMIT, more: str = "o opens all") -> list[str]:
+def wrap(text: str, cells: int, limit: int = FIELD_LIMIT) -> list[str]:
     """Return literal lines of at most `cells` cells, broken at spaces if possible. Over `limit`, a note ends them."""
     kept, left = clip(text, limit)
     lines: list[str] = []
@@ -161,7 +161,7 @@ def wrap(text: str, cells: int, limit: int = FIELD_LIMIT, more: str = "o opens a
     for paragraph in kept.replace("\r\n", "\n").split("\n"):
         lines.extend(_wrap_paragraph(literal(paragraph.expandtabs(4)), cells))
     if left:
-        lines.append(cut(f"✂ {left:,} more characters · {more}", cells))
+        lines.append(cut(f"✂ {left:,} more characters · o opens all", cells))
     return lines
 
 

@@ -18,8 +18,8 @@ from benchmarks.mutants.catalogue import CONFIGURATIONS, MUTATIONS
 from benchmarks.mutants.training import run, source_of
 from grpo_tui.engine.recompute.ledger import Report
 from grpo_tui.engine.recompute.trl import recompute_trl
+from grpo_tui.engine.recompute.trl.generation import score
 from grpo_tui.engine.recompute.trl.loss import Row, expected
-from grpo_tui.engine.recompute.trl.rewards import score
 from grpo_tui.engine.recompute.trl.settings import Settings
 from grpo_tui.engine.runs.paths import DATABASE
 from grpo_tui.engine.runs.read.reader import RunReader
