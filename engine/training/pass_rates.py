@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ...configs.schema import RunConfig
 from ...envs.base import Env, env_name
+from ...envs.content import text_of
 from ...envs.seeds import task_id
 from ...envs.trajectory import StopReason
+from ..launch.find import is_run
 from ..record.step_recorder import StepRecorder
 from ..rollouts.difficulty import Difficulty, Outcome, PassRatesError
+from ..rollouts.prompts import prompt_of
 from ..rollouts.runner import Row
 from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
@@ -20,6 +24,8 @@ from ..runs.types import TrajectoryRow
 from .env_trainer import GRPOEnvTrainer
 from .resumable import StatePart
 
+MARKS = re.compile(r"<\|[^|<>]{1,40}\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>")
+"""Between messages, in the chat templates of common models."""
 FAILED = (StopReason.ERROR, StopReason.TIMEOUT)
 PAGE = 500
 
@@ -29,10 +35,20 @@ def draw_by_difficulty(
 ) -> None:
     """Let the trainer draw prompts by their pass rates, which begin with those of a run. Raises PassRatesError."""
     environments = {row.key: cast(Env, trainer.runner.environment(row)) for row in rows}
-    difficulty = Difficulty([task_id(env_name(environments[row.key]), row.task_data) for row in rows], config.seed)
+    ids = [task_id(env_name(environments[row.key]), row.task_data) for row in rows]
+    difficulty = Difficulty(ids, config.seed)
     if (run := config.data.pass_rates) is not None:
-        folder = Path(run).expanduser()
-        known = difficulty.begin(run, recorded_outcomes(folder if folder.is_dir() else run_dir.parent / run))
+        named = Path(run).expanduser()
+        folder = named if named.exists() else run_dir.parent / run
+        if is_run(folder):
+            outcomes = recorded_outcomes(folder)
+        else:
+            prompts = {
+                id_: question(prompt_of(environments[row.key], row.task_data, trainer.agent).messages)
+                for id_, row in zip(ids, rows, strict=True)
+            }
+            outcomes = outcomes_of_dump(folder, prompts)
+        known = difficulty.begin(run, outcomes)
         recorder.event("phase", f"began with the pass rates of {run}, which has {known:.0%} of the prompts")
     trainer.pipeline.difficulty = difficulty
     trainer.state_parts.append(StatePart(difficulty.save, difficulty.load))
@@ -40,12 +56,74 @@ def draw_by_difficulty(
 
 def recorded_outcomes(run: Path) -> list[list[Outcome]]:
     """Return the outcomes of each step of a recorded training, in order. Raises PassRatesError without any."""
-    found: list[TrajectoryRow] = []
-    read = 0
     with RunReader(run) as reader:
-        while rows := reader.rollouts.page(Query(filter="split:train", sort="step"), offset=read, limit=PAGE):
-            read += len(rows)
-            found += [r for r in rows if r.correct is not None and r.stop_reason not in FAILED]
+        found = [r for r in _rows(reader, "split:train") if r.correct is not None and r.stop_reason not in FAILED]
     if not found:
         raise PassRatesError(f"data.pass_rates: {run} has no rollouts that are known to be right or wrong")
     return [[(r.prompt_id, r.correct is True) for r in rows] for _, rows in groupby(found, lambda r: r.step)]
+
+
+def outcomes_of_dump(dump: Path, prompts: Mapping[str, str]) -> list[list[Outcome]]:
+    """Return the outcomes of each step of another framework's rollouts, in order.
+
+    prompts: the `question` of each prompt by its id. A rollout belongs to the longest one that its own prompt contains
+    as whole lines. Without a known answer, rewards of 0 and 1 count as wrong and right. Raises PassRatesError without
+    any outcome of these prompts.
+    """
+    from ..imports.errors import DumpError
+    from ..imports.opening import open_dump
+    from ..imports.readers import open_reader
+
+    try:
+        opened = open_dump(dump, whole=True)
+    except (DumpError, OSError) as problem:
+        raise PassRatesError(f"data.pass_rates: {problem}") from problem
+    by_last_line: dict[str, list[tuple[str, str]]] = {}
+    for id_, text in prompts.items():
+        if text:
+            by_last_line.setdefault(text.splitlines()[-1], []).append((text, id_))
+    ids: dict[str, str | None] = {}
+    steps: dict[int, list[Outcome]] = {}
+    with open_reader(opened.folder) as reader:
+        for row in _rows(reader, ""):
+            right = row.correct if row.correct is not None else {0.0: False, 1.0: True}.get(cast(float, row.reward))
+            if right is None or row.stop_reason in FAILED or row.split == "eval":
+                continue
+            if row.prompt_id not in ids:
+                ids[row.prompt_id] = _asked(reader.bodies.trajectory(row.n).trajectory.prompt, by_last_line)
+            if (id_ := ids[row.prompt_id]) is not None:
+                steps.setdefault(row.step or 0, []).append((id_, right))
+    if not steps:
+        raise PassRatesError(f"data.pass_rates: {dump} has no outcomes of these prompts")
+    return list(steps.values())
+
+
+def question(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the last message that a user wrote, as `_lines` has it."""
+    asked = [m for m in messages if m.get("role") == "user"] or list(messages)
+    return _lines(text_of(asked[-1].get("content", ""))) if asked else ""
+
+
+def _asked(prompt: str, by_last_line: Mapping[str, Sequence[tuple[str, str]]]) -> str | None:
+    """Return the id of the longest text that the prompt contains."""
+    lines = _lines(prompt)
+    found = [
+        (len(text), id_)
+        for line in set(lines.splitlines())
+        for text, id_ in by_last_line.get(line, ())
+        if f"\n{text}\n" in f"\n{lines}\n"
+    ]
+    return max(found)[1] if found else None
+
+
+def _lines(text: str) -> str:
+    """Return the lines that hold something, with single spaces and without the marks of chat templates."""
+    lines = (" ".join(line.split()) for line in MARKS.sub("\n", text).splitlines())
+    return "\n".join(filter(None, lines))
+
+
+def _rows(reader: RunReader, text: str) -> Iterator[TrajectoryRow]:
+    read = 0
+    while rows := reader.rollouts.page(Query(filter=text, sort="step"), offset=read, limit=PAGE):
+        read += len(rows)
+        yield from rows

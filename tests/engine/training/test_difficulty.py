@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from scipy.stats import beta as beta_distribution
 from grpo_tui.configs.errors import ConfigError
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.rollouts.dataset import load_rows
-from grpo_tui.engine.rollouts.difficulty import Difficulty
+from grpo_tui.engine.rollouts.difficulty import Difficulty, PassRatesError
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
-from grpo_tui.engine.training.pass_rates import recorded_outcomes
+from grpo_tui.engine.training.pass_rates import _asked, outcomes_of_dump, question, recorded_outcomes
 from grpo_tui.envs.seeds import task_id
 
 from .runs import events, make_run
@@ -70,6 +71,11 @@ def make(folder: Path, base: Path, pass_rates: Path | None = None, **training: o
     config["environment"]["config"] = {"prompt_style": "terse"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of the indexes of dumps
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +145,60 @@ def test_a_run_of_other_prompts_is_refused(tmp_path, base, whole, capsys):
     assert run(other) == 0
     assert run(make(tmp_path / "next", base, pass_rates=other)) == 1
     assert "has rollouts of other prompts only" in capsys.readouterr().err
+
+
+def as_verl_writes(folder: Path, dump: Path, template: str) -> None:
+    """Write the rollouts of a run as verl does: prompts in a chat template, scores, a file for each step."""
+    dump.mkdir()
+    with RunReader(folder) as reader:
+        for row in sorted(reader.rollouts.page(limit=1000), key=lambda r: r.step or 0):
+            if row.split == "train":
+                prompt = template.format(reader.bodies.trajectory(row.n).trajectory.prompt)
+                line = {"input": prompt, "output": row.answer, "score": float(row.correct is True), "step": row.step}
+                with (dump / f"{row.step}.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+TEMPLATES = (
+    "system\nYou are helpful.\nuser\n{}\nassistant\n",
+    "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+    "<s>[INST]   {}  [/INST]",
+)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_dump_of_another_framework_has_the_outcomes_of_its_run(tmp_path, base, whole, template):
+    as_verl_writes(whole, tmp_path / "dump", template)
+    with RunReader(whole) as reader:
+        prompts = {
+            r.prompt_id: question([{"role": "user", "content": r.prompt}]) for r in reader.rollouts.page(limit=99)
+        }
+    others = {"other": "1", "first line": "the last line is another", "empty": ""}
+    found = outcomes_of_dump(tmp_path / "dump", {**others, **prompts})
+    assert [sorted(step) for step in found] == [sorted(step) for step in recorded_outcomes(whole)]
+    with pytest.raises(PassRatesError, match="has no outcomes of these prompts"):
+        outcomes_of_dump(tmp_path / "dump", others)
+
+
+def test_pass_rates_begin_with_those_of_a_dump(tmp_path, base, whole, capsys):
+    as_verl_writes(whole, tmp_path / "dump", TEMPLATES[1])
+    folder = make(tmp_path / "next", base, pass_rates=tmp_path / "dump")
+    assert run(folder) == 0
+    begun = Difficulty(ids_of(whole), seed=3)
+    begun.begin("", recorded_outcomes(whole))
+    assert [begun.draw(3, 0)[i] for i in range(3)] == [ids_of(whole).index(p) for p in prompts_by_step(folder)[0]]
+    assert run(make(tmp_path / "lost", base, pass_rates=tmp_path / "nowhere")) == 1
+    assert "data.pass_rates" in capsys.readouterr().err
+
+
+def test_the_longest_question_that_a_prompt_contains_is_meant():
+    lines = {"short": "What is 2 + 2?", "long": "Look.\nWhat is 2 + 2?", "part": "2 + 2?"}
+    by_last_line = {"What is 2 + 2?": [(lines[k], k) for k in ("short", "long")], "2 + 2?": [(lines["part"], "part")]}
+    assert _asked("user\nLook.\n\n What is  2 + 2?\nassistant", by_last_line) == "long"
+    assert _asked("user: Look. What is 2 + 2?", by_last_line) is None
+    assert _asked("<|user|>What is 2 + 2?<|end|>", by_last_line) == "short"
+    assert question([{"role": "system", "content": "x"}, {"role": "user", "content": " a\t b \n\n c"}]) == "a b\nc"
+    assert question([]) == ""
 
 
 def test_pass_rates_need_the_sampler():
