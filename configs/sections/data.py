@@ -51,8 +51,8 @@ class DataConfig(Section):
     """How prompts are drawn. `uniform`: each once, in random order, before any comes again. `difficulty`: those that
     the policy solves sometimes more often, by the variance p (1 − p) of their outcome (arXiv 2502.12272)."""
     pass_rates: str | None = None
-    """`difficulty`: a run of the same prompts, by its folder or its id, or rollouts of another framework. The pass rates
-    begin with these."""
+    """`difficulty`: a run of the same prompts, by its folder or its id, or rollouts of another framework. The pass
+    rates begin with these."""
     long_prompts: Literal["stop", "drop"] = "stop"
     """A prompt that leaves no room for an answer within `training.max_trajectory_tokens` stops the run at its start
     (`stop`), or its row is left out (`drop`)."""
