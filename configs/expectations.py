@@ -23,7 +23,7 @@ _NAMES = {
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 
 
-def section_of(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: object) -> type[BaseModel] | None:
     """Return the section class in an annotation such as `KLConfig` or `KLConfig | None`, if there is one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -45,7 +45,7 @@ def describe(field: FieldInfo) -> str:
     return f"{joined}, or null{tail}" if text != head else joined
 
 
-def describe_type(annotation: Any) -> str:
+def describe_type(annotation: object) -> str:
     """Describe an annotation in words."""
     origin = get_origin(annotation)
     if origin is Literal:

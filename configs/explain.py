@@ -43,7 +43,7 @@ def explain(errors: Sequence[Mapping[str, Any]], schema: type[BaseModel], source
     return [problems[path] for path in sorted(problems, key=lambda p: order.get(p, len(order)))]
 
 
-def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: Any) -> Path:
+def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: object) -> Path:
     """Return the part of pydantic's `loc` that a person wrote, without the names of union members at its end."""
     path: list[str | int] = []
     node = data
@@ -56,7 +56,7 @@ def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: Any) -
     return tuple(path)
 
 
-def _inside(node: Any, part: str | int) -> Any:
+def _inside(node: object, part: str | int) -> Any:
     if isinstance(node, dict) and part in node:
         return node[part]
     if isinstance(node, list) and isinstance(part, int) and part < len(node):
@@ -64,7 +64,7 @@ def _inside(node: Any, part: str | int) -> Any:
     return _NOTHING
 
 
-def _problem(error: Mapping[str, Any], path: Path, schema: type[BaseModel], source: Source) -> Problem:
+def _problem(error: Mapping[str, object], path: Path, schema: type[BaseModel], source: Source) -> Problem:
     key = ".".join(str(p) for p in path)
     place = source.place(path)
     kind = error["type"]
@@ -90,7 +90,7 @@ def _problem(error: Mapping[str, Any], path: Path, schema: type[BaseModel], sour
     return Problem(key, f"{given} is not allowed", right, place)
 
 
-def _choices(annotation: Any) -> list[str]:
+def _choices(annotation: object) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(v) for v in get_args(annotation)]
     return [c for a in get_args(annotation) for c in _choices(a)]
@@ -120,7 +120,7 @@ def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
     return f"keys of {where}: {', '.join(beside)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     try:

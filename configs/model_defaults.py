@@ -154,7 +154,7 @@ def table(setting: Setting) -> Iterator[Choice]:
     yield Choice("training.max_steps", None, f"one pass over the data, {SHORTEST_RUN} to {LONGEST_RUN} steps")
 
 
-def chosen(given: Mapping[str, Any]) -> list[Choice]:
+def chosen(given: Mapping[str, object]) -> list[Choice]:
     """Return the choices for all keys that `given`, plain data of a configuration, leaves open."""
     model = _section(given, "model")
     base = model.get("base", BUILTIN_MODEL)
@@ -168,7 +168,7 @@ def chosen(given: Mapping[str, Any]) -> list[Choice]:
     return [choice for choice in table(setting) if not _is_set(given, choice.key)]
 
 
-def setting_of(model: Mapping[str, Any]) -> Setting:
+def setting_of(model: Mapping[str, object]) -> Setting:
     """Read the facts of a model from the section `model`."""
     revision = model.get("revision")
     facts = facts_of(str(model.get("base")), revision if isinstance(revision, str) else None)
@@ -223,7 +223,7 @@ def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
         )
 
 
-def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _section(given: Mapping[str, object], name: str) -> Mapping[str, Any]:
     """Return a section of plain data, or the values of a finished section."""
     value = given.get(name)
     if isinstance(value, Mapping):
@@ -231,7 +231,7 @@ def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value.model_dump() if isinstance(value, Section) else {}
 
 
-def _is_set(given: Mapping[str, Any], key: str) -> bool:
+def _is_set(given: Mapping[str, object], key: str) -> bool:
     name, _, inner = key.partition(".")
     return inner in _section(given, name)
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 
-def from_plain(kind: type[T], data: Mapping[str, Any], *, strict: bool = False) -> T:
+def from_plain(kind: type[T], data: Mapping[str, object], *, strict: bool = False) -> T:
     """Return the dataclass. Raises TypeError or ValueError if `data` has another shape.
 
     strict: also if a text, a boolean or a finite number has another type, for data of unknown origin.
@@ -31,7 +31,7 @@ def _dataclass(kind: type, strict: bool) -> Reader:
     readers = {field.name: _reader(hints[field.name], strict) for field in fields(kind)}
     required = {name for name in readers if strict and NoneType not in get_args(hints[name])}
 
-    def read(data: Mapping[str, Any]) -> Any:
+    def read(data: Mapping[str, object]) -> Any:
         if not isinstance(data, Mapping):
             raise TypeError(f"a {kind.__name__} is an object with keys, not {type(data).__name__}")
         values = {}
@@ -45,7 +45,7 @@ def _dataclass(kind: type, strict: bool) -> Reader:
     return read
 
 
-def _reader(hint: Any, strict: bool) -> Reader | None:
+def _reader(hint: object, strict: bool) -> Reader | None:
     """Return the reader of values of a type; None for values that stay unchanged."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):

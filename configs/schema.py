@@ -48,7 +48,7 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_that_follow(cls, data: Any) -> Any:
+    def _defaults_that_follow(cls, data: object) -> Any:
         return with_defaults_that_follow(data) if isinstance(data, Mapping) else data
 
 
@@ -79,6 +79,6 @@ def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _written(given: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+def _written(given: Mapping[str, object], section: str) -> Mapping[str, Any]:
     value = given.get(section)
     return value if isinstance(value, Mapping) else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -59,7 +58,7 @@ def _comment(description: str, accepts: str) -> str:
     return description if plain else f"{description} ({accepts})"
 
 
-def _entry(name: str, value: Any) -> list[str]:
+def _entry(name: str, value: object) -> list[str]:
     flow = None if isinstance(value, dict) and value else True
     text = yaml.dump(
         {name: value}, Dumper=CoreDumper, default_flow_style=False, sort_keys=False, allow_unicode=True, width=1000

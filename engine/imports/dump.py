@@ -36,7 +36,7 @@ def formats_of(options: Options) -> tuple[Format, ...]:
     return (*own, *FORMATS)
 
 
-def format_of(document: Any, origin: Origin, formats: Sequence[Format]) -> Format | None:
+def format_of(document: object, origin: Origin, formats: Sequence[Format]) -> Format | None:
     """Return the first format that knows a document."""
     for each in formats:
         try:

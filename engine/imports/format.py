@@ -36,11 +36,11 @@ class Format(Protocol):
     @property
     def unknown(self) -> Mapping[str, str]: ...
 
-    def detect(self, document: Any, origin: Origin) -> bool:
+    def detect(self, document: object, origin: Origin) -> bool:
         """Return whether a document has this format, judging by its keys."""
         ...
 
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+    def open(self, document: object, origin: Origin) -> Iterable[Item]:
         """Yield the items of a document. May raise KeyError, TypeError or ValueError for a damaged one."""
         ...
 
@@ -60,7 +60,7 @@ class Documents:
     unknown: Mapping[str, str] = field(default_factory=dict)
     of_lists: bool = False
 
-    def detect(self, document: Any, origin: Origin) -> bool:
+    def detect(self, document: object, origin: Origin) -> bool:
         return (
             (isinstance(document, Mapping) or (self.of_lists and isinstance(document, list)))
             and all(key in document for key in self.keys)
@@ -68,7 +68,7 @@ class Documents:
             and (self.when is None or bool(self.when(document, origin)))
         )
 
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+    def open(self, document: object, origin: Origin) -> Iterable[Item]:
         return self.read(document, origin)
 
 

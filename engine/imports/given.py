@@ -109,7 +109,7 @@ def _number(key: str, value: Any) -> float | None:
         raise TypeError(f"{key}={_short(value)} is no number; right would be a number, or None") from error
 
 
-def _whole(key: str, value: Any) -> int:
+def _whole(key: str, value: object) -> int:
     found = None if isinstance(value, str) else _number(key, value)
     if found is None or not found.is_integer():
         raise TypeError(f"{key}={_short(value)} is no whole number")

@@ -64,17 +64,17 @@ class Mapped:
     finish: Callable[[Rollout, Document, Origin], Rollout] | None = None
     """Adds values that no key can express."""
 
-    def detect(self, document: Any, origin: Origin) -> bool:
+    def detect(self, document: object, origin: Origin) -> bool:
         """Return whether a document, or the first row in it, has the keys that are needed."""
         return self._is_row(document) or any(self._is_row(row) for row in self._inner(document)[:1])
 
-    def _inner(self, document: Any) -> list[Any]:
+    def _inner(self, document: object) -> list[Any]:
         if not isinstance(document, Mapping):
             return []
         found = next((inner for path in self.rows if isinstance(inner := at(document, path), list)), [])
         return [{**row, "^": document} for row in found if isinstance(row, Mapping)]
 
-    def _is_row(self, document: Any) -> bool:
+    def _is_row(self, document: object) -> bool:
         return (
             isinstance(document, Mapping)
             and all(has(document, key) for key in self.needs)
@@ -318,7 +318,7 @@ def _flatten(values: Document, prefix: str, found: dict[str, Any], depth: int) -
             found[f"{prefix}{name}"] = (text(value) or "")[:_COLUMN_TEXT]
 
 
-def _is_short(values: Sequence[Any]) -> bool:
+def _is_short(values: Sequence[object]) -> bool:
     known = [v for v in values if v is not None]
     return len(values) <= _COLUMN_ITEMS and bool(known) and all(isinstance(v, (bool, int, float, str)) for v in known)
 

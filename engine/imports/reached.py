@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from .rollout import Rollout, parsed, text
 
@@ -35,7 +34,7 @@ def is_silent(rollout: Rollout) -> bool:
     return not any(m.is_agent and (m.text or m.calls or m.thought) for m in rollout.completion)
 
 
-def words_reached(document: Any, rollouts: list[Rollout]) -> tuple[int, int]:
+def words_reached(document: object, rollouts: list[Rollout]) -> tuple[int, int]:
     """Count the different words in the conversations of a document, and those of them that are in a rollout."""
     said: set[str] = set()
     for part in _spoken(document, "", 0):
@@ -54,7 +53,7 @@ def _split(value: str) -> list[str]:
     return _WORD.findall(_MARK.sub(" ", value))
 
 
-def _spoken(value: Any, key: str, depth: int) -> Iterator[str]:
+def _spoken(value: object, key: str, depth: int) -> Iterator[str]:
     if isinstance(value, str):
         if key in _SPOKEN and len(value) > 1:
             inner = parsed(value) if value[:1] in ("{", "[") else None

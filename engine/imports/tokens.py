@@ -19,11 +19,11 @@ class Tokens:
 
     @staticmethod
     def of(
-        ids: Sequence[Any],
-        mask: Sequence[Any],
-        logprobs: Sequence[Any] = (),
-        advantages: Sequence[Any] = (),
-        overlays: Mapping[str, Sequence[Any]] | None = None,
+        ids: Sequence[object],
+        mask: Sequence[object],
+        logprobs: Sequence[object] = (),
+        advantages: Sequence[object] = (),
+        overlays: Mapping[str, Sequence[object]] | None = None,
     ) -> TokenArrays[Any] | None:
         """Return the arrays of one conversation, or None if the ids are no numbers.
 
@@ -69,7 +69,7 @@ class Tokens:
         return make
 
     @staticmethod
-    def of_calls(calls: Sequence[tuple[Sequence[Any], ...]]) -> Maker | None:
+    def of_calls(calls: Sequence[tuple[Sequence[object], ...]]) -> Maker | None:
         """Return a maker for calls of a model, each with the ids that it read and wrote and their log-probs. None if a
         call has no ids, or did not read all earlier tokens."""
         if not calls or not all(read and wrote for read, wrote, _ in calls):
@@ -91,7 +91,9 @@ class Tokens:
         return make
 
     @staticmethod
-    def with_more(make: Maker | None, advantages: Sequence[Any], overlays: Mapping[str, Sequence[Any]]) -> Maker | None:
+    def with_more(
+        make: Maker | None, advantages: Sequence[object], overlays: Mapping[str, Sequence[object]]
+    ) -> Maker | None:
         """Return a maker that adds advantages and overlays with one value per token."""
         if make is None:
             return None
@@ -108,7 +110,7 @@ class Tokens:
         return made
 
 
-def _overlays(given: Mapping[str, Sequence[Any]], spoken: Sequence[bool]) -> dict[str, memoryview[float]]:
+def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[bool]) -> dict[str, memoryview[float]]:
     """Return one number per token, NaN for an unknown one."""
     found: dict[str, memoryview[float]] = {}
     for name, values in given.items():
@@ -118,7 +120,7 @@ def _overlays(given: Mapping[str, Sequence[Any]], spoken: Sequence[bool]) -> dic
     return found
 
 
-def _spread(values: Sequence[Any], mask: Sequence[Any]) -> list[Any]:
+def _spread(values: Sequence[object], mask: Sequence[object]) -> list[Any]:
     """Return one value per token. Values of sampled tokens alone are put in their places."""
     if len(values) == len(mask):
         return list(values)
@@ -126,6 +128,6 @@ def _spread(values: Sequence[Any], mask: Sequence[Any]) -> list[Any]:
     return [next(given, 0.0) if m else 0.0 for m in mask]
 
 
-def _fitted(values: Sequence[Any], size: int) -> list[float]:
+def _fitted(values: Sequence[object], size: int) -> list[float]:
     found = [0.0 if (n := number(v)) is None else n for v in values][:size]
     return found + [0.0] * (size - len(found))

@@ -75,7 +75,7 @@ class Play:
         for line in self._events:
             yield _event(json.loads(line))
 
-    def send(self, **command: Any) -> None:
+    def send(self, **command: object) -> None:
         """Send a command; see `engine.training.play`. Does nothing once the process has ended."""
         with suppress(OSError):
             self._commands.write(json.dumps(command) + "\n")

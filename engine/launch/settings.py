@@ -85,7 +85,7 @@ def config_damage(run_dir: Path, known: Collection[object]) -> str | None:
     )
 
 
-def _leaves(data: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+def _leaves(data: object, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _leaves(value, (*path, key))
@@ -112,5 +112,5 @@ def configuration_id(config: RunConfig) -> str:
     return hashlib.sha256(to_yaml(alike).encode()).hexdigest()[:12]
 
 
-def _put(data: Any, path: Path_, value: Any) -> None:
+def _put(data: object, path: Path_, value: object) -> None:
     _get(data, path[:-1])[path[-1]] = value

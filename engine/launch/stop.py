@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..runs.control import requests as control
 from ..runs.control.status import ENDED, is_alive, is_elsewhere, look, process_names, process_state
@@ -72,13 +71,13 @@ def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
     return living(run_dir)
 
 
-def _goes_on(run_dir: Path, name: str, state: Mapping[str, Any]) -> bool:
+def _goes_on(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
     """Return whether a process that has announced the end of the run has a life of its own: somebody's script or
     notebook that recorded a run, and not one that was started for it."""
     return state.get("status") in ENDED and not (run_dir / PROCESSES / f"{name}.launch.json").exists()
 
 
-def _speaks(state: Mapping[str, Any]) -> bool:
+def _speaks(state: Mapping[str, object]) -> bool:
     """Return whether a process on another machine that announced its end has a fresh status: it is not waited for
     longer."""
     return not (is_elsewhere(state) and state.get("status") in ENDED)

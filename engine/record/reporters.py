@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from transformers import Trainer
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
@@ -71,7 +70,7 @@ class Tracker:
     def close(self) -> None:
         self._call("on_train_end", self._trainer.state.global_step)
 
-    def _call(self, event: str, step: int, **more: Any) -> None:
+    def _call(self, event: str, step: int, **more: object) -> None:
         trainer = self._trainer
         state = copy.copy(trainer.state)
         state.global_step = step

@@ -61,8 +61,8 @@ class StepRecorder:
     def step(
         self,
         step: int,
-        logs: Mapping[str, Any],
-        measured: Mapping[str, Any],
+        logs: Mapping[str, object],
+        measured: Mapping[str, object],
         rollouts: Sequence[Rollout],
         replayed: Sequence[Rollout] = (),
         loss: Mapping[str, LossTerms] | None = None,
@@ -109,7 +109,7 @@ class StepRecorder:
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
 
-    def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
+    def event(self, kind: EventKind, message: str, *, step: int = 0, **data: object) -> None:
         self.guard("event", lambda: self.writer.event(kind, message, step=step, **data))
 
     def _record(self, rollout: Rollout, step: int, split: str, loss: LossTerms | None) -> TrajectoryRecord:

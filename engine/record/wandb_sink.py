@@ -51,7 +51,7 @@ class WandbSink:
         *,
         run_id: str,
         name: str = "",
-        run_config: Mapping[str, Any] | None = None,
+        run_config: Mapping[str, object] | None = None,
         on_problem: Callable[[str], None] = log.warning,
         table_every: int = 10,
     ) -> None:

@@ -174,7 +174,7 @@ def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
     )
 
 
-def encode_json(value: Any) -> bytes:
+def encode_json(value: object) -> bytes:
     """Encode any data as JSON: values that JSON lacks as text, and halves of surrogate pairs escaped."""
     try:
         return orjson.dumps(value, default=_default, option=_OPTIONS)

@@ -45,7 +45,7 @@ def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> 
         sync_folder(path.parent)
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, object]) -> None:
     """Replace a small JSON file in one instant, without waiting for the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(data, default=str, indent=1).encode(), wait=False)

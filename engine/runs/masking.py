@@ -50,7 +50,7 @@ def mask_text(text: str) -> str:
     return _USERINFO.sub(MASKED, _VALUES.sub(MASKED, text))
 
 
-def mask(value: Any, key: str = "") -> Any:
+def mask(value: object, key: str = "") -> Any:
     """Return a copy of plain data in which secrets are replaced. Numbers and booleans under any key stay: they are
     limits."""
     if isinstance(value, Mapping):

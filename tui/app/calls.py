@@ -215,11 +215,11 @@ def _with_small(made: Shown) -> Shown:
     return Shown(made.head, made.text, made.kind, " ".join(f"{a.name}={a.text}" for a in small), rest, made.result_kind)
 
 
-def _text(given: Mapping[str, Any], names: Sequence[str]) -> str:
+def _text(given: Mapping[str, object], names: Sequence[str]) -> str:
     return next((name for name in names if isinstance(given.get(name), str) and given[name]), "")
 
 
-def _others(given: Mapping[str, Any], used: set[str]) -> list[Argument]:
+def _others(given: Mapping[str, object], used: set[str]) -> list[Argument]:
     rest = ((key, value) for key, value in given.items() if key not in used)
     return [Argument(key, v if isinstance(v, str) else brief(v, as_json=True)) for key, v in rest]
 

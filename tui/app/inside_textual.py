@@ -74,7 +74,7 @@ class OwnOutputApp(App[None]):
         if self.painter is None or more or named or not self._sent(self.painter, renderable):
             super()._display(screen, renderable, *more, **named)
 
-    def _sent(self, painter: Painter, update: Any) -> bool:
+    def _sent(self, painter: Painter, update: object) -> bool:
         driver = self._driver
         if driver is None or self._batch_count or self._closed or not self.is_running:
             return False
@@ -187,7 +187,7 @@ def _display_is_known(app: App[None]) -> bool:
     return known and all(hasattr(app, name) for name in _OF_THE_APP)
 
 
-def _parameters(of: Any) -> tuple[str, ...] | None:
+def _parameters(of: object) -> tuple[str, ...] | None:
     return tuple(inspect.signature(of).parameters) if callable(of) else None
 
 

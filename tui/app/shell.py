@@ -39,11 +39,11 @@ class Memory:
             if isinstance(loaded, dict):
                 self.values = loaded
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         value = self.values.get(key, default)
         return value if default is None or isinstance(value, type(default)) else default
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         self.values[key] = value
 
     def run(self, run_id: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ..text import FIELD_LIMIT
 
@@ -54,7 +53,7 @@ def _pieces(value: object, limit: int, as_json: bool, depth: int = 0) -> Iterato
         yield _JSON.get(value, repr(value)) if as_json and isinstance(value, bool | None) else repr(value)
 
 
-def arguments_text(arguments: Mapping[str, Any], limit: int = _VALUE) -> str:
+def arguments_text(arguments: Mapping[str, object], limit: int = _VALUE) -> str:
     """Format arguments as `(mask=7)` with at most `limit` characters a value."""
     shown: list[str] = []
     room = max(_CALL, limit)

@@ -67,6 +67,6 @@ class ResultCache:
         return value
 
 
-def size_of(value: Any) -> int:
+def size_of(value: object) -> int:
     """Return about how many bytes a result has."""
     return int(getattr(value, "nbytes", 0)) + sys.getsizeof(value) + 200

@@ -153,18 +153,18 @@ class VisualEnv(MultiTurnEnv):
         options = self.options[split]
         return [make_question(split, seed, index, self.questions, options, self.noise).to_task() for index in range(n)]
 
-    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+    def routes(self, task: Mapping[str, object]) -> Sequence[str]:
         return routes_of(task)
 
-    def demonstrate(self, task: Mapping[str, Any], route: Route = "right", seed: int = 0) -> Demonstrator:
+    def demonstrate(self, task: Mapping[str, object], route: Route = "right", seed: int = 0) -> Demonstrator:
         return show(task, route, seed)
 
-    def expected(self, task: Mapping[str, Any]) -> str | None:
+    def expected(self, task: Mapping[str, object]) -> str | None:
         """Return the right answer, or the first of several."""
         answers = _answers(task)
         return answers[0] if answers else None
 
-    def prefetch(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+    def prefetch(self, tasks: Sequence[Mapping[str, object]]) -> None:
         """Read the text of tasks about text.
 
         The recogniser releases the interpreter while it works, so it runs in parallel with the policy. The other
@@ -183,7 +183,7 @@ class VisualEnv(MultiTurnEnv):
 
     # ------------------------------------------------------------------------------------------------ rollouts
 
-    def reset(self, task: Mapping[str, Any]) -> tuple[VisualState, list[Message]]:
+    def reset(self, task: Mapping[str, object]) -> tuple[VisualState, list[Message]]:
         clip = clip_of_task(task, self.max_side)
         state = VisualState(task, clip)
         shown = self.images(state) if self.sees else None
@@ -335,7 +335,7 @@ def _box(values: Sequence[float]) -> tuple[int, int, int, int]:
     return x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)
 
 
-def _answers(task: Mapping[str, Any]) -> list[str]:
+def _answers(task: Mapping[str, object]) -> list[str]:
     answer = task.get("answer")
     return [str(a) for a in answer] if isinstance(answer, (list, tuple)) else [] if answer is None else [str(answer)]
 

@@ -61,11 +61,11 @@ class GlanceEnv(MultiTurnEnv):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         questions: Sequence[str] = QUESTIONS,
         blank: bool = False,
-        **config: Any,
+        **config: object,
     ) -> None:
         super().__init__(tokenizer, **{"max_turns": 1, "prompt_style": "terse", **config})
         unknown = [q for q in questions if q not in ASKED]
@@ -88,24 +88,24 @@ class GlanceEnv(MultiTurnEnv):
         content = [ImageBlock(type="image", image=picture), TextBlock(type="text", text=asked)]
         return task, [Message(role="user", content=content)]
 
-    def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
+    def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
         answer = str(call.arguments["text"])
         correct = answer.strip().lower() == str(state["answer"])
         return StepResult("", float(correct), True, answer, correct)
 
-    def images(self, state: Mapping[str, Any]) -> tuple[Picture, ...]:
+    def images(self, state: Mapping[str, object]) -> tuple[Picture, ...]:
         """Return the picture, even if the policy sees a blank one."""
         clip = clip_of_task(state, SIDE)
         return (Picture(f"{clip.key}.png", partial(_still, clip.load)),)
 
-    def context(self, state: Mapping[str, Any]) -> StepContext:
+    def context(self, state: Mapping[str, object]) -> StepContext:
         return StepContext("image", {"width": SIDE, "height": SIDE})
 
-    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+    def routes(self, task: Mapping[str, object]) -> Sequence[str]:
         """Return `right`, `neighbour` (of another shape in the picture, or a wrong count) and `guess` (of neither)."""
         return ("right",) if task["question"] == "caption" else ("right", "neighbour", "guess")
 
-    def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
+    def demonstrate(self, task: Mapping[str, object], route: str = "right", seed: int = 0) -> Demonstrator:
         return FixedTurns(_answer_of(task, route, random.Random(f"{route} {seed} {json.dumps(task, sort_keys=True)}")))
 
 

@@ -52,12 +52,12 @@ _ROUTES_OF: dict[str, tuple[str, ...]] = {
 }
 
 
-def routes_of(task: Mapping[str, Any]) -> Sequence[str]:
+def routes_of(task: Mapping[str, object]) -> Sequence[str]:
     """Return the routes of a task's question, `right` first; none for a question without a drawn scene."""
     return _ROUTES_OF.get(str(task.get("question")), ()) if "scene" in task else ()
 
 
-def show(task: Mapping[str, Any], route: Route, seed: int = 0) -> RouteShow:
+def show(task: Mapping[str, object], route: Route, seed: int = 0) -> RouteShow:
     """Show a route. Raises ValueError when the task's question does not have it."""
     routes = routes_of(task)
     if route not in routes:
@@ -175,7 +175,7 @@ def _right_motion(task: Mapping[str, Any]) -> Steps:
     yield _answer(observation.split(",")[0])
 
 
-def _right_comparison(task: Mapping[str, Any]) -> Steps:
+def _right_comparison(task: Mapping[str, object]) -> Steps:
     (first, _, size), (second, _, other) = yield from _both(task)
     if task["question"] == "bigger":
         yield _answer(first if size > other else second)
@@ -222,7 +222,7 @@ def _both(task: Mapping[str, Any]) -> Generator[str, str, tuple[Properties, Prop
     return _properties(first), _properties(second)
 
 
-def _call(name: str, **arguments: Any) -> str:
+def _call(name: str, **arguments: object) -> str:
     return format_call(name, arguments)
 
 

@@ -120,7 +120,7 @@ class Scene:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Scene:
+    def from_json(cls, data: Mapping[str, object]) -> Scene:
         """Read `to_json`. Raises TypeError or ValueError for anything else."""
         return from_plain(cls, data, strict=True)
 

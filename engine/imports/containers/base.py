@@ -76,11 +76,11 @@ def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., 
 
     def decorate(function: Callable[..., _T]) -> Callable[..., _T]:
         @functools.lru_cache(maxsize=maxsize)
-        def cached(_state: tuple[int, int], path: Path, *rest: Any) -> _T:
+        def cached(_state: tuple[int, int], path: Path, *rest: object) -> _T:
             return function(path, *rest)
 
         @functools.wraps(function)
-        def current(path: Path, *rest: Any) -> _T:
+        def current(path: Path, *rest: object) -> _T:
             return cached(stat_of(path), path, *rest)
 
         return current

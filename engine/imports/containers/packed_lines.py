@@ -51,7 +51,7 @@ class PackedLines(Container):
         self._kept: _Open | None = None
 
     @abstractmethod
-    def unpacked(self, file: Any) -> Any:
+    def unpacked(self, file: object) -> Any:
         """Return a stream of the text of an open file."""
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:

@@ -155,7 +155,7 @@ def _values(column: Any, kind: str) -> list[Any]:
     return values if plain else [_as_json(v, kind.lower().startswith("map")) for v in values]
 
 
-def _as_json(value: Any, is_map: bool = False) -> Any:
+def _as_json(value: object, is_map: bool = False) -> Any:
     match value:
         case Decimal():
             return float(value)

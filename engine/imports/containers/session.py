@@ -63,7 +63,7 @@ def is_session(entries: list[Any]) -> bool:
     return codex or any(map(is_claude, known))
 
 
-def is_claude(entry: Mapping[str, Any]) -> bool:
+def is_claude(entry: Mapping[str, object]) -> bool:
     """Return whether an entry is one of a session of Claude Code, or of the stream that it prints."""
     stream = entry.get("type") == "system" and "session_id" in entry
     return stream or ("type" in entry and ("sessionId" in entry or "leafUuid" in entry))
@@ -81,7 +81,7 @@ def _is_list(start: bytes) -> bool:
         return '"source"' in keys and '"action"' in keys and '"messages"' not in keys
 
 
-def is_entry(item: Any) -> bool:
+def is_entry(item: object) -> bool:
     """Return whether an item of a list is a message, or an event of OpenHands."""
     if not isinstance(item, Mapping):
         return False

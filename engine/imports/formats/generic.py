@@ -145,7 +145,7 @@ def wrapped(formats: tuple[Format, ...]) -> Documents:
     is known, too.
     """
 
-    def items(document: Any, origin: Origin) -> Iterator[tuple[Format, Document]]:
+    def items(document: object, origin: Origin) -> Iterator[tuple[Format, Document]]:
         if isinstance(document, Mapping):
             rows = next((v for k in _LISTS if isinstance(v := document.get(k), list)), [])
             shared = {k: v for k, v in document.items() if k in _SHARED and v is not None}
@@ -161,12 +161,12 @@ def wrapped(formats: tuple[Format, ...]) -> Documents:
                 if (reader := next((f for f in formats if f.detect(row, origin)), None)) is not None:
                     yield reader, row
 
-    def known(document: Any, origin: Origin) -> bool:
+    def known(document: object, origin: Origin) -> bool:
         if isinstance(document, Mapping) and any(document.get(k) == [] for k in _ROLLOUTS):
             return True
         return next((True for _ in items(document, origin)), False)
 
-    def read(document: Any, origin: Origin) -> Iterable[Item]:
+    def read(document: object, origin: Origin) -> Iterable[Item]:
         for reader, row in items(document, origin):
             yield from reader.open(row, origin)
 
@@ -252,7 +252,7 @@ def _step(document: Document) -> int | None:
     return next((found for key in _STEPS if (found := whole(document.get(key))) is not None), None)
 
 
-def _list_key(document: Any) -> str | None:
+def _list_key(document: object) -> str | None:
     if not isinstance(document, Mapping):
         return None
     for key in _COMPLETIONS:
@@ -266,13 +266,13 @@ def _list_key(document: Any) -> str | None:
     return None
 
 
-def _is_column(value: Any, size: int) -> bool:
+def _is_column(value: object, size: int) -> bool:
     if not isinstance(value, list) or len(value) != size:
         return False
     return all(isinstance(v, str) for v in value) or all(isinstance(v, list) for v in value)
 
 
-def _is_numbers(value: Any, size: int) -> bool:
+def _is_numbers(value: object, size: int) -> bool:
     """Return whether a value is a list of numbers of this length. Null and the text "NaN" are unknown numbers."""
     if not isinstance(value, list) or len(value) != size:
         return False

@@ -57,7 +57,7 @@ INSPECT = Documents(
 )
 
 
-def _is_sample(document: Any) -> bool:
+def _is_sample(document: object) -> bool:
     return isinstance(document, Mapping) and "epoch" in document and "messages" in document and "id" in document
 
 
@@ -154,7 +154,7 @@ _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 """inspect-ai's grades: correct, incorrect, partial, no answer."""
 
 
-def _restored(value: Any, attachments: Document) -> Any:
+def _restored(value: object, attachments: Document) -> Any:
     if not attachments:
         return value
     if isinstance(value, str):

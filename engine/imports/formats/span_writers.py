@@ -194,7 +194,7 @@ def _observation(trace: str, row: Document) -> Span:
     )
 
 
-def _time(value: Any) -> float:
+def _time(value: object) -> float:
     """Return a time as a number that sorts: nanoseconds, seconds, or the digits of an ISO date."""
     found = number(value)
     if found is None:
@@ -206,7 +206,7 @@ def _typed(span: Document) -> dict[str, Any]:
     return {str(a.get("key")): _value(a.get("value")) for a in objects(span.get("attributes"))}
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> Any:
     for kind, given in mapping(value).items():
         match kind:
             case "intValue":
@@ -220,7 +220,7 @@ def _value(value: Any) -> Any:
     return None
 
 
-def _read_any(value: Any) -> Any:
+def _read_any(value: object) -> Any:
     """Return an attribute of MLflow, which keeps each as JSON text."""
     found = parsed(value) if isinstance(value, str) else value
     return value if found is None else found

@@ -218,7 +218,7 @@ def _numbered(attributes: Document) -> tuple[Message, ...]:
     return tuple(m for name in parts for m in conversation(_unwrapped(tree[name])))
 
 
-def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+def _put(tree: dict[str, Any], path: list[str], value: object) -> None:
     """Put a value at a path of a tree of objects. Lists are objects whose keys are numbers."""
     for name in path[:-1]:
         below = tree.setdefault(name, {})
@@ -231,7 +231,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
 _WRAPPERS = ("message", "tool_call", "message_content")
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: object) -> Any:
     """Remove OpenInference's wrappers (`message.role`), nested or in dotted names. Numbered values become lists."""
     if isinstance(value, list):
         return [_unwrapped(v) for v in value]
@@ -247,12 +247,12 @@ def _unwrapped(value: Any) -> Any:
     return {**tree, "content": tree.pop("contents")} if "contents" in tree else tree
 
 
-def read_json(value: Any) -> Any:
+def read_json(value: object) -> Any:
     """Return a list or object that is written as text, parsed. Return anything else unchanged."""
     return parsed(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
 
 
-def _content(value: Any) -> Any:
+def _content(value: object) -> Any:
     """Return the text of a tool's output: bare, or in an object with one value."""
     value = read_json(value)
     for key in ("output", "content", "result"):
@@ -263,7 +263,7 @@ def _content(value: Any) -> Any:
     return value
 
 
-def _messages(value: Any) -> Any:
+def _messages(value: object) -> Any:
     """Return the messages in the input or output of an operation: of a chat API, of LangChain, or plain text."""
     value = read_json(value)
     if not isinstance(value, Mapping):

@@ -120,14 +120,14 @@ def _same(printed: float | None, reward: float | None) -> bool:
     return math.isclose(printed, reward, abs_tol=6e-4)
 
 
-def _nodes(node: Any, depth: int = 0) -> Iterator[Any]:
+def _nodes(node: object, depth: int = 0) -> Iterator[Any]:
     """Yield a node of a logtree, and all nodes and texts in it."""
     yield node
     for child in listed(mapping(node).get("children")) if depth <= MAX_DEPTH else ():
         yield from _nodes(child, depth + 1)
 
 
-def _sections(node: Any, heading: str) -> Iterator[Document]:
+def _sections(node: object, heading: str) -> Iterator[Document]:
     return (n for n in _nodes(node) if mapping(n).get("tag") == "section" and _heading(n).startswith(heading))
 
 

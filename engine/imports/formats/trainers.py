@@ -101,7 +101,7 @@ def _art_rollout(document: Document, origin: Origin) -> Rollout:
     )
 
 
-def _with_calls(entry: Any) -> Any:
+def _with_calls(entry: object) -> Any:
     if isinstance(entry, Mapping) and isinstance(entry.get("tool_calls"), str):
         return {**entry, "tool_calls": parsed(entry["tool_calls"])}
     return entry

@@ -128,7 +128,7 @@ def _functions(origin: Origin) -> frozenset[str]:
     return frozenset()
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> Any:
     """Remove the null fields that arrow adds to messages and calls, which then have the fields of all others."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}

@@ -91,7 +91,7 @@ class Settings:
         return self.gradient_accumulation_steps % every != 0 or self.corrected
 
 
-def settings_of(data: Mapping[str, Any]) -> Settings:
+def settings_of(data: Mapping[str, object]) -> Settings:
     """Return settings from a record. Texts such as "None", as transformers writes them, are read as their values."""
     known = {f.name for f in fields(Settings)}
     found = {name: _value(value) for name, value in data.items() if name in known}
@@ -103,7 +103,7 @@ def settings_of(data: Mapping[str, Any]) -> Settings:
     return Settings(**found)
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> Any:
     if value == "None":
         return None
     if isinstance(value, str) and value[:1] == "[":

@@ -82,7 +82,7 @@ class AlertSender:
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
         self._thread.start()
 
-    def event(self, kind: str, message: str, step: int, data: Mapping[str, Any]) -> None:
+    def event(self, kind: str, message: str, step: int, data: Mapping[str, object]) -> None:
         """Take an event of the record; ignore events that are no alerts."""
         if kind not in ("alert", "error", "record"):
             return
@@ -265,7 +265,7 @@ def remedy(detector: str, subject: str = "") -> str:
     return REMEDIES.get(detector, "").replace("{subject}", subject or "it")
 
 
-def remedy_of(data: Mapping[str, Any]) -> str:
+def remedy_of(data: Mapping[str, object]) -> str:
     """Return the advice of an event: the one that its writer gave, else that for its detector."""
     said = data.get("remedy")
     return said if isinstance(said, str) else remedy(str(data.get("detector") or ""), str(data.get("subject") or ""))

@@ -301,7 +301,7 @@ def read_live(info: RunInfo) -> LiveState | None:
     return None
 
 
-def _same(said: Mapping[str, Any], process: Mapping[str, Any]) -> bool:
+def _same(said: Mapping[str, object], process: Mapping[str, object]) -> bool:
     """Return whether the process that lives has written it, and not one before it."""
     return all(said.get(key) == process.get(key) for key in ("pid", "started", "born", "where"))
 
@@ -366,7 +366,7 @@ class Flights:
             return asdict(InFlight(len(self._now), longest, half, most, self._ended))
 
 
-def in_flight(facts: Mapping[str, Any]) -> InFlight | None:
+def in_flight(facts: Mapping[str, object]) -> InFlight | None:
     """Read the rollouts in flight from the facts of a run; None if there are none, or the file is damaged."""
     said = facts.get("in_flight")
     if not isinstance(said, dict):

@@ -32,7 +32,7 @@ STARTING_SECONDS = 60.0
 """A run that was announced but has no process after this time never started."""
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
+def write_state(path: Path, state: Mapping[str, object]) -> None:
     """Replace the status of a process. A full disk accepts it too: then it overwrites the old one. Raises OSError."""
     try:
         write_json(path, state)
@@ -98,7 +98,7 @@ def is_alive(pid: int | None, started: float | None, born: object = None) -> boo
         return False
 
 
-def is_elsewhere(state: Mapping[str, Any]) -> bool:
+def is_elsewhere(state: Mapping[str, object]) -> bool:
     """Return whether a process is on another machine than this one, which shares the folder of runs."""
     return state.get("where") not in (None, here())
 
@@ -126,7 +126,7 @@ def _read_state(run_dir: Path, name: str) -> dict[str, Any]:
     }
 
 
-def _lives(state: Mapping[str, Any]) -> bool:
+def _lives(state: Mapping[str, object]) -> bool:
     """Return whether the process lives. One on another machine counts as alive while its status file is fresh."""
     if not is_elsewhere(state):
         pid = number(state.get("pid"))

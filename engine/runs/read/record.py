@@ -103,20 +103,20 @@ class Connection:
             finally:
                 self._deadline = before
 
-    def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self.lock, self._errors():
             return self._execute(sql, params).fetchall()
 
-    def one(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+    def one(self, sql: str, params: Sequence[object] = ()) -> tuple[Any, ...] | None:
         with self.lock, self._errors():
             return self._execute(sql, params).fetchone()
 
-    def each(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+    def each(self, sql: str, params: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield row after row: the caller keeps the rows before an error."""
         with self.lock, self._errors():
             yield from self._execute(sql, params)
 
-    def _execute(self, sql: str, params: Sequence[Any]) -> sqlite3.Cursor:
+    def _execute(self, sql: str, params: Sequence[object]) -> sqlite3.Cursor:
         try:
             return self.db.execute(sql, params)
         except UnicodeEncodeError:  # half a surrogate pair: the record holds the text as it could be stored
@@ -170,7 +170,7 @@ class Record:
             self._open()  # a run that has just begun
         return self._connection
 
-    def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query; in a damaged file, those before the damage."""
         db = self.db
         rows: list[tuple[Any, ...]] = []
@@ -183,7 +183,7 @@ class Record:
             self.tell(str(error))
         return rows
 
-    def scalar(self, sql: str, params: Sequence[Any] = ()) -> Any:
+    def scalar(self, sql: str, params: Sequence[object] = ()) -> Any:
         rows = self.all(sql, params)
         return rows[0][0] if rows else None
 

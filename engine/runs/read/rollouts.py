@@ -60,7 +60,7 @@ def by_number(record: Record, numbers: Sequence[int]) -> list[TrajectoryRow]:
     return [found[n] for n in numbers if n in found]
 
 
-def where(record: Record, condition: str, params: Sequence[Any]) -> list[TrajectoryRow]:
+def where(record: Record, condition: str, params: Sequence[object]) -> list[TrajectoryRow]:
     """Return the rows of a condition, which may end in ORDER BY and LIMIT."""
     columns = (*_CARD.values(), *(f"rows.{column.name}" for column in _SHOWN))
     found = record.all(f"SELECT {', '.join(columns)} FROM {_TABLES} WHERE {condition}", params)

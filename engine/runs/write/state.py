@@ -52,7 +52,7 @@ class ProcessState:
         """Note that the process has given something just now."""
         self._said["heard"] = time.time()
 
-    def set(self, news: Mapping[str, Any]) -> bool:
+    def set(self, news: Mapping[str, object]) -> bool:
         """Set the status, and what else is given. Returns whether viewers must see it at once."""
         urgent = news["status"] != self._said["status"] or "error" in news
         self._said.update(news)

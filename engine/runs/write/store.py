@@ -126,7 +126,7 @@ class RowTables:
         """Remove a trajectory from the full-text index, which needs the very text that was added."""
         self.db.execute(_UNSEARCH, (n, *text))
 
-    def add_extras(self, n: int, extra: Mapping[str, Any]) -> None:
+    def add_extras(self, n: int, extra: Mapping[str, object]) -> None:
         """Add columns of the record's own to a row, or replace those of the same name."""
         self.db.executemany(_EXTRA, self._extras(n, extra))
 
@@ -173,7 +173,7 @@ class RowTables:
         if extras:
             self.db.executemany(_EXTRA, extras)
 
-    def _extras(self, n: int, extra: Mapping[str, Any]) -> Iterator[tuple[int, int, float | None, str | None]]:
+    def _extras(self, n: int, extra: Mapping[str, object]) -> Iterator[tuple[int, int, float | None, str | None]]:
         intern = self.names.labels.intern
         for name, value in extra.items():
             if isinstance(value, (bool, int, float)):

@@ -125,7 +125,7 @@ class RunWriter:
         if kept:
             self._put(Write("uses", 512 * len(kept), lambda store: store.rows.add_uses(kept)))
 
-    def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
+    def event(self, kind: EventKind, message: str, *, step: int = 0, **data: object) -> None:
         """Record an event. `message` is one sentence for people. Secrets in `data` are masked."""
         said, at, now = str(message), int(step), time.time()
         write = lambda store: store.add_event(kind, said, at, now, encode_json(mask(data)))  # noqa: E731

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from rich.style import Style
 
@@ -35,7 +34,7 @@ from .base import AppScreen
 FIRST = (metric.REWARD_MEAN, metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.KL_MEAN, metric.ENTROPY, metric.LOSS)
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, str]:
+def flatten(value: object, prefix: str = "") -> dict[str, str]:
     """Flatten a nested configuration to `a.b.c` keys."""
     if isinstance(value, Mapping):
         out: dict[str, str] = {}
@@ -58,7 +57,7 @@ def read_config(run: Path) -> dict[str, str]:
         return {}
 
 
-def _of_dump(facts: Any) -> dict[str, str]:
+def _of_dump(facts: object) -> dict[str, str]:
     """Describe a dump: its source and means over all rollouts. It has no configuration."""
     facts = facts if isinstance(facts, dict) else {}
     means = facts.get("means")

@@ -35,7 +35,7 @@ class FollowsRun(AppScreen):
         """Return a reader for extra data. It is made on the screen's thread and called on the reading one."""
         return lambda reader, reading: None
 
-    def show(self, extra: Any) -> None:
+    def show(self, extra: object) -> None:
         raise RuntimeError(f"{type(self).__name__} must implement show")
 
     def show_problem(self, problem: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ....engine.runs.errors import FilterError
 from ....engine.runs.search.query import EVERYTHING, Query
@@ -53,7 +52,7 @@ class QueryList(TableScreen):
             return line
         return line.add(count(self.table.cursor + 1 if self.total else 0), p.strong).add(f" of {self.total}", p.muted)
 
-    def set_query(self, keep: bool = False, **changes: Any) -> None:
+    def set_query(self, keep: bool = False, **changes: object) -> None:
         self.list_query = replace(self.list_query, **changes)
         self.restart(keep)
         self.frame.refresh_lines()

@@ -251,7 +251,7 @@ class ImagePane(Pane):
             problem = f"the image cannot be shown: {error}"
         self.app.call_from_thread(self._done, key, made, problem)
 
-    def _done(self, key: tuple[object, ...], made: Any, problem: str) -> None:
+    def _done(self, key: tuple[object, ...], made: object, problem: str) -> None:
         if (*key[:3], key[4]) != (self.source, self.overlay, self.size, self.seen):
             return
         if made is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.style import Style
 
@@ -105,7 +104,7 @@ _WHY = {
 _FACTS = {"kl": "KL", "learning_rate": "learning rate", "beta": "β", "published_version": "published version"}
 
 
-def _validation(p: Palette, update: Any, validations: Sequence[Event], width: int) -> list[Line]:
+def _validation(p: Palette, update: object, validations: Sequence[Event], width: int) -> list[Line]:
     if not isinstance(update, int):
         return []
     known = [e for e in validations if isinstance(e.data.get("update"), int) and "live" in e.data]
@@ -160,5 +159,5 @@ def _more(items: Sequence[object]) -> list[str]:
     return [f"{len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
 
 
-def _fact(value: Any) -> str:
+def _fact(value: object) -> str:
     return number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)

@@ -34,7 +34,7 @@ class Line:
         style: Style | None = None,
         cells: int | None = None,
         align: str = "<",
-        click: Any = None,
+        click: object = None,
     ) -> Line:
         """Append `text`; with `cells`, cut or padded to that width (`align` `<`, `>` or `^`)."""
         raw = text if isinstance(text, str) else str(text)

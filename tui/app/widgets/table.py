@@ -41,7 +41,7 @@ class Table(Pane):
     class Selected(Message):
         """Enter, or a second click on a row."""
 
-        def __init__(self, table: Table, row: Any) -> None:
+        def __init__(self, table: Table, row: object) -> None:
             self.table = table
             self.row = row
             super().__init__()
@@ -89,7 +89,7 @@ class Table(Pane):
             self._asked.discard(last)
             self.repaint()
 
-    def deliver(self, offset: int, rows: Sequence[Any]) -> None:
+    def deliver(self, offset: int, rows: Sequence[object]) -> None:
         page = offset // PAGE
         self._asked.discard(page)
         self._pages[page] = list(rows)
