@@ -395,5 +395,9 @@ class MultiTurnEnv(Env):
             "trajectories": trajectories,
             "tokens": tokens,
             "images": shown,
-            "timings": {"generate_s": generating.seconds, "environment_s": environment.seconds},
+            "timings": {
+                "generate_s": generating.seconds,
+                "environment_s": environment.seconds,
+                "spans": {"generate": generating.spans, "environment": environment.spans},
+            },
         }

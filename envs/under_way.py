@@ -31,10 +31,11 @@ OnGroup = Callable[[int, dict[str, Any]], None]
 
 
 class Stopwatch(contextlib.AbstractContextManager[None]):
-    """`seconds` during which at least one block was open."""
+    """`seconds` during which at least one block was open, and the `spans` (`time.perf_counter`) that they add up."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.spans: list[tuple[float, float]] = []
         self._open = 0
         self._began = 0.0
 
@@ -46,7 +47,9 @@ class Stopwatch(contextlib.AbstractContextManager[None]):
     def __exit__(self, *error: object) -> None:
         self._open -= 1
         if self._open == 0:
-            self.seconds += time.perf_counter() - self._began
+            ended = time.perf_counter()
+            self.seconds += ended - self._began
+            self.spans.append((self._began, ended))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ...envs.base import ImageStore
 from ...envs.loading import EnvLoadError, canonical_config, make_env
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.seeds import seed_of
+from ...envs.spans import Spans
 from .rollout import Rollout, in_batch_order
 from .trial import TrialError, rollouts_from_trial
 
@@ -85,10 +86,11 @@ def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
 
 @dataclass
 class Timings:
-    """Seconds of the last trials, by phase."""
+    """Seconds of the last trials, by phase, and when they were, of environments that note it."""
 
     generate: float = 0.0
     environment: float = 0.0
+    spans: Spans = field(default_factory=Spans)
 
 
 class TrialEnv(Protocol):
@@ -260,6 +262,7 @@ class _Trial:
         spent, timings = result.get("timings") or {}, self.runner.timings
         timings.generate += float(spent.get("generate_s", 0.0))
         timings.environment += float(spent.get("environment_s", 0.0))
+        timings.spans.extend(spent.get("spans") or {})
         return [rollout for place in sorted(self._made) for rollout in self._made[place]]
 
     def _take(self, places: Sequence[int], result: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from ...envs.agent import Agent
+from ...envs.spans import Spans
 
 
 class Version(Protocol):
@@ -16,6 +17,13 @@ class Version(Protocol):
     def step(self) -> int:
         """Optimiser steps that it had made."""
         ...
+
+
+@runtime_checkable
+class NotesSpans(Protocol):
+    """An agent that notes when each of its servers wrote."""
+
+    spans: Spans
 
 
 @runtime_checkable

@@ -87,6 +87,9 @@ CREATE INDEX uses_step ON uses (step);
 -- (`component.format`), by name: numbers where they are numbers, else text.
 CREATE TABLE extras (name INTEGER, n INTEGER, number REAL, text TEXT, PRIMARY KEY (name, n)) WITHOUT ROWID;
 """
+TIMELINE = "CREATE TABLE IF NOT EXISTS timeline (step INTEGER PRIMARY KEY, data TEXT NOT NULL)"
+"""When the parts of each step were: JSON, spans in seconds since the epoch by name. Older records lack this table, and
+readers of the same version do without it."""
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
@@ -114,7 +117,7 @@ def _make_current(db: sqlite3.Connection, path: Path) -> None:
         try:
             if version(db) == 0:
                 # Not `executescript`, which would end the transaction.
-                for statement in SCHEMA.split(";\n"):
+                for statement in (*SCHEMA.split(";\n"), TIMELINE):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             db.execute("COMMIT")

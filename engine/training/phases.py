@@ -11,18 +11,20 @@ import torch
 
 from ...configs import metric_names as metric
 from ...configs.metric_names import Phase
+from ...envs.spans import Spans
 
 
 class PhaseClock:
     """Adds up seconds by phase until they are taken. On CUDA a phase ends when the device has done its work.
 
-    `on_begin` is called with the name of each phase that begins.
+    `on_begin` is called with the name of each phase that begins. `spans` holds when each phase was.
     """
 
     def __init__(self, device: torch.device | None = None, on_begin: Callable[[str], None] | None = None) -> None:
         self.on_begin = on_begin
         self._seconds: dict[str, float] = defaultdict(float)
         self._device = device
+        self.spans = Spans()
 
     @contextmanager
     def __call__(self, phase: Phase, without: Phase | None = None) -> Iterator[None]:
@@ -34,6 +36,7 @@ class PhaseClock:
             yield
         finally:
             self._settle()
+            self.spans.add(phase, began)
             spent = time.perf_counter() - began - (self._seconds_of(without) - other)
             self._seconds[phase] += max(spent, 0.0)
 

@@ -28,7 +28,7 @@ from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics, Scorer, Signal
 from ..rollouts.selection import fill_from_replay, mark, replace_without_signal
-from ..rollouts.versions import VersionedAgent
+from ..rollouts.versions import NotesSpans, VersionedAgent
 from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes
@@ -243,6 +243,8 @@ class RolloutPipeline:
         if made is None:
             with servers.waiting():
                 made = self._run(rows, 0, seed, step)
+        for spans in (servers.spans, *([servers.agent.spans] if isinstance(servers.agent, NotesSpans) else ())):
+            self.phases.spans.extend(spans.take())
         return made
 
     def _corrected(self, mine: Sequence[Rollout], step: int) -> tuple[list[Rollout], Metrics] | None:
@@ -295,11 +297,13 @@ class RolloutPipeline:
 
     def _run(self, rows: Sequence[Row], first: int, seed: int, step: int) -> list[Rollout]:
         before = replace(self.runner.timings)
+        before.spans.take()  # those of an evaluation
         with acting(self.policy.model):
             made = self.runner.run(rows, first=first, seed=seed, step=step + 1, policy_version=step)
         spent = self.runner.timings
         self.phases.add("generate", spent.generate - before.generate)
         self.phases.add("environment", spent.environment - before.environment)
+        self.phases.spans.extend(spent.spans.take())
         return made
 
     def _other_rows(self, n: int, step: int, round_: int) -> list[int]:

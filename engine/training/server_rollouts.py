@@ -13,6 +13,7 @@ import numpy as np
 
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
+from ...envs.spans import Spans
 from ..rollouts.ahead import Made, RolloutsAhead
 from ..rollouts.correction import Weighting, corrected, log_ratios, mismatch
 from ..rollouts.rollout import Rollout
@@ -67,6 +68,8 @@ class ServerRollouts:
         self._dismissed: set[str] = set()
         self._idle_runners: list[RolloutRunner] = []
         self._times = {metric.TRAINER_IDLE: 0.0, metric.ROLLOUTS_WAIT: 0.0, metric.ROLLOUTS_DROPPED: 0.0}
+        self.spans = Spans()
+        """When the trainer waited, rollouts waited for it, and rollouts of later steps were made."""
 
     def begin(self, step: int) -> None:
         """Publish the policy after `step` optimiser steps, and begin with rollouts of later steps."""
@@ -81,6 +84,9 @@ class ServerRollouts:
             return None
         self._times[metric.TRAINER_IDLE] += taken.idle_s
         self._times[metric.ROLLOUTS_WAIT] += taken.wait_s
+        asked = time.perf_counter() - taken.idle_s
+        self.spans.add("idle", asked)
+        self.spans.add("queue", asked - taken.wait_s, asked)
         if any(step - r.policy_version > self.options.max_staleness for r in taken.rollouts):
             self._times[metric.ROLLOUTS_DROPPED] += len(taken.rollouts)
             return None
@@ -94,6 +100,7 @@ class ServerRollouts:
             yield
         finally:
             self._times[metric.TRAINER_IDLE] += time.perf_counter() - began
+            self.spans.add("idle", began)
 
     def correct(
         self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int
@@ -160,6 +167,7 @@ class ServerRollouts:
                 for group in groups:
                     if not group.done():
                         group.set_exception(problem)
+            self.spans.extend(runner.timings.spans.take())
             self._idle_runners.append(runner)
 
         threading.Thread(target=run, name=f"rollouts of step {step}", daemon=True).start()

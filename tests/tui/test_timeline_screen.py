@@ -70,6 +70,28 @@ async def test_a_step_and_its_servers(tmp_path: Path) -> None:
         assert app.view == "trajectories" and app.screen.list_query.filter == "step=2"
 
 
+async def test_spans_are_drawn_where_they_were(tmp_path: Path) -> None:
+    run = served(tmp_path)
+    writer = RunWriter(run)
+    alternating = [(100.0 + i, 100.5 + i) for i in range(4)]
+    pauses = [(end, end + 0.5) for _, end in alternating]
+    spans = {"environment": pauses, "generate": alternating, "http://a:8000": [(100.0, 102.0)], "step": [(99.0, 104.0)]}
+    writer.timeline(3, spans)
+    assert writer.flush(20)
+    writer.close()
+    async with running(tmp_path, Further(run, "Timeline"), size=(150, 45)) as app:
+        lanes = {line.split("  ")[0].strip(" │▌▓▒░█"): line for line in app.text.splitlines()}
+        generation, tools = (next(line for name, line in lanes.items() if n in name) for n in ("generation", "tools"))
+        assert "2.00 s" in generation and "2.00 s" in tools
+        drawn = [{i for i, c in enumerate(line) if c not in " │"} for line in (generation, tools)]
+        bars = [{i for i in some if 26 < i < 130} for some in drawn]
+        assert min(bars[0]) < min(bars[1]) and max(bars[0]) < max(bars[1])
+        assert len(bars[0] & bars[1]) <= 4, "one is drawn in the pauses of the other"
+        assert any("http://a:8000" in line and "2.00 s" in line for line in app.text.splitlines())
+        assert "no begin times" not in app.text
+        assert "no begin times" in await app.press("k"), "step 2 was recorded without"
+
+
 async def test_from_the_dashboard(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         await app.press("i")

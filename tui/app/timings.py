@@ -26,22 +26,32 @@ LATER = {metric.EVALUATE_SECONDS: "evaluation after it", metric.ROLLOUTS_WAIT: "
 """Seconds that are not of the step's own time."""
 WHOLE = (metric.STEP_SECONDS, metric.UPDATE_SECONDS)
 OTHER = "other"
+NAMED = {
+    "idle": STACKED[metric.TRAINER_IDLE],
+    "queue": LATER[metric.ROLLOUTS_WAIT],
+    **{name.removeprefix(metric.PHASE_SECONDS.prefix): told for name, told in STACKED.items()},
+}
+"""Names of recorded spans for people. Other spans are those of servers."""
 _READ = 512
 """Rollouts of a step that are read for the servers that wrote them."""
 
 
 @dataclass(frozen=True)
 class Timings:
-    """One step. `parts` are seconds by phase in order, and add up to `seconds`. `later`: see `LATER`."""
+    """One step. `parts` are seconds by phase in order, and add up to `seconds`. `later`: see `LATER`. `spans`: begin
+    and end of each part and server, in seconds from the first of them; empty if the record has none."""
 
     step: int
     seconds: float
     parts: Mapping[str, float] = field(default_factory=dict)
     later: Mapping[str, float] = field(default_factory=dict)
+    spans: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def scale(self) -> float:
-        return max([self.seconds, *self.later.values()])
+        """The seconds that the lanes show."""
+        ends = [ended for some in self.spans.values() for _, ended in some]
+        return max(ends or [self.seconds, *self.later.values()])
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,15 @@ def timings(reader: RunReader, first: int, last: int) -> list[Timings]:
         later = {told: read[name][step] for name, told in LATER.items() if read[name].get(step, 0.0) > 0}
         made.append(Timings(step, max(seconds, known), parts, later))
     return made
+
+
+def spans(reader: RunReader, step: int) -> dict[str, list[tuple[float, float]]]:
+    """Return when the parts of a step and its servers were, in seconds from the first; empty if it was not recorded."""
+    found = {name: some for name, some in reader.timeline(step).items() if some}
+    found.pop("step", None)
+    first = min((began for some in found.values() for began, _ in some), default=0.0)
+    order = [*(name for name in NAMED if name in found), *sorted(name for name in found if name not in NAMED)]
+    return {NAMED.get(name, name): [(a - first, b - first) for a, b in found[name]] for name in order}
 
 
 def written(reader: RunReader, step: int) -> Sequence[Written]:

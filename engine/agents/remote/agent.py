@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from peft import PeftModel
 
 from ....envs.agent import AgentTurn, Seed
 from ....envs.seeds import seed_of
+from ....envs.spans import Spans
 from ...policy.sight.processor import Encoded, SightError
 from ...runs.control.live import LiveBatch
 from ..chat import ChatBridge
@@ -42,6 +44,7 @@ class RemoteSession(ChatSession):
         seeds: Sequence[int],
         watched: LiveBatch | None = None,
     ) -> None:
+        self._spans = pool.spans
         rows = [prompt for prompt in prompts for _ in range(num_rollouts)]
         super().__init__(chat, rows, settings.max_trajectory_tokens, settings.max_new_tokens)
         self.adapter = adapter
@@ -86,7 +89,9 @@ class RemoteSession(ChatSession):
         )
         if self._watched is not None:
             self._watched.goes_on(row)
+        began = time.perf_counter()
         answer = await self._pool.generate(request, self._homes[row])
+        self._spans.add(answer.server, began)
         count = len(answer.token_ids)
         self.history.append_turn(
             np.array([row]),
@@ -156,6 +161,11 @@ class RemoteAgent(ChatAgent):
     def publish(self, step: int) -> Adapter:
         """Make the present policy, after `step` optimiser steps, the acting version."""
         return self.publisher.publish(self.model, step)
+
+    @property
+    def spans(self) -> Spans:
+        """When each server wrote."""
+        return self.pool.spans
 
     def dismiss(self, server: str, reason: str) -> bool:
         return self.pool.leave(server, reason)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ....configs.errors import GrpoTuiError
+from ....envs.spans import Spans
 from .client import ADMIN_TIMEOUT_S, ServerClient, open_http
 from .placement import ALIKE, Load, balance, better, spread
 from .protocol import (
@@ -150,6 +151,8 @@ class ServerPool:
         self.tell: Tell = tell or _log
         self.admit: Admit | None = None
         """Prepares and proves a server before it is in."""
+        self.spans = Spans()
+        """When each server wrote turns, by its address."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout servers", daemon=True)
         self._thread.start()

@@ -212,6 +212,9 @@ def _plain_tables(source: sqlite3.Connection, store: RecordStore) -> None:
     with suppress(sqlite3.Error):
         for step, when in source.execute("SELECT step, time FROM steps").fetchall():
             store.db.execute("UPDATE steps SET time = ? WHERE step = ?", (when, step))
+    with suppress(sqlite3.Error):  # an older record lacks it
+        for step, spans in source.execute("SELECT step, data FROM timeline").fetchall():
+            store.add_timeline(step, str(spans).encode())
 
 
 def _rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:

@@ -63,6 +63,14 @@ class RunReader:
         """Describe in a few words the data that a query does not see yet; empty if there is none."""
         return ""
 
+    def timeline(self, step: int) -> dict[str, list[tuple[float, float]]]:
+        """Return when the parts of a step were, in seconds since the epoch, by name; empty if it was not recorded."""
+        if not self._record.all("SELECT 1 FROM sqlite_master WHERE name = 'timeline'"):
+            return {}
+        found = self._record.all("SELECT data FROM timeline WHERE step = ?", (step,))
+        spans = _json(str(found[0][0])) if found else {}
+        return {str(name): [(float(began), float(ended)) for began, ended in some] for name, some in spans.items()}
+
     def events(self, kinds: Iterable[str] | None = None, *, after_id: int = 0, limit: int = 200) -> list[Event]:
         """Return the last `limit` events after an id, oldest first."""
         wanted = list(kinds) if kinds is not None else None

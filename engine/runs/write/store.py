@@ -19,7 +19,7 @@ from .. import codec
 from ..columns import COLUMNS, Kind, Listed, listed
 from ..labels import Labels, clean
 from ..learning import Use, data_of
-from ..schema import SEARCH_COLUMNS, SPANS, connect_writer
+from ..schema import SEARCH_COLUMNS, SPANS, TIMELINE, connect_writer
 from ..types import TrajectoryRecord
 
 log = logging.getLogger(__name__)
@@ -294,6 +294,11 @@ class RecordStore:
             "INSERT INTO events (kind, time, step, message, data) VALUES (?, ?, ?, ?, ?)",
             (clean(kind), when, step, clean(message), data.decode("utf-8", "replace")),
         )
+
+    def add_timeline(self, step: int, data: bytes) -> None:
+        """Add when the parts of a step were, as JSON. The table is made for the first, also in an older record."""
+        self.db.execute(TIMELINE)
+        self.db.execute("INSERT OR REPLACE INTO timeline VALUES (?, ?)", (step, data.decode()))
 
     def add_vocabulary(self, texts: Iterable[str]) -> None:
         """Add the text of every token id, from 0. Only the first call has an effect."""

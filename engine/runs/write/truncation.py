@@ -9,6 +9,7 @@ from dataclasses import replace
 from ....envs.tools import ToolSpec
 from .. import codec
 from ..learning import LATER_BITS, OWN_BITS, USE_COLUMNS, Use, use_of
+from ..schema import TIMELINE
 from ..types import TrajectoryRecord
 from .store import RecordStore
 
@@ -36,6 +37,8 @@ def truncate_after(store: RecordStore, step: int) -> int:
         store.metrics.remove_after(step)
         db.execute("DELETE FROM events WHERE step > ? AND kind NOT IN ('record', 'error', 'control')", (step,))
         db.execute("DELETE FROM steps WHERE step > ?", (step,))
+        db.execute(TIMELINE)  # an older record lacks it
+        db.execute("DELETE FROM timeline WHERE step > ?", (step,))
         # Readers that have seen the removed rows start over when the epoch changes.
         store.set_meta("epoch", str(time.time_ns()))
         store.commit()

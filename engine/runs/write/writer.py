@@ -125,6 +125,11 @@ class RunWriter:
         if kept:
             self._put(Write("uses", 512 * len(kept), lambda store: store.rows.add_uses(kept)))
 
+    def timeline(self, step: int, spans: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+        """Record when the parts of a step were, in seconds since the epoch, by name."""
+        data = encode_json({name: [[round(t, 4) for t in span] for span in some] for name, some in spans.items()})
+        self._put(Write("timeline", 256 + len(data), lambda store: store.add_timeline(int(step), data)))
+
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: object) -> None:
         """Record an event. `message` is one sentence for people. Secrets in `data` are masked."""
         said, at, now = str(message), int(step), time.time()
@@ -358,7 +363,7 @@ class NullWriter:
     def _ignore(self, *args: object, **kwargs: object) -> None:
         pass
 
-    metrics = trajectories = uses = event = status = progress = begin = end = vocabulary = close = _ignore
+    metrics = trajectories = uses = timeline = event = status = progress = begin = end = vocabulary = close = _ignore
 
     def save_image(self, image: Image, name: str) -> str:
         """Return the path that the first rank uses for this name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,6 +98,7 @@ class GRPORecording(StepRecording):
         """Record the step with the beta that it used."""
         made = self._trainer.rollouts
         phases = self._trainer.phases.take()
+        self._timeline(step, times.get(metric.STEP_SECONDS, 0.0))
         judge = self._trainer.runner.judge
         logged = judge.take_metrics() if isinstance(judge, Judge) else {}
         mismatch = self._trainer.mismatch.metrics()
@@ -106,6 +108,13 @@ class GRPORecording(StepRecording):
         if moved is not None:
             measured[metric.MOVEMENT] = moved
         return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
+
+    def _timeline(self, step: int, seconds: float) -> None:
+        """Record when the parts of the step were that ends now, after so many seconds."""
+        now, epoch = time.perf_counter(), time.time() - time.perf_counter()
+        spans = {**self._trainer.phases.spans.take(), "step": [(now - seconds, now)]}
+        made = {name: [(began + epoch, ended + epoch) for began, ended in some] for name, some in spans.items()}
+        self._recorder.guard("timeline", lambda: self._recorder.writer.timeline(step, made))
 
 
 class SFTRecording(StepRecording):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.style import Style
 
@@ -13,13 +14,14 @@ from ..bindings import TIMELINE, bindings
 from ..data import Reads
 from ..destinations import Trajectories
 from ..theme import PATTERNS, Palette
-from ..timings import LATER, OTHER, STACKED, Timings, Written, timed_steps, timings, written
+from ..timings import LATER, OTHER, STACKED, Timings, Written, spans, timed_steps, timings, written
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Column, Table
 from .base import TableScreen
 
+Span = tuple[float, float]
 _NAMES = [*STACKED.values(), OTHER]
 _NAME = 24
 """Cells of the name of a phase."""
@@ -33,8 +35,12 @@ def _style(p: Palette, name: str) -> Style:
     return p.series[_NAMES.index(name) % len(p.series)]
 
 
+NO_SPANS = "This step has no begin times: its phases are drawn one after the other."
+
+
 class Phases(Pane):
-    """One line a phase of a step, placed where it begins; below them its servers."""
+    """One line a phase of a step, placed where it begins; below them its servers. Without begin times, phases follow
+    each other."""
 
     def __init__(self) -> None:
         super().__init__("phases")
@@ -48,19 +54,28 @@ class Phases(Pane):
     @property
     def rows(self) -> int:
         """The number of lines that the phases of a step can have."""
-        return len(_NAMES) + len(LATER) + len(self.servers) + bool(self.servers)
+        spans = 0 if self.timings is None else len(self.timings.spans)
+        return max(len(_NAMES) + len(LATER) + 1, spans) + len(self.servers) + bool(self.servers)
 
     def build(self, width: int, height: int) -> list[Line]:
         p, shown = self.palette, self.timings
         if shown is None:
             return []
         room, lines, at = max(4, width - _NAME - 16), [], 0.0
-        for name, seconds in shown.parts.items():
-            lines.append(self._lane(name, at, seconds, room, _style(p, name), _sign(name)))
-            at += seconds
+        for name, some in shown.spans.items():
+            known = name in _NAMES
+            style, sign = (_style(p, name), _sign(name)) if known else (p.muted, "░" if name in LATER.values() else "█")
+            lines.append(self._lane(name, some, room, style, sign))
+        if not shown.spans:
+            for name, seconds in shown.parts.items():
+                lines.append(self._lane(name, [(at, at + seconds)], room, _style(p, name), _sign(name)))
+                at += seconds
         for name, seconds in shown.later.items():
             at = shown.seconds if name.startswith("evaluation") else 0.0
-            lines.append(self._lane(name, min(at, shown.scale), seconds, room, p.muted, "░"))
+            if not shown.spans:
+                lines.append(self._lane(name, [(min(at, shown.scale), at + seconds)], room, p.muted, "░"))
+        if not shown.spans:
+            lines.append(Line(p).add(NO_SPANS, p.muted, cells=width))
         tokens = sum(server.tokens for server in self.servers)
         for server in self.servers:
             told = f" {count(server.tokens)} tokens in {count(server.turns)} turns"
@@ -70,14 +85,19 @@ class Phases(Pane):
             lines.append(line.whole(told, p.text, width - line.width))
         return lines
 
-    def _lane(self, name: str, at: float, seconds: float, room: int, style: Style, sign: str) -> Line:
+    def _lane(self, name: str, spans: Sequence[Span], room: int, style: Style, sign: str) -> Line:
         assert self.timings is not None
         p, scale = self.palette, max(self.timings.scale, 1e-9)
-        begin, end = (round(8 * room * x / scale) for x in (at, min(at + seconds, scale)))
-        line = Line(p).add(f"{sign} ", style).add(name, p.text, cells=_NAME - 2).gap(1 + begin // 8)
-        cells = end // 8 - begin // 8
-        line.add(sign * cells if cells else EIGHTHS[max(1, min(8, end - begin))], style)
+        line = Line(p).add(f"{sign} ", style).add(name, p.text, cells=_NAME - 2)
+        for at, until in spans:
+            begin, end = (round(8 * room * x / scale) for x in (at, min(until, scale)))
+            if (free := _NAME + 1 + begin // 8) < line.width or line.width >= _NAME + 1 + room:
+                continue  # its cell is drawn
+            line.to(free)
+            cells = end // 8 - begin // 8
+            line.add(sign * cells if cells else EIGHTHS[max(1, min(8, end - begin))], style)
         line.to(_NAME + 1 + room)
+        seconds = sum(until - at for at, until in spans)
         share = seconds / self.timings.seconds if self.timings.seconds else 0.0
         return line.add(f"{fitted(seconds, 7)} s", p.strong, cells=9, align=">").add(percent(share), p.muted, 6, ">")
 
@@ -156,15 +176,16 @@ class TimelineScreen(TableScreen):
 
     def on_table_moved(self, message: Table.Moved) -> None:
         row = self.table.current
-        self.phases.put(row, self.phases.servers if row is self.phases.timings else ())
+        if not isinstance(row, Timings) or self.phases.timings is None or self.phases.timings.step != row.step:
+            self.phases.put(row)
         self.frame.refresh_header()
         if isinstance(row, Timings):
             self.run_worker(self._servers(row), group="servers", exclusive=True)
 
     async def _servers(self, row: Timings) -> None:
-        found = await self.reads.later(lambda reader: written(reader, row.step))
-        if found and row is self.table.current:
-            self.phases.put(row, found)
+        begun, found = await self.reads.later(lambda reader: (spans(reader, row.step), written(reader, row.step)))
+        if row is self.table.current:
+            self.phases.put(replace(row, spans=begun), found)
             self.frame.replan()
 
     def on_table_selected(self, message: Table.Selected) -> None:
