@@ -1,15 +1,17 @@
-"""Record a training of verl's v1 trainer (0.9): `grpo_tui.verl.attach()` before the trainer is made.
+"""Record a training of verl's v1 trainer (0.9) with `attach`, and give verl reward functions with `compute_score`.
 
-verl looks its trainer up in a registry by `trainer.v1.trainer_mode`. The classes there are replaced by subclasses of
-themselves under their own names. So call `attach` in the process that makes the trainer, such as a script that imports
-`verl.trainer.main_ppo` and runs its task runner. verl writes rollouts only if `trainer.rollout_data_dir` is set.
+Call `attach` before the trainer is made. verl looks its trainer up in a registry by `trainer.v1.trainer_mode`. The
+classes there are replaced by subclasses of themselves under their own names. So call `attach` in the process that makes
+the trainer, such as a script that imports `verl.trainer.main_ppo` and runs its task runner. verl writes rollouts only
+if `trainer.rollout_data_dir` is set.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import VERL
 from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.recorder import Recorder
+from grpo_tui.rewards.functions import Completions, RewardFunctionError, RewardFunctions
 
 _NOWHERE = Origin(Path("verl"), Path())
 
@@ -123,6 +126,48 @@ class _Logger:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    functions: Sequence[str],
+    weights: Sequence[float] | None = None,
+    **_: object,
+) -> dict[str, float | str]:
+    """Return the weighted sum of reward functions as `score`, for verl's `custom_reward_function`.
+
+    functions: each as `file.py:name`. weights: of each (None: 1). A function gets the completion as text, and as
+    columns `answer` (the ground truth), `data_source` and the entries of `extra_info`. The result also has the score of
+    each function by its name, and its explanation as `NAME_why`. A function that does not apply counts as 0. Raises
+    RewardFunctionError.
+    """
+    columns = {"answer": ground_truth, "data_source": data_source, **(extra_info or {})}
+    judges = _functions(tuple(functions), None if weights is None else tuple(weights))
+    judges.check_columns(columns)
+    asked = Completions(
+        prompts=[str(columns.get("question", ""))],
+        completions=[solution_str],
+        completion_ids=[[]],
+        columns={name: [value] for name, value in columns.items()},
+        rows=[f"row {columns.get('index', '?')} of {data_source}"],
+    )
+    (given,) = judges.score(asked).by_row
+    found: dict[str, float | str] = {"score": sum(s.weight * (s.value or 0.0) for s in given)}
+    for score in given:
+        found |= {score.name: score.value or 0.0, f"{score.name}_why": score.why}
+    return found
+
+
+@cache
+def _functions(paths: tuple[str, ...], weights: tuple[float, ...] | None) -> RewardFunctions:
+    weights = (1.0,) * len(paths) if weights is None else weights
+    if len(weights) != len(paths):
+        raise RewardFunctionError(f"{len(weights)} weights for {len(paths)} reward functions; each needs one")
+    return RewardFunctions.load(dict(zip(paths, weights, strict=True)))
 
 
 METRICS = {

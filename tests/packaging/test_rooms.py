@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.policy": ("configs", "envs", "rewards", "engine.runs.durable"),
     "engine.rollouts": ("configs", "envs", "rewards", "engine.agents", "engine.policy"),
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
-    "engine.training": (*BELOW_TRAINING, "engine.record", "engine.evaluation"),
+    "engine.training": (*BELOW_TRAINING, "engine.record", "engine.evaluation", "engine.imports"),
     "engine.demonstration": ("configs", "envs"),
     "engine.online": (*BELOW_TRAINING, "engine.record", "engine.training"),
     "tui": (
@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "engine.runs",
         "engine.imports",
         "engine.launch.outcome",
+        "rewards.functions",
         *("recorder", "trl_loss", "trl_sources"),  # its own files, by the names that users write
     ),
 }
