@@ -33,6 +33,9 @@ LEAK = 0.3
 ALL, NONE = 0.95, 0.05
 """Shares of prompts that have a word: in the one, and not in the other."""
 
+Prompts = dict[str, tuple[RolloutSummary, bool, frozenset[str]]]
+"""By task: one of its rollouts, whether its prompt holds the right answer, and the words of the prompt."""
+
 
 @detector("held_out_gap", need.SUCCESS, need.HELD_OUT)
 def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
@@ -65,11 +68,10 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 @detector("leaked_answer", need.PROMPTS, need.ANSWERS, need.HELD_OUT)
 def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find right answers in the prompts of training that held-out prompts do not hold."""
-    shown = _by_task(r for b in batches for r in b.rollouts)
-    others = _by_task(_evaluation(batches[-1]).rollouts)
+    shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
     if min(len(shown), len(others)) < TASKS:
         return []
-    leaks, usual = [r for r in shown if _holds_answer(r)], sum(map(_holds_answer, others))
+    leaks, usual = [r for r, leak, _ in shown.values() if leak], sum(leak for _, leak, _ in others.values())
     share, other = len(leaks) / len(shown), usual / len(others)
     pooled = (len(leaks) + usual) / (len(shown) + len(others))
     error = math.sqrt(pooled * (1 - pooled) * (1 / len(shown) + 1 / len(others)))
@@ -85,20 +87,19 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 @detector("prompt_gap", need.PROMPTS, need.HELD_OUT)
 def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find words that every prompt of one side has, and none of the other."""
-    shown = [r.prompt for r in _by_task(r for b in batches for r in b.rollouts)]
-    others = [r.prompt for r in _by_task(_evaluation(batches[-1]).rollouts)]
+    shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
     if min(len(shown), len(others)) < TASKS:
         return []
-    here, there = _word_shares(shown), _word_shares(others)
-    lost = [w for w, share in there.items() if share >= ALL and here.get(w, 0.0) <= NONE]
-    extra = [w for w, share in here.items() if share >= ALL and there.get(w, 0.0) <= NONE]
+    ours, theirs = _word_shares(shown), _word_shares(others)
+    lost = [w for w, share in theirs.items() if share >= ALL and ours.get(w, 0.0) <= NONE]
+    extra = [w for w, share in ours.items() if share >= ALL and theirs.get(w, 0.0) <= NONE]
     if not lost and not extra:
         return []
     parts = [f"lack {_listed(lost)}"] * bool(lost) + [f"alone have {_listed(extra)}"] * bool(extra)
+    here, there = (next(iter(tasks.values()))[0].prompt[-60:] for tasks in (shown, others))
     message = (
         f"training shows other prompts than the evaluation: is something cut off, or is there another template? "
-        f"{len(shown):,} prompts of training {' and '.join(parts)}: {shown[0][-60:]!r}, and held-out "
-        f"{others[0][-60:]!r}."
+        f"{len(shown):,} prompts of training {' and '.join(parts)}: {here!r}, and held-out {there!r}."
     )
     ids = ids_of(batches[-1].rollouts, limits)
     return [Finding("prompt_gap", message, 1.0, ALL, ids, began=batches[0].step)]
@@ -122,9 +123,13 @@ def _variance(evaluation: HeldOut) -> float:
     return p * (1 - p) / n
 
 
-def _by_task(rollouts: Iterable[RolloutSummary]) -> list[RolloutSummary]:
-    """Return one rollout of each task."""
-    return list({r.task or r.prompt: r for r in rollouts}.values())
+def _of_training(batches: Sequence[Batch]) -> Prompts:
+    return {task: found for b in batches for task, found in b.fact("prompts", lambda b: _by_task(b.rollouts)).items()}
+
+
+def _by_task(rollouts: Iterable[RolloutSummary]) -> Prompts:
+    tasks = {r.task or r.prompt: r for r in rollouts}
+    return {task: (r, _holds_answer(r), frozenset(r.prompt.split())) for task, r in tasks.items()}
 
 
 def _holds_answer(rollout: RolloutSummary) -> bool:
@@ -132,8 +137,8 @@ def _holds_answer(rollout: RolloutSummary) -> bool:
     return bool(answer) and re.search(rf"(?<!\w){answer}(?!\w)", rollout.prompt) is not None
 
 
-def _word_shares(prompts: Sequence[str]) -> dict[str, float]:
-    counts = Counter(word for prompt in prompts for word in set(prompt.split()))
+def _word_shares(prompts: Prompts) -> dict[str, float]:
+    counts = Counter(word for _, _, words in prompts.values() for word in words)
     return {word: times / len(prompts) for word, times in counts.items()}
 
 
