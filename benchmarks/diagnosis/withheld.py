@@ -114,7 +114,7 @@ WITHHELD = (
     Recipe(
         "forgetful",
         "restarts",
-        "every sixth step starts from the first weights (huggingface/trl#3179)",
+        "every third step starts from the first weights (huggingface/trl#3179)",
         ("weights_reset",),
         patch="forgetful",
     ),

@@ -20,7 +20,7 @@ from .patches import around, made
 
 KEPT = 5
 """Last tokens of a prompt that the cut leaves: the hint, without the key."""
-LAG, FORGETS = 8, 6
+LAG, FORGETS = 8, 3
 """Steps between the weights of sampler and trainer, and between two restarts."""
 
 
@@ -59,7 +59,7 @@ def left_cut() -> None:
 
     def cut(original: Any, self: ChatBridge, *arguments: Any, **named: Any) -> Any:
         seen = original(self, *arguments, **named)
-        return replace(seen, ids=seen.ids[-KEPT:])
+        return seen._replace(ids=seen.ids[-KEPT:])
 
     around(ChatBridge, "seen", cut)
 
