@@ -14,6 +14,7 @@ from .detectors import GRADES, Finding
 GRAVE = ("warning", "failure")
 
 LEARNT = (
+    "entropy_rise",
     "reward_hack",
     "length_reward",
     "repetition",
@@ -73,6 +74,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "sampler_mismatch": (*LEARNT, "no_movement", "surprising_tokens"),
     "kl_weight": STILL,
     "no_movement": STILL,
+    "entropy_rise": LEARNT,
     "kl_rise": LEARNT,
     "truncation": LEARNT,
     "clipped": STILL,

@@ -23,6 +23,8 @@ SAME = 1e-9
 """Rewards that differ by less are the same reward."""
 SOLVED = 0.8
 """Success from which on a policy may become certain: it has found answers that are right."""
+RISE = 2.0
+"""Entropy as a multiple of its lowest value."""
 SLIP = 0.1
 """Success that such a policy may lose by chance within a window."""
 ROUNDING = 1e-6
@@ -139,6 +141,23 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, grade="hint")]
     message = f"the policy explores no more: {measured}."
     return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, began=began)]
+
+
+@detector("entropy_rise", need.ENTROPY)
+def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a policy entropy that rises to a multiple of its lowest value, while nothing improves."""
+    series = [b.metrics[metric.ENTROPY] for b in batches]
+    if len(series) < 3 or min(series) <= SAME:
+        return []
+    since = fallen_since([1 / x for x in series], 1 / RISE)
+    if since is None or improvement(batches, limits):
+        return []
+    times, ids = series[-1] / min(series), ids_of(batches[-1].rollouts, limits)
+    message = (
+        f"the policy becomes random: lower the bonus on entropy or the learning rate. Its entropy rose to "
+        f"{series[-1]:.3g} nats, {times:.1f} times its lowest in {len(series)} steps."
+    )
+    return [Finding("entropy_rise", message, times, RISE, ids, began=batches[since].step)]
 
 
 @detector("logprob_mismatch", need.MISMATCH, reads=(metric.STALENESS,))

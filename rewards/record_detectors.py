@@ -162,6 +162,8 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     excess = [(r, h) for r, h in entropies if h is not None and r.surprise is not None]
     if len(excess) < ENOUGH:
         return []
+    if known and len(excess) < len(entropies) / 2:  # so much selection shifts the mean farther
+        limit_above, limit_below = 2 * limit_above, 2 * limit_below
     apart = [((r.surprise or 0.0) - h) * (r.written or 1) for r, h in excess]
     tokens = sum(r.written or 1 for r, _ in excess)
     entropy = math.fsum(h * (r.written or 1) for r, h in excess) / tokens

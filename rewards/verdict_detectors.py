@@ -143,8 +143,8 @@ def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -
 
 @detector("constant_reward", need.REWARDS, need.TEXTS)
 def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a reward that all rollouts of three steps earn although their texts differ: from the start and above 0, or
-    too suddenly for chance, given the groups before that earned the same."""
+    """Find a reward that all rollouts of three steps earn although their texts differ: from the start, above 0 or while
+    held-out tasks are solved, or too suddenly for chance, given the groups before that earned the same."""
     before, latest = batches[:-STEPS], rollouts_of(batches[-STEPS:])
     totals = [goal(r) for r in latest]
     different = len({r.text for r in latest}) >= len(latest) / 4
@@ -157,7 +157,10 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         fault, found = "the reward stopped to depend on the answer: does the grader still work?", chance < CHANCE
         found = found and len(before) >= STEPS and not all(r.correct for r in latest)
     else:
-        fault, found = "the reward does not depend on the answer", totals[0] > 0 and batches[0].step in (0, 1)
+        held_out = batches[-1].held_out
+        solves = held_out is not None and (held_out.success or 0.0) > NOISE
+        found = (totals[0] > 0 or solves) and batches[0].step in (0, 1)
+        fault = "the reward does not depend on the answer"
     if not found:
         return []
     began = batches[-STEPS].step

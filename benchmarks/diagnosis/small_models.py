@@ -1,4 +1,4 @@
-"""Faults in trainings of SmolLM2-135M: products of two digits, adapters, 6 steps of 4 x 8 rollouts."""
+"""Faults in trainings of SmolLM2-135M: products of two digits, adapters, 4 steps of 4 x 8 rollouts."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ SETTINGS: Mapping[str, object] = {
     "environment.class_path": "benchmarks.diagnosis.small_models.Products",
     "model.lora": "{r: 16, alpha: 32}",
     "environment.train_tasks": 48,
-    "environment.eval_tasks": 24,
+    "environment.eval_tasks": 12,
     "training.learning_rate": 3e-4,
     "training.prompts_per_step": 4,
-    "training.max_steps": 6,
+    "training.max_steps": 4,
     "training.max_turn_tokens": 20,
     "training.max_trajectory_tokens": 128,
-    "training.eval_every": 3,
+    "training.eval_every": 0,
 }
 
 
@@ -68,6 +68,8 @@ def _recipe(name: str, broken: str, causes: tuple[str, ...] = (), **settings: ob
 
 
 SMALL_MODELS = (
+    _recipe("lr_high", "learning rate x 100", ("kl_rise",), training__learning_rate=0.03),
+    _recipe("truncated", "a limit of one token", ("truncation",), training__max_turn_tokens=1),
     _recipe("healthy", "the task of the preset"),
     _recipe(
         "form",
@@ -75,7 +77,6 @@ SMALL_MODELS = (
         ("accepted_without_answer", "accepted_wrong_answers", "reward_hack"),
         environment__config="{form: true}",
     ),
-    _recipe("lr_high", "learning rate x 100", ("kl_rise",), training__learning_rate=0.03),
     _recipe(
         "other_template",
         "another chat template",
@@ -83,5 +84,4 @@ SMALL_MODELS = (
         model__chat_template=f'"{TEMPLATE}"',
     ),
     _recipe("one_prompt", "one prompt for all", ("few_tasks",), environment__config="{prompts: 1}"),
-    _recipe("truncated", "a limit of one token", ("truncation",), training__max_turn_tokens=1),
 )

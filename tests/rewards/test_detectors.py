@@ -70,6 +70,13 @@ def test_a_healthy_run_gives_no_finding(detector: str):
         assert find(detector, HEALTHY[:n]) == []
 
 
+def test_entropy_that_doubles_is_found_unless_success_rises():
+    random = [batch(s, train__entropy=0.3 * 1.3**s) for s in range(10)]
+    assert [f.detector for f in find("entropy_rise", random)] == ["entropy_rise"]
+    better = [batch(s, task=lambda i, s=s: float(i < s), train__entropy=0.3 * 1.3**s) for s in range(10)]
+    assert not find("entropy_rise", better)
+
+
 def test_shares_of_the_advantage_add_up_to_one():
     batches = [batch(0, coherence=lambda i: 0.3 * (i % 3))]
     shares = advantage_shares(batches[0].rollouts)
@@ -233,6 +240,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "advantage_share": "weighted reward components that add up to the reward",
         "reward_without_success": "rewards and which rollouts are correct",
         "entropy_collapse": "the metric train/entropy",
+        "entropy_rise": "the metric train/entropy",
         "logprob_mismatch": "the metric rollout/logprob_mismatch",
         "sampler_mismatch": "the metric sampler/kl and the metric kl/mean",
         "length_collapse": "tokens or turns of the agent",

@@ -52,7 +52,9 @@ def findings(
             evaluate(step)
     diagnosis.end()
     return [
-        f.finding for f in diagnosis.found() if f.finding.detector in ("held_out_gap", "leaked_answer", "prompt_gap")
+        f.finding
+        for f in diagnosis.found()
+        if f.finding.detector in ("held_out_gap", "leaked_answer", "prompt_gap", "constant_reward")
     ]
 
 
@@ -84,3 +86,9 @@ def test_answers_in_prompts_of_training_alone_are_a_leak():
 def test_prompts_without_a_word_of_held_out_ones_differ():
     [found] = findings(lambda s: 0.4, lambda s: 0.4, lambda r: replace(r, prompt=r.prompt.removeprefix("question ")))
     assert found.detector == "prompt_gap" and "'question'" in found.message
+
+
+def test_a_reward_of_0_for_all_contradicts_held_out_success():
+    zero: Change = lambda r: replace(r, total=0.0, contributions={"task": 0.0}, correct=None)  # noqa: E731
+    assert names(findings(lambda s: 0.4, lambda s: 0.4, zero)) == {("constant_reward", "warning")}
+    assert not findings(lambda s: 0.0, lambda s: 0.0)

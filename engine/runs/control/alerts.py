@@ -191,6 +191,7 @@ REMEDIES: Mapping[str, str] = {
         "Lower the learning rate, raise the KL weight or the upper clip bound (`epsilon_high`), or sample at a higher "
         "temperature."
     ),
+    "entropy_rise": "Lower `training.trl.entropy_coef` or the learning rate, or raise the KL weight.",
     "logprob_mismatch": (
         "Lower `rollouts.max_staleness` or the learning rate. If no rollout is stale, serve the model in the "
         "trainer's precision (`grpo-tui doctor --server URL`)."
