@@ -55,7 +55,7 @@ SETTINGS: Mapping[str, object] = {
     "training.learning_rate": 3e-4,
     "training.prompts_per_step": 4,
     "training.max_steps": 4,
-    "training.max_turn_tokens": 20,
+    "training.max_turn_tokens": 32,
     "training.max_trajectory_tokens": 128,
     "training.eval_every": 0,
 }
