@@ -223,7 +223,7 @@ def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
         )
 
 
-def _section(given: Mapping[str, object], name: str) -> Mapping[str, Any]:
+def _section(given: Mapping[str, object], name: str) -> Mapping[str, object]:
     """Return a section of plain data, or the values of a finished section."""
     value = given.get(name)
     if isinstance(value, Mapping):

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0-9])")
 _THINKS = re.compile(r"enable_thinking|<think>")
@@ -96,7 +95,7 @@ def _template(folder: Path) -> str:
         return json.dumps(_json(folder / "tokenizer_config.json").get("chat_template", ""))
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, object]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

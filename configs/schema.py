@@ -61,7 +61,7 @@ def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
     - With the user's own data or reward functions, curiosity and coherence are off.
     """
     data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
-    follows: dict[str, dict[str, Any]] = {"environment": {}, "model": {}, "rewards": {}}
+    follows: dict[str, dict[str, object]] = {"environment": {}, "model": {}, "rewards": {}}
     if data.get("source") and not holds_tasks(data["source"]):
         follows["environment"]["class_path"] = DATASET_ENV
     if model.get("base", BUILTIN_MODEL) != BUILTIN_MODEL:
@@ -79,6 +79,6 @@ def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _written(given: Mapping[str, object], section: str) -> Mapping[str, Any]:
+def _written(given: Mapping[str, object], section: str) -> Mapping[str, object]:
     value = given.get(section)
     return value if isinstance(value, Mapping) else {}

@@ -138,7 +138,7 @@ class _Walker:
         return f"{self.name}:{node.start_mark.line + 1}"
 
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        data: dict[str, Any] = {}
+        data: dict[str, object] = {}
         for key_node, value_node in node.value:
             key = self.loader.construct_object(key_node, deep=True)
             if not isinstance(key, str):

@@ -65,7 +65,7 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
     }
 
 
-def _recomputed(term: AdvantageTerm | None) -> dict[str, Any] | None:
+def _recomputed(term: AdvantageTerm | None) -> dict[str, object] | None:
     if term is None:
         return None
     flat = not term.std or term.std < SAME

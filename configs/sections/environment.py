@@ -59,7 +59,7 @@ class EnvironmentConfig(Section):
 
     @field_validator("reward_funcs", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
+    def _listed(cls, value: object) -> Any:
         """Accept a list, or one text, of `function` or `function:weight` in place of the mapping."""
         if isinstance(value, str):
             value = [value]

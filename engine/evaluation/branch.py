@@ -64,7 +64,7 @@ def branch_config(
     if subject.evaluation is not None:
         subject = _evaluated(read_config(subject.evaluation), subject.name)
     sampled = source.mode == "eval" and source.evaluation.temperature > 0
-    changed: dict[str, Any] = {
+    changed: dict[str, object] = {
         "mode": "eval",
         "name": "",
         "rollouts": RolloutsConfig(),  # this process samples, also where the run used servers

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 from urllib.parse import urlsplit
 
 from ...configs.errors import GrpoTuiError
@@ -158,7 +157,7 @@ def evaluations_of(runs: Sequence[RunInfo]) -> list[Path]:
     return []
 
 
-def _evaluations_of(run: RunInfo) -> dict[Path, Any]:
+def _evaluations_of(run: RunInfo) -> dict[Path, object]:
     """Return the finished evaluations of a run, newest first, with the settings that decide their tasks."""
     found = [run]
     if run.mode != "eval":

@@ -30,7 +30,7 @@ def call(value: object) -> Call:
     name = source.get("name") or source.get("function_name") or source.get("tool_name") or data.get("name")
     if name is None and isinstance(inner, str):
         name = inner
-    arguments: Any = None
+    arguments: object = None
     for key in ("arguments", "args", "input", "parameters"):
         if key in source:
             arguments = source[key]

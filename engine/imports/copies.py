@@ -12,7 +12,6 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import Any
 
 from ..runs.remote.address import AddressError, connected, is_address, readable_errors
 from . import cache
@@ -119,7 +118,7 @@ def tidy() -> None:
     copies = cache.cache_dir().parent / "copies"
     if not copies.is_dir():
         return
-    wanted: set[Any] = {part for dump in kept for part in (dump, *dump.parents)}
+    wanted: set[object] = {part for dump in kept for part in (dump, *dump.parents)}
     for folder in copies.iterdir():
         if folder not in wanted and time.time() - folder.stat().st_mtime > _BEING_MADE:
             shutil.rmtree(folder, ignore_errors=True)

@@ -188,7 +188,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
     return "\n".join(texts), "\n".join(thoughts), tuple(calls), error
 
 
-def _inside(value: Document) -> list[Any] | None:
+def _inside(value: Document) -> list[object] | None:
     """Return the conversation inside an answer of OpenAI's interfaces or a request, or None."""
     if isinstance(value.get("body"), Mapping) and "role" not in value:  # of a batch: `{"status_code", "body"}`
         return [value["body"]]

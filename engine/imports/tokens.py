@@ -52,10 +52,10 @@ class Tokens:
         """Return a maker for verifiers' nodes, which have log-probs for their sampled tokens."""
 
         def make() -> TokenArrays[Any] | None:
-            ids: list[Any] = []
-            mask: list[Any] = []
-            logprobs: list[Any] = []
-            advantages: list[Any] = []
+            ids: list[object] = []
+            mask: list[object] = []
+            logprobs: list[object] = []
+            advantages: list[object] = []
             for node in nodes:
                 own = listed(node.get("token_ids"))
                 spoken = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(own)
@@ -76,9 +76,9 @@ class Tokens:
             return None
 
         def make() -> TokenArrays[Any] | None:
-            ids: list[Any] = []
+            ids: list[object] = []
             mask: list[int] = []
-            logprobs: list[Any] = []
+            logprobs: list[object] = []
             for read, wrote, given in calls:
                 if list(read[: len(ids)]) != ids:
                     return None
@@ -120,7 +120,7 @@ def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[bool]) -> 
     return found
 
 
-def _spread(values: Sequence[object], mask: Sequence[object]) -> list[Any]:
+def _spread(values: Sequence[object], mask: Sequence[object]) -> list[object]:
     """Return one value per token. Values of sampled tokens alone are put in their places."""
     if len(values) == len(mask):
         return list(values)

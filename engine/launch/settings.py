@@ -85,7 +85,7 @@ def config_damage(run_dir: Path, known: Collection[object]) -> str | None:
     )
 
 
-def _leaves(data: object, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+def _leaves(data: object, path: Path_ = ()) -> Iterator[tuple[Path_, object]]:
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _leaves(value, (*path, key))

@@ -159,7 +159,7 @@ def _write_settings(
     with contextlib.suppress(OSError):
         checksums.add(config_checksum((run_dir / CONFIG_FILE).read_bytes()))
     old = read_json(run_dir / RUN_FILE) if resumed else {}
-    facts: dict[str, Any] = {**gather(), "num_processes": num_processes}
+    facts: dict[str, object] = {**gather(), "num_processes": num_processes}
     facts |= {"configuration": configuration_id(config), "seed": config.seed, "subject": config.evaluation.subject}
     if resumed:
         facts["resumed"] = [*old.get("facts", {}).get("resumed", []), time.time()]

@@ -103,7 +103,7 @@ class WandbSink:
         if self._run is None or self._table is None:
             return
         try:
-            values: dict[str, Any] = dict(metrics)
+            values: dict[str, object] = dict(metrics)
             for action, frequency in _frequencies(metrics).items():
                 self._table.add_data(step, action, frequency)
                 self._rows_waiting += 1
@@ -131,7 +131,7 @@ class WandbSink:
             self._give_up("could not be ended", error)
         self._run = None
 
-    def _waiting_table(self) -> dict[str, Any]:
+    def _waiting_table(self) -> dict[str, object]:
         self._rows_waiting = 0
         return {ACTION_TABLE: self._table}
 

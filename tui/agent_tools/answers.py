@@ -92,7 +92,7 @@ class Answer(BaseModel, Generic[T]):
         return schema
 
 
-def _widen(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
+def _widen(schema: object, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
     if isinstance(schema, Mapping):
         if (ref := schema.get("$ref")) is not None and ref not in seen:
             seen.add(ref)

@@ -32,7 +32,7 @@ WRITES = ("write_note",)
 def serve(workspace: Workspace, *, allow_notes: bool = False, port: int | None = None) -> None:
     """Serve until the client leaves, over standard input and output, or over HTTP on loopback at a port."""
     tools = [t for made in (RunTools, RolloutTools) for t in _tools(made(workspace.home, workspace.dumps))]
-    at: dict[str, Any] = {} if port is None else {"host": HOST, "port": port}
+    at: dict[str, object] = {} if port is None else {"host": HOST, "port": port}
     second = importlib.util.find_spec("mcp.server.mcpserver") is not None  # mcp 2 renamed it
     library = importlib.import_module("mcp.server.mcpserver" if second else "mcp.server.fastmcp")
     made = library.MCPServer if second else library.FastMCP
@@ -63,7 +63,7 @@ def _served(tool: Callable[..., Any], refusal: type[Exception]) -> Callable[...,
     return served
 
 
-def _answer(tool: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, str]:
+def _answer(tool: Callable[..., Any], arguments: dict[str, object]) -> tuple[object, str]:
     """Return the answer of a tool, or a sentence about the problem.
 
     The sentence holds no recorded text, which an exception of a damaged record may quote. A foreign record may hold
@@ -89,5 +89,5 @@ def _answer(tool: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, s
 
 
 @functools.cache
-def _schema(kind: type[Answer[Any]]) -> dict[str, Any]:
+def _schema(kind: type[Answer[Any]]) -> dict[str, object]:
     return kind.model_json_schema()

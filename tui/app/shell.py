@@ -33,7 +33,7 @@ class Memory:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_file()
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
         with contextlib.suppress(OSError, ValueError):
             loaded = json.loads(self.path.read_text(encoding="utf-8"))
             if isinstance(loaded, dict):

@@ -75,7 +75,7 @@ def branch(
     say(f"open the continuations: grpo-tui inspect {run.id}")
 
 
-def _plain(result: Branch, path: str) -> dict[str, Any]:
+def _plain(result: Branch, path: str) -> dict[str, object]:
     def side(s: Side) -> dict[str, Any]:
         rollouts = [
             {"n": r.n, "reward": r.reward, "correct": r.correct, "turns": r.turns, "stop_reason": r.stop_reason}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -87,7 +87,7 @@ def _spread(reader: RunReader, query: Query, matching: int, count: int) -> Itera
         yield from reader.rollouts.page(query, offset=start, limit=_BLOCK)
 
 
-def _rollout(row: TrajectoryRow, record: TrajectoryRecord, run: int) -> dict[str, Any]:
+def _rollout(row: TrajectoryRow, record: TrajectoryRecord, run: int) -> dict[str, object]:
     t, root = record.trajectory, root_of(record.trajectory)
     rewards = {step.step: step for step in record.breakdown.steps} if record.breakdown is not None else {}
     return {
@@ -112,7 +112,7 @@ def _rollout(row: TrajectoryRow, record: TrajectoryRecord, run: int) -> dict[str
     }
 
 
-def _reward(step: StepReward | None) -> dict[str, Any]:
+def _reward(step: StepReward | None) -> dict[str, object]:
     if step is None:
         return {"reward": [], "penalties": []}
     values = [(_text(k), v.raw, v.normalized, v.weight, v.contribution) for k, v in step.components.items()]

@@ -89,7 +89,7 @@ def sharegpt(t: Trajectory) -> dict[str, Any]:
     return {"conversations": spoken, **({"tools": json_line(offered)} if offered else {})}
 
 
-def _call(function: Mapping[str, str]) -> dict[str, Any]:
+def _call(function: Mapping[str, str]) -> dict[str, object]:
     try:
         return {"name": function["name"], "arguments": json.loads(function["arguments"])}
     except ValueError:  # the agent wrote no JSON

@@ -120,7 +120,7 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, A
     colours = [shape.colour for shape in scene.objects]
     places = PLACES[len(colours)]
     one = rng.randrange(len(colours))
-    task: dict[str, Any] = {"question": question, "scene": json.loads(content)}
+    task: dict[str, object] = {"question": question, "scene": json.loads(content)}
     match question:
         case "colour":
             return task | {"of": places[one], "answer": colours[one]}

@@ -35,7 +35,7 @@ def read_tasks(path: str | Path) -> dict[Split, list[dict[str, Any]]]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         raise ValueError(f"images: {file} cannot be read: {problem}") from problem
-    tasks: dict[Split, list[dict[str, Any]]] = {"train": [], "eval": []}
+    tasks: dict[Split, list[dict[str, object]]] = {"train": [], "eval": []}
     for number, line in enumerate(lines, 1):
         if line.strip():
             split, task = _task(line, f"{file}:{number}", file.parent)
@@ -45,7 +45,7 @@ def read_tasks(path: str | Path) -> dict[Split, list[dict[str, Any]]]:
     return tasks
 
 
-def _task(line: str, where: str, folder: Path) -> tuple[Split, dict[str, Any]]:
+def _task(line: str, where: str, folder: Path) -> tuple[Split, dict[str, object]]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as problem:
@@ -72,6 +72,6 @@ def _task(line: str, where: str, folder: Path) -> tuple[Split, dict[str, Any]]:
         split = "eval"
     if split not in ("train", "eval"):
         raise ValueError(f'{where}: "split" must be "train" or "eval", not {split!r}')
-    task: dict[str, Any] = {"frames": paths} if row.get("frames") else {"image": paths[0]}
+    task: dict[str, object] = {"frames": paths} if row.get("frames") else {"image": paths[0]}
     task |= {"question": question, "answer": [str(a) for a in answers] if len(answers) > 1 else str(answers[0])}
     return split, task

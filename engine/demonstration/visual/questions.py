@@ -57,7 +57,7 @@ class Question:
 
     def to_task(self) -> dict[str, Any]:
         """Return a task as a JSON row."""
-        task: dict[str, Any] = {"question": self.kind, "answer": self.answer}
+        task: dict[str, object] = {"question": self.kind, "answer": self.answer}
         if self.points:
             task["points"] = [list(p) for p in self.points]
         if self.box:

@@ -102,7 +102,7 @@ def loads(data: bytes) -> Any:
         return _by_json(data)
 
 
-def _has_huge(document: dict[str, Any]) -> bool:
+def _has_huge(document: dict[str, object]) -> bool:
     """Return whether a value is a whole number of more than 64 bits. orjson rounds it, and ids would lose digits."""
     return any(type(v) is float and (v >= 2.0**63 or v <= -(2.0**63)) for v in document.values())
 

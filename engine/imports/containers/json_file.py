@@ -158,7 +158,7 @@ def _behind(path: Path, begin: int) -> int | None:
 
 
 @cached_by_file(maxsize=2)
-def _load(path: Path) -> tuple[Any, ...]:
+def _load(path: Path) -> tuple[object, ...]:
     size = os.stat(path).st_size
     if size > MAX_FILE:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
@@ -180,11 +180,11 @@ def items_of(data: bytes) -> tuple[Any, ...]:
     return tuple(document) if isinstance(document, list) else (document,)
 
 
-def _one_after_the_other(data: bytes) -> tuple[Any, ...]:
+def _one_after_the_other(data: bytes) -> tuple[object, ...]:
     """Return several pretty-printed documents (as `jq` writes them), or nothing if there is other text between them."""
     decoder = json.JSONDecoder()
     text = data.removeprefix(MARK).decode("utf-8", "replace")
-    found: list[Any] = []
+    found: list[object] = []
     at = 0
     try:
         while (at := _BLANK.match(text, at).end()) < len(text):  # type: ignore[union-attr] - it matches nothing, too

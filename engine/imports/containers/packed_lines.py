@@ -116,7 +116,7 @@ class PackedLines(Container):
 
 
 @cached_by_file(maxsize=1)
-def _whole(path: Path, unpacked: Callable[[Any], Any]) -> tuple[Any, ...]:
+def _whole(path: Path, unpacked: Callable[[Any], Any]) -> tuple[object, ...]:
     """Return the items of a text that is one document."""
     with path.open("rb") as file:
         data = unpacked(file).read(MAX_WHOLE + 1)

@@ -92,7 +92,7 @@ def is_entry(item: object) -> bool:
 
 
 @cached_by_file(maxsize=4)
-def _entries(path: Path) -> tuple[tuple[Any, ...], tuple[tuple[int, str], ...]]:
+def _entries(path: Path) -> tuple[tuple[object, ...], tuple[tuple[int, str], ...]]:
     size = os.stat(path).st_size
     if size > MAX_BYTES:
         raise DumpError(f"{path}: a session of {size >> 20} MiB; up to {MAX_BYTES >> 20} MiB are read")

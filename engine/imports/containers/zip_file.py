@@ -123,7 +123,7 @@ def _order(path: Path) -> list[int]:
 
 def _parts(found: Found, done: int) -> Iterator[Found]:
     """Yield a document. An index comes in parts after `done`, so that its first rows are shown before its last."""
-    inside: dict[str, Any] = found.document or {}
+    inside: dict[str, object] = found.document or {}
     rows = inside.get("document")
     is_index = inside.get("member") == SUMMARIES or str(inside.get("member")).startswith(JOURNAL)
     if not is_index or not isinstance(rows, list) or len(rows) <= _PART:

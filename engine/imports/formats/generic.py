@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..format import Documents, Format, Origin
 from ..rollout import Document, Item, Numbers, Rollout, number, whole
@@ -36,7 +35,7 @@ def _group(document: Document, origin: Origin) -> Iterable[Item]:
     size = len(document[key])
     named = bool(GENERIC.first(document, "group"))
     for i in range(size):
-        row: dict[str, Any] = {"rollout": i} if named else {}
+        row: dict[str, object] = {"rollout": i} if named else {}
         for name, value in document.items():
             if not isinstance(value, list) or name in ("prompt", "messages", "tools"):
                 row[name] = value
@@ -64,7 +63,7 @@ def _batch(document: Document, origin: Origin) -> Iterable[Item]:
     size = len(document[key])
     numbers = {name for name, value in document.items() if _is_numbers(value, size)}
     for i in range(size):
-        row: dict[str, Any] = {}
+        row: dict[str, object] = {}
         for name, value in document.items():
             one = value[i] if isinstance(value, list) and len(value) == size else value
             is_number = name in numbers
@@ -109,12 +108,12 @@ def table_rows(rows: list[Document], formats: Iterable[Format], origin: Origin) 
                 yield item
 
 
-def _lower(row: Document) -> dict[str, Any]:
+def _lower(row: Document) -> dict[str, object]:
     """Return a row whose names are written as in code. Tables are made for screens (`Total Reward`)."""
     return {name.strip().lower().replace(" ", "_"): value for name, value in row.items()}
 
 
-def _verl_samples(row: Document) -> list[dict[str, Any]]:
+def _verl_samples(row: Document) -> list[dict[str, object]]:
     """Return the samples of a row of verl, which logs `input_1, output_1, score_1, input_2, …` per validation."""
     found = []
     n = 1

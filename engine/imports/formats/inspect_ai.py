@@ -103,7 +103,7 @@ def _sample(sample: Document, header: Document) -> Rollout:
     own = mapping(sample.get("metadata"))
     step = next((s for k in ("step", "training_step") if (s := whole(own.get(k, about.get(k)))) is not None), None)
     components: dict[str, Score] = {}
-    in_words: dict[str, Any] = {}
+    in_words: dict[str, object] = {}
     answer, correct = None, None
     graded = mapping(sample.get("scores")) or ({"score": sample["score"]} if sample.get("score") else {})
     for name, score in graded.items():

@@ -202,7 +202,7 @@ def _time(value: object) -> float:
     return found
 
 
-def _typed(span: Document) -> dict[str, Any]:
+def _typed(span: Document) -> dict[str, object]:
     return {str(a.get("key")): _value(a.get("value")) for a in objects(span.get("attributes"))}
 
 

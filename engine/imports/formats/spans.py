@@ -176,7 +176,7 @@ def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
     return Amendment(_conversation(spans) or trace, step=step, reward=reward, extra=extra, error=error)
 
 
-def _columns(attributes: Document) -> dict[str, Any]:
+def _columns(attributes: Document) -> dict[str, object]:
     shown = {k: v for k, v in attributes.items() if not k.startswith(_SHOWN) and k not in (*_REWARDS, "step", "group")}
     return plain(shown)
 
@@ -208,7 +208,7 @@ def _with_stop(said: tuple[Message, ...], attributes: Document) -> tuple[Message
 
 
 def _numbered(attributes: Document) -> tuple[Message, ...]:
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     for key, value in attributes.items():
         if _INDEXED.match(key):
             _put(tree, key.split(".")[1:], value)

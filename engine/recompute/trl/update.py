@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ...runs.updates import Block
 from ..items import Item
@@ -160,7 +159,7 @@ def rows_of(block: Block) -> Iterator[Row]:
     at = 0
     for facts in block.data["rows"]:
         end = at + facts["tokens"]
-        part: Mapping[str, Any] = {name: values[at:end] for name, values in block.arrays.items()}
+        part: Mapping[str, object] = {name: values[at:end] for name, values in block.arrays.items()}
         at = end
         yield Row(
             id=facts["id"],

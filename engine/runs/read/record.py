@@ -173,7 +173,7 @@ class Record:
     def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query; in a damaged file, those before the damage."""
         db = self.db
-        rows: list[tuple[Any, ...]] = []
+        rows: list[tuple[object, ...]] = []
         if db is None:
             return rows
         try:

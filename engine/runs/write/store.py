@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from ....envs.tools import ToolSpec
 from .. import codec
@@ -140,10 +139,10 @@ class RowTables:
                 self.db.execute(_MARK, (use.mask, n))
 
     def _put(self, first: int, trajectories: Sequence[Listed]) -> None:
-        rows: list[tuple[Any, ...]] = []
-        cards: list[tuple[Any, ...]] = []
+        rows: list[tuple[object, ...]] = []
+        cards: list[tuple[object, ...]] = []
         overflow: list[tuple[int, int]] = []
-        extras: list[tuple[Any, ...]] = []
+        extras: list[tuple[object, ...]] = []
         intern = self.names.labels.intern
         for n, of in enumerate(trajectories, first):
             actions = [intern("action", label) for label in of.labels or ()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
@@ -87,10 +86,10 @@ class DiffScreen(PagedScreen):
         self._active = "diff"
         self._begin(self._choose(either=True))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
         self.run_worker(self._told(work), group="diff", exclusive=True)
 
-    async def _told(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _told(self, work: Coroutine[object, object, None]) -> None:
         late = self.set_timer(PATIENCE_S, lambda: self.body.put(None, "reading…"))
         try:
             await work

@@ -311,7 +311,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.export(lambda: write(self.reads.path, name, svg))
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        what: Any = message.what
+        what: object = message.what
         match what:
             case ("alert", int(index)):
                 if self._active == "alerts" and self.alerts.cursor == index:

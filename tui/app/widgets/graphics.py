@@ -64,7 +64,7 @@ def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
     # Importing the package asks the terminal questions, whose answers the running app would take for keys.
     size = _terminal.CellSize(*cell_pixels())
     setattr(_terminal.get_cell_size, "_result", size)  # noqa: B010  where textual-image keeps it
-    real: Any = sys.__stdout__
+    real: object = sys.__stdout__
     try:
         sys.__stdout__ = _NoTerminal()  # type: ignore[misc, assignment]
         from textual_image.widget import SixelImage, TGPImage

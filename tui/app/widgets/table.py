@@ -67,7 +67,7 @@ class Table(Pane):
         self.total = 0
         self.cursor = 0
         self.sort: tuple[str, bool] = ("", False)
-        self._pages: dict[int, list[Any]] = {}
+        self._pages: dict[int, list[object]] = {}
         self._asked: set[int] = set()
         self._columns: tuple[int, list[tuple[Column, int]]] = (-1, [])
         self.marked: Callable[[Any], str] = lambda row: " "
