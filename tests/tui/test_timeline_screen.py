@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Further, Live
+from grpo_tui.tui.app.screens.timeline import _eighths
 from grpo_tui.tui.app.timings import timed_steps, timings, written
 
 from .drive import running
@@ -90,6 +92,36 @@ async def test_spans_are_drawn_where_they_were(tmp_path: Path) -> None:
         assert any("http://a:8000" in line and "2.00 s" in line for line in app.text.splitlines())
         assert "no begin times" not in app.text
         assert "no begin times" in await app.press("k"), "step 2 was recorded without"
+
+
+async def test_spans_without_length_hide_no_other(tmp_path: Path) -> None:
+    run = served(tmp_path)
+    writer = RunWriter(run)
+    writer.timeline(3, {"generate": [(100.0, 100.0), (100.0, 104.0), (104.0, 104.0)], "step": [(100.0, 104.0)]})
+    assert writer.flush(20)
+    writer.close()
+    async with running(tmp_path, Further(run, "Timeline"), size=(150, 45)) as app:
+        line = next(line for line in app.text.splitlines() if "generation" in line)
+        bar = line[26 : line.index("4.00 s")].strip(" █▏▎▍▌▋▊▉│")
+        assert len(bar) > 90 and len(set(bar)) == 1, "the bar is as long as the step"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_cell_is_filled_as_far_as_spans_cover_it(seed: int) -> None:
+    rng = random.Random(seed)
+    ends = sorted(rng.uniform(0, 7) for _ in range(rng.choice([2, 8, 60])))
+    spans = [(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True)]
+    spans += [(a, a) for a, _ in spans]
+    found = _eighths(spans, 50, 7.0)
+    for cell, eighths in enumerate(found):
+        low, high = cell * 7 / 50, (cell + 1) * 7 / 50
+        share = sum(max(0.0, min(b, high) - max(a, low)) for a, b in spans) / (high - low)
+        middle = any(low <= (a + b) / 2 <= high for a, b in spans)
+        if abs(share - 0.5) > 1e-6:
+            assert (eighths == 8) == (share > 0.5)
+        assert eighths > 0 or not any(low < (a + b) / 2 < high for a, b in spans)
+        if 0 < eighths < 8:
+            assert middle and abs(eighths / 8 - share) <= 1 / 8
 
 
 async def test_from_the_dashboard(run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from rich.style import Style
 
@@ -89,17 +90,27 @@ class Phases(Pane):
         assert self.timings is not None
         p, scale = self.palette, max(self.timings.scale, 1e-9)
         line = Line(p).add(f"{sign} ", style).add(name, p.text, cells=_NAME - 2)
-        for at, until in spans:
-            begin, end = (round(8 * room * x / scale) for x in (at, min(until, scale)))
-            if (free := _NAME + 1 + begin // 8) < line.width or line.width >= _NAME + 1 + room:
-                continue  # its cell is drawn
-            line.to(free)
-            cells = end // 8 - begin // 8
-            line.add(sign * cells if cells else EIGHTHS[max(1, min(8, end - begin))], style)
+        line.to(_NAME + 1)
+        for cells, same in groupby(_eighths(spans, room, scale)):
+            line.add((EIGHTHS[cells] if cells < 8 else sign) * sum(1 for _ in same), style)
         line.to(_NAME + 1 + room)
         seconds = sum(until - at for at, until in spans)
         share = seconds / self.timings.seconds if self.timings.seconds else 0.0
         return line.add(f"{fitted(seconds, 7)} s", p.strong, cells=9, align=">").add(percent(share), p.muted, 6, ">")
+
+
+def _eighths(spans: Sequence[Span], room: int, scale: float) -> list[int]:
+    """Return how many eighths of each of `room` cells to draw: all of a cell of which the spans cover half, and a part
+    of another cell that holds the middle of a span."""
+    covered, middles = [0.0] * room, set[int]()
+    for at, until in spans:
+        begin, end = (min(max(room * x / scale, 0.0), room - 1e-9) for x in (at, until))
+        middles.add(int((begin + end) / 2))
+        for cell in range(int(begin), int(end) + 1):
+            covered[cell] += min(end, cell + 1) - max(begin, cell)
+    return [
+        8 if share >= 0.5 else max(1, round(8 * share)) if cell in middles else 0 for cell, share in enumerate(covered)
+    ]
 
 
 class TimelineScreen(TableScreen):
