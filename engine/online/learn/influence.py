@@ -105,7 +105,7 @@ class RobustBaseline:
     def mean(self) -> float:
         """Return the running mean with the same weights and one return of 0 before the first.
 
-        The baseline of ratings follows it. They are ±1, and their median would hide either all praise or all blame.
+        It is the baseline of ratings. They are ±1, and their median would hide either all praise or all blame.
         """
         newest = len(self._returns) - 1
         weights = [self.decay ** (newest - i) for i in range(newest + 1)]

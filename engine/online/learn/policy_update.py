@@ -221,14 +221,14 @@ class PolicyUpdater:
         """Return the returns [B], the advantages of the agent tokens [A], and the baseline.
 
         Samples that feedback judged differently are compared with their own mean (as in RLOO and GRPO), a rating with
-        `rating_baseline`, anything else with the running median of returns.
+        the running mean of ratings, anything else with the running median of returns.
         """
         rewards = task.reward_tensor.double().sum(-1)  # [B, S]
         to_go = rewards.flip(-1).cumsum(-1).flip(-1)
         returns = to_go[:, 0]
         feedback = task.facts.get("feedback")
         if feedback == "rating":
-            baseline = rating_baseline(self.ratings.mean())
+            baseline = self.ratings.mean()
         elif feedback is not None and float(returns.max() - returns.min()) > 1e-6:
             baseline = float(returns.mean())
         else:
@@ -369,16 +369,6 @@ class PolicyUpdater:
         """Copy weights by name. Raises ValueError for those of another model."""
         check_fit(self.parameters, tensors)
         _torch._foreach_copy_(into, [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()])
-
-
-def rating_baseline(mean: float) -> float:
-    """Return the baseline of a rating (1 or −1): midway between the running mean of ratings and the worst rating.
-
-    With the mean itself, a policy whose answers are mostly wrong is pushed away from them, and single samples push it
-    out of its language. A lower baseline favours right answers, and its push vanishes where all are wrong (asymmetric
-    REINFORCE, arXiv 2506.20520).
-    """
-    return (mean - 1.0) / 2
 
 
 def clipped_loss(inputs: LossInputs) -> Tensor:

@@ -197,7 +197,7 @@ def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str
 
 
 def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
-    """Return the update task of a rating: this answer earns 1 or −1 against `rating_baseline` (REINFORCE with a
+    """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
     baseline, Williams 1992, doi:10.1007/BF00992696).
     """
     made = engine.rewarded(labelled(answer, [answer.samples[answer.shown or 0]], [True], answer.text))

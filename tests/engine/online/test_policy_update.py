@@ -190,20 +190,6 @@ def test_a_task_without_signal_moves_nothing() -> None:
     assert report.step_norm == 0.0 and torch.equal(parameters(u), before) and not u.optimizer.state
 
 
-def test_a_wrong_rating_pushes_less_than_a_right_one_and_not_at_all_once_all_are_wrong() -> None:
-    u = updater()
-
-    def rated(number: int, reward: float) -> float:
-        task = make_task(u.model, f"request-{number}", seed=number, rows=1, rewards=torch.tensor([[[0.0], [reward]]]))
-        task = replace(task, components=("task",), facts={**task.facts, "feedback": "rating", "prompt": str(number)})
-        return u.apply(task)[0].advantages[0]
-
-    assert [rated(0, -1.0), rated(1, 1.0)] == [-0.5, 1.75]  # the mean is 0, then −1 / 2
-    wrong = [rated(n, -1.0) for n in range(2, 90)]
-    assert wrong[0] < wrong[40] < wrong[-1] < 0 and wrong[-1] > -0.05
-    assert rated(100, 1.0) > 1.9, "a right answer among wrong ones counts most"
-
-
 def test_state_goes_on_bit_for_bit() -> None:
     one = updater()
     tasks = [make_task(one.model, f"request-{i}", seed=i) for i in range(6)]
