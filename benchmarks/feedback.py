@@ -51,6 +51,8 @@ SHARE = 0.3
 RESULTS = Path("~/.cache/grpo-tui/feedback.jsonl").expanduser()
 START_S = TIMEOUT_S = 1200.0
 """Long enough for a busy machine."""
+SETTLED_S = 600.0
+"""A validation takes less."""
 CLI = [sys.executable, "-m", "grpo_tui.tui.cli"]
 
 
@@ -132,12 +134,16 @@ class Callers:
     def outcome(self, identifier: str) -> dict[str, Any]:
         return self.client.get(f"/v1/feedback/{identifier}").raise_for_status().json()
 
-    def wait_for_versions(self, until: float) -> None:
-        """Wait until a version contains all feedback that an update used."""
-        while time.monotonic() < until:
+    def wait_for_versions(self, queue: SqliteQueue, until: float) -> None:
+        """Wait until a version contains all feedback that an update used, or no candidate was validated for
+        `SETTLED_S`: the last one may have been rejected."""
+        seen, since = None, time.monotonic()
+        while time.monotonic() < until and time.monotonic() - since < SETTLED_S:
             self.outcomes = {i: self.outcome(i) for i in self.outcomes}
             if all(o["learned"] or o["update"] is None for o in self.outcomes.values()):
                 return
+            if (now := queue.get("validating")) != seen:
+                seen, since = now, time.monotonic()
             time.sleep(5)
 
 
@@ -173,7 +179,7 @@ def measure(arm: str, task: str, seed: int, given: argparse.Namespace) -> dict[s
         until = time.monotonic() + given.wait
         if arm == "majority":
             _until_idle(queue, until)
-        callers.wait_for_versions(until)
+        callers.wait_for_versions(queue, until)
         after = callers.success(base, held, 2 * given.callers)
         journal = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
         updates = [row for row in journal if row.get("update") and "kl_start" in row]
