@@ -50,6 +50,26 @@ async def test_cursor_reaches_the_last_row_and_reads_only_pages(run: Path) -> No
         assert table.current.n == 1
 
 
+async def test_enter_before_the_row_is_there_opens_it_when_it_comes(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        table, asked = app.screen.table, list[int]()
+        rows, table._fetch = list(table._pages[0]), lambda offset, limit: asked.append(offset)
+        table.reset(320, 2)
+        await app.press("enter")
+        assert app.view == "trajectories" and asked == [0]
+        table.deliver(0, rows)
+        await app.press()
+        assert app.view == "stepper" and app.screen.n == 3
+    async with running(run.parent, Trajectories(run)) as app:
+        table = app.screen.table
+        rows, table._fetch = list(table._pages[0]), lambda offset, limit: None
+        table.reset(320, 2)
+        await app.press("enter", "j")
+        table.deliver(0, rows)
+        await app.press()
+        assert app.view == "trajectories", "the cursor has moved on"
+
+
 async def test_filter_expression(run: Path) -> None:
     with RunReader(run) as reader:
         expected = reader.rollouts.count(Query("penalty:missing_prerequisite and reward<0.2"))

@@ -247,6 +247,8 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         row = self.table.current
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.n, self.list_query, find=needles(self.list_query.search)))
+        elif self.table.total:
+            self.table.when_there(self.action_open)
 
     def action_fold(self) -> None:
         row = self.table.current

@@ -71,6 +71,11 @@ class Table(Pane):
         self._asked: set[int] = set()
         self._columns: tuple[int, list[tuple[Column, int]]] = (-1, [])
         self.marked: Callable[[Any], str] = lambda row: " "
+        self._waiting: Callable[[], None] | None = None
+
+    def when_there(self, action: Callable[[], None]) -> None:
+        """Call an action once the current row is delivered, unless the cursor moves before."""
+        self._waiting = action
 
     def reset(self, total: int, cursor: int = 0) -> None:
         self.total = total
@@ -99,6 +104,9 @@ class Table(Pane):
         self.repaint()
         if page * PAGE <= self.cursor < (page + 1) * PAGE:
             self.post_message(self.Moved(self))
+            if self._waiting is not None:
+                self.app.call_later(self._waiting)
+                self._waiting = None
 
     def repaint(self) -> None:
         self._strips.clear()
@@ -149,7 +157,7 @@ class Table(Pane):
         if index == self.cursor:
             return
         before, old_top = self.cursor, self.top
-        self.cursor = index
+        self.cursor, self._waiting = index, None
         self._reveal()
         if self.top != old_top:
             self._strips.clear()
