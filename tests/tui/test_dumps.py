@@ -59,7 +59,7 @@ def test_a_person_looks_into_what_another_framework_wrote(
         screen.press("\x1b")
         screen.see("step ")
         screen.press("\x1b")
-        screen.see(f"· {damaged}")
+        screen.see(f"trajectories · {damaged}")
         screen.press("c")
         screen.see("of 24")
         screen.settle()
