@@ -13,11 +13,11 @@ from ...envs.base import Env, env_name
 from ...envs.content import text_of
 from ...envs.seeds import task_id
 from ...envs.trajectory import StopReason
-from ..launch.find import is_run
 from ..record.step_recorder import StepRecorder
 from ..rollouts.difficulty import Difficulty, Outcome, PassRatesError
 from ..rollouts.prompts import prompt_of
 from ..rollouts.runner import Row
+from ..runs.paths import DATABASE
 from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
 from ..runs.types import TrajectoryRow
@@ -40,14 +40,11 @@ def draw_by_difficulty(
     if (run := config.data.pass_rates) is not None:
         named = Path(run).expanduser()
         folder = named if named.exists() else run_dir.parent / run
-        if is_run(folder):
+        if (folder / DATABASE).is_file():
             outcomes = recorded_outcomes(folder)
         else:
-            prompts = {
-                id_: question(prompt_of(environments[row.key], row.task_data, trainer.agent).messages)
-                for id_, row in zip(ids, rows, strict=True)
-            }
-            outcomes = outcomes_of_dump(folder, prompts)
+            asked = (_question_of(environments[row.key], row, trainer.agent) for row in rows)
+            outcomes = outcomes_of_dump(folder, dict(zip(ids, asked, strict=True)))
         known = difficulty.begin(run, outcomes)
         recorder.event("phase", f"began with the pass rates of {run}, which has {known:.0%} of the prompts")
     trainer.pipeline.difficulty = difficulty
@@ -96,6 +93,13 @@ def outcomes_of_dump(dump: Path, prompts: Mapping[str, str]) -> list[list[Outcom
     if not steps:
         raise PassRatesError(f"data.pass_rates: {dump} has no outcomes of these prompts")
     return list(steps.values())
+
+
+def _question_of(environment: Env, row: Row, agent: object) -> str:
+    try:
+        return question(prompt_of(environment, row.task_data, agent).messages)
+    except Exception:  # the environment cannot begin this task, which its rollouts report
+        return ""
 
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -167,6 +167,7 @@ class ServerRollouts:
                 for group in groups:
                     if not group.done():
                         group.set_exception(problem)
+                return
             self.spans.extend(runner.timings.spans.take())
             self._idle_runners.append(runner)
 
