@@ -29,7 +29,7 @@ class Canvas(Protocol):
 
     def post_message(self, message: Message) -> bool: ...
 
-    def run_worker(self, work: object, *, group: str, exclusive: bool, thread: bool) -> object:
+    def run_worker(self, work: Any, *, group: str, exclusive: bool, thread: bool) -> object:
         """Run a coroutine in the background."""
 
 
@@ -39,7 +39,7 @@ class Pane:
     class Hit(Message):
         """A click on a target."""
 
-        def __init__(self, pane: Pane, what: object) -> None:
+        def __init__(self, pane: Pane, what: Any) -> None:
             self.pane = pane
             self.what = what
             super().__init__()
