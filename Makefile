@@ -60,7 +60,7 @@ unit: $(VENV)/.ready-test
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" --durations=10
 
 # Environments with the libraries that other packages bring: make test-versions ROWS="oldest trl==0.29.1 --tests"
-EXTRAS := train,parquet,test,reasoning-gym,verifiers,mcp,openenv,textarena,gymnasium
+EXTRAS := train,parquet,test,remote,reasoning-gym,verifiers,mcp,openenv,textarena,gymnasium
 ROWS ?=
 test-versions: $(VENV)/.ready-test
 	@PYTHONPATH=typings:. $(BIN)/python -m tests.versions $(ROWS)

@@ -98,7 +98,7 @@ class Diagnosis:
     def unchecked(self) -> dict[str, str]:
         """Return the detectors that never had their data, each with the data that it needs."""
         return {
-            name: " and ".join(n.name for n in detector.needs)
+            name: " and ".join(n.name for n in detector.needs) or "rollouts"
             for name, detector in self.detectors.items()
             if detector.needs not in self._windows
         }

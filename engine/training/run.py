@@ -17,7 +17,7 @@ from ...configs.errors import GrpoTuiError
 from ..evaluation.card import model_card
 from ..record.step_recorder import StepRecorder
 from ..runs.control.requests import ControlChannel
-from ..runs.paths import adapters_dir, links_to_latest
+from ..runs.paths import CONFIG_FILE, adapters_dir, links_to_latest
 from .callbacks import RunCallbacks
 from .checkpoints import Start, replacing
 from .processes import Processes
@@ -102,6 +102,8 @@ def save_result(
 
 
 def _write_card(run_dir: Path, result: Path, folder: Path, recorder: StepRecorder) -> None:
+    if not (run_dir / CONFIG_FILE).exists():  # called from Python without a recorded run
+        return
     recorder.writer.flush(timeout=10.0)
     (folder / "README.md").write_text(model_card(run_dir, result), encoding="utf-8")
 

@@ -62,3 +62,15 @@ def test_limits_are_those_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "mine" / "config.yaml").write_text(yaml.safe_dump(config))
     code, findings = found(tmp_path, capsys)
     assert code == 1 and findings["length_collapse"]["threshold"] == 0.9
+
+
+def test_a_record_that_cannot_be_read_is_not_a_record_without_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.json").write_text("{}")
+    (tmp_path / "mine" / "record.sqlite").write_bytes(b"no database" * 999)
+    assert run(["check", "mine", "--runs-dir", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "not read: " in shown.err and "cannot be opened" in shown.err
+    assert "nothing found" not in shown.out

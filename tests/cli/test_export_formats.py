@@ -223,6 +223,17 @@ def test_sessions_have_the_lines_of_the_trace_viewer(home: Path):
         assert {m["toolCallId"] for m in messages if m["role"] == "tool"} <= calls
 
 
+def test_a_pipe_gets_the_lines_of_the_file(home: Path, capfdbinary: pytest.CaptureFixture[bytes]):
+    written = export("shop", "openai").read_bytes()
+    capfdbinary.readouterr()
+    assert run(["export", "shop", "--format", "openai", "--out", "-"]) == 0
+    assert capfdbinary.readouterr().out == written
+    assert run(["export", "shop", "--format", "sts", "--out", "-"]) == 2
+    (home / "link").symlink_to("/dev/null")
+    assert run(["export", "shop", "--out", "link"]) == 2, "a device is not replaced"
+    assert (home / "link").is_symlink()
+
+
 def test_a_folder_that_is_there_is_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["export", "shop", "--format", "sts"]) == 0
     kept = sorted(Path("shop.sts").iterdir())

@@ -31,9 +31,9 @@ def check(
 ) -> None:
     """Look for problems of rewards, in a run or in a dump of another framework.
 
-    Prints each finding with the rollouts that show it, and exits with 1 when one is a warning or a failure, so that a
-    job in CI can stop on it. These are the findings that a training reports while it runs. Detectors without the data
-    that they need are listed as not checked.
+    Prints each finding with the rollouts that show it, and exits with 1 when one is a warning or a failure, or when a
+    part of the record cannot be read, so that a job in CI can stop on it. These are the findings that a training
+    reports while it runs. Detectors without the data that they need are listed as not checked.
 
     With --recompute every number of a recorded training is computed again from the record: rewards, group statistics,
     advantages, masks, loss. Each number that differs is named. Of rollouts of other frameworks, weighted sums and
@@ -54,6 +54,7 @@ def check(
         with closing(open_reader(Path(info.path))) as reader:
             diagnosis = diagnose(reader, _config(info))
             total, measured = reader.rollouts.total(), len(reader.metrics.names())
+            problems = reader.problems
     except RecordError as error:
         fail(f"{reference} cannot be read: {error}")
     found = diagnosis.found()
@@ -72,7 +73,9 @@ def check(
             say(literal(f"  what helps: {helps}"))
         for id_ in finding.trajectories:
             say(literal(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}"))
-    if not found and not as_json:
+    for problem in problems:
+        warn(literal(f"not read: {problem}"))
+    if not (found or as_json or (problems and not total)):
         say(
             f"nothing found in {total:,} rollouts"
             if total or not measured
@@ -82,7 +85,7 @@ def check(
         message = f"not checked: {name} needs {needs}"
         lacking = {"detector": name, "grade": "not checked", "message": message, "trajectories": [], "step": None}
         say(json_line(lacking) if as_json else message)
-    if any(each.finding.grade in ("warning", "failure") for each in found):
+    if problems or any(each.finding.grade in ("warning", "failure") for each in found):
         raise typer.Exit(ExitCode.FAILED)
 
 

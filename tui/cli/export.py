@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -16,7 +18,8 @@ from .common import ExitCode, Home, Importers, Maps, RunReference, fail, say
 
 if TYPE_CHECKING:
     from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.types import TrajectoryRow
+    from ...engine.runs.types import RunInfo, TrajectoryRow
+    from ..exporting.formats import Format as Exported
     from ..plain import Whole
 
 
@@ -38,7 +41,7 @@ def export(
     run: RunReference,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="The file or folder to write; else RUN.jsonl, RUN.parquet, … here."),
+        typer.Option("--out", metavar="FILE", help="The file or folder to write; else RUN.jsonl, … here. -: a pipe."),
     ] = None,
     format_: Annotated[Format, typer.Option("--format", help="The format, see above.")] = Format.jsonl,
     filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,
@@ -64,11 +67,15 @@ def export(
     from .dumps import opened, run_or_dump
 
     chosen = FORMATS[format_]
+    if out == Path("-"):
+        return _print(chosen, run_or_dump(run, home, maps or (), importers or ()), filter_ or "", best)
     if out is not None and not out.parent.is_dir():
         fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
     info = run_or_dump(run, home, maps or (), importers or ())
     named = out is not None
     out = out or Path(f"{Path(info.id).name}.{chosen.suffix}")
+    if out.exists() and not (out.is_file() or out.is_dir()):
+        fail(f"--out: {out} is no file; --out - writes to a pipe", ExitCode.USAGE)
     if out.exists() and (chosen.folder or out.is_dir() or not named):
         other = "name another" if chosen.folder else "name another file with --out, or this one to replace it"
         fail(f"{out} is there already; {other}", ExitCode.USAGE)
@@ -81,8 +88,23 @@ def export(
         fail(f"--out: {out} cannot be written: {error.strerror}")
     finally:
         shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
-    what = "pairs of trajectories" if format_ is Format.dpo else "trajectories"
+    what = "trajectory" if count == 1 else "trajectories"
+    what = f"{'pair' if count == 1 else 'pairs'} of trajectories" if format_ is Format.dpo else what
     say(f"wrote {count:,} {what} to {out}")
+
+
+def _print(chosen: Exported, info: RunInfo, filter_: str, best: bool) -> None:
+    from .dumps import opened
+
+    if chosen.folder:
+        fail("--out -: this format is a folder of files; name a folder", ExitCode.USAGE)
+    if sys.stdout.isatty():  # texts of a model may hold codes for the terminal
+        fail("--out - is for a pipe or a file; `grpo-tui inspect` shows trajectories in a terminal", ExitCode.USAGE)
+    with tempfile.TemporaryDirectory() as folder, opened(info) as reader:
+        part = Path(folder) / "part"
+        chosen.write(part, _wholes(reader, filter_, best), info)
+        with part.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
 
 
 def _wholes(reader: RunReader, filter_: str, best: bool) -> Iterator[Whole]:

@@ -17,7 +17,10 @@ BLOCK = 1 << 15
 """Bytes of the smallest request: four pages. Larger blocks wait less often, and fetch more that is not needed."""
 _MOST = 32
 """Blocks of the largest request."""
-_STATE = ("size", "mtime", "LastModified", "Last-Modified", "last_modified", "created", "ETag", "Content-MD5")
+_STATE = (
+    *("size", "mtime", "LastModified", "Last-Modified", "last_modified", "created", "ETag", "Content-MD5"),
+    *("blob_id", "xet_hash"),
+)
 """Facts of a file by which file systems of fsspec show a change."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from grpo_tui.engine.runs.write import sink
 from grpo_tui.engine.runs.write.writer import RunWriter
 
 from .conftest import make
+from .hub_server import hub_of
 from .range_server import RangeServer, serving
 
 pytest.importorskip("fsspec", reason="remote runs need fsspec: pip install fsspec")
@@ -248,6 +251,64 @@ def test_a_run_in_s3(recorded: Recorded, reader: RunReader, monkeypatch: pytest.
     finally:
         s3fs.S3FileSystem.clear_instance_cache()
         server.stop()
+
+
+def test_a_run_and_rollouts_on_the_hub(recorded: Recorded, reader: RunReader, tmp_path: Path):
+    """The commands, with the hub's own client: 2.4.0, over its API. A file of the hub is known by its hash."""
+    repository = tmp_path / "hub" / "datasets" / "me" / "runs"
+    shutil.copytree(recorded[0], repository / "one")
+    (repository / "rollouts").mkdir()
+    line = {"prompt": "q", "completion": "a", "reward": 0.5}
+    (repository / "rollouts" / "a.jsonl").write_text(json.dumps(line) + "\n")
+
+    def shown(*arguments: str, **environment: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "grpo_tui.tui.cli", *arguments]
+        given = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), **environment}
+        done = subprocess.run(command, env={"HF_ENDPOINT": hub.address, **given}, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    with hub_of(tmp_path / "hub") as hub:
+        run = "hf://datasets/me/runs/one"
+        code, out, _ = shown("inspect", run, "--filter", "reward>0.5", "--json")
+        assert code == 0
+        expected = [row.id for row in reader.rollouts.page(Query(filter="reward>0.5"), limit=700)]
+        assert [json.loads(each)["id"] for each in out.splitlines()] == expected
+        hub.sent = 0
+        code, out, _ = shown("inspect", "hf://datasets/me/runs@main/one", "--trajectory", expected[0], "--json")
+        assert code == 0 and json.loads(out)["trajectory"]["id"] == expected[0]
+        assert 0 < hub.sent < (repository / "one" / "record.sqlite").stat().st_size
+        for dump in ("rollouts", "rollouts/a.jsonl"):
+            code, out, _ = shown("export", f"hf://datasets/me/runs/{dump}", "--out", "-")
+            assert code == 0 and [json.loads(each)["breakdown"]["total"] for each in out.splitlines()] == [0.5]
+        hub.private = "hf_" + "x" * 34
+        code, _, error = shown("inspect", run, "--json")
+        assert code == 1 and error.startswith(f"{run} cannot be read: access is denied") and error.count("\n") == 1
+        assert shown("inspect", run, "--json", HF_TOKEN=hub.private)[0] == 0
+        code, _, error = shown("inspect", run, "--json", HF_HUB_OFFLINE="1")
+        assert code == 1 and "HF_HUB_OFFLINE" in error and error.count("\n") == 1
+
+
+def test_a_file_of_the_hub_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    repository = tmp_path / "datasets" / "me" / "runs"
+    repository.mkdir(parents=True)
+    with hub_of(tmp_path) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        file = repository / "record.sqlite"
+        file.write_bytes(b"a" * 100)
+        remote = remote_file("hf://datasets/me/runs/record.sqlite")
+        assert remote.read(0, 3) == b"aaa"
+        remote.renew()  # a file that was just opened counts as changed once
+        version = remote.version
+        remote.renew()
+        assert remote.version == version
+        file.write_bytes(b"b" * 100)  # of the same size: only the hash differs
+        remote.renew()
+        assert remote.version == version + 1 and remote.read(0, 3) == b"bbb"
 
 
 def test_a_run_on_an_ssh_server(recorded: Recorded, reader: RunReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
