@@ -65,7 +65,7 @@ def _shown(words: Any, name: str, description: str) -> str:
 
 def train_policy(folder: Path) -> None:
     """Train and save model and tokenizer. Random texts and positions before an exchange make it all that counts."""
-    words = train_tokenizer([*(a + b for a, b in _exchanges()), TEMPLATE], vocab_size=400, numbers=10)
+    words = train_tokenizer([*(a + b for a, b in _exchanges()), TEMPLATE], vocab_size=1000, numbers=10)
     for mark in MARKS:
         words.add_tokens(AddedToken(mark, special=mark.startswith("<|"), normalized=False))
     words.eos_token, words.chat_template = "<|im_end|>", TEMPLATE
@@ -77,7 +77,7 @@ def train_policy(folder: Path) -> None:
     )  # fmt: skip
     model, loss = Qwen3ForCausalLM(config), torch.tensor(torch.inf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    chance, pairs, steps = random.Random(0), _exchanges(), 500
+    chance, pairs, steps = random.Random(0), _exchanges(), 200
     shown = [
         words.encode(_shown(words, name, description), add_special_tokens=False)
         for name in ("add", "look_up") for description in ("Adds.", "Add two integers and return their sum.")
