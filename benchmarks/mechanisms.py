@@ -6,8 +6,9 @@ over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` t
 On the default task every mechanism is tried, on a world the one that it is made for. Rows in `--results` are not run
 again, so the command may be stopped and started at any time.
 
-Columns: held-out success at temperature 1 halfway and at the end; success of the last quarter's training rollouts; the
-penalties a rollout (misuse); the KL to the policy of the start, nats per token.
+Columns: held-out success at temperature 1 halfway, at the end, and of `LONGER` arms after further steps; success of the
+last quarter's training rollouts; the penalties a rollout (misuse); the KL to the policy of the start, nats per token;
+thousands of sampled tokens up to the end.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ ARMS: dict[str, list[str]] = {
     "direct": [DIRECT],
     "turn": [*PLAIN, "training.advantages=turn"],
     "gigpo": [*PLAIN, "training.advantages=gigpo"],
+    "tree": [*PLAIN, "training.advantages=tree"],
     **{
         f"direct {name}": [*PLAIN, "training.replay.signal=reward", *ON[name], DIRECT]
         for name in ("curiosity", "coherence", "penalties")
@@ -69,6 +71,8 @@ ARMS: dict[str, list[str]] = {
 }
 """Settings of each arm over the default configuration. `direct`: shaping is a part of the return, instead of deciding
 between rollouts that succeeded alike."""
+LONGER = {"tree": 54}
+"""Steps of an arm whose step samples fewer tokens. It then has sampled about as many as the others in 40."""
 SMALL = [
     *("model.sft_adapters=null", "model.lora=null", "model.device=cpu", "environment.config={}"),
     *("environment.train_tasks=208", "training.max_turn_tokens=3", "training.max_trajectory_tokens=160"),
@@ -100,7 +104,7 @@ MADE_FOR = {"doors": "curiosity", "boxes": "coherence", "misuse": "penalties", "
 """Which mechanism a task is made for."""
 STEPS = {"rare": 120}
 """Optimiser steps, where they are not 40."""
-COLUMNS = ("halfway", "end", "training", "penalties", "kl")
+COLUMNS = ("halfway", "end", "longer", "training", "penalties", "kl", "tokens")
 
 
 def main() -> None:
@@ -128,7 +132,7 @@ def main() -> None:
 def arms_of(task: str) -> list[str]:
     """All mechanisms off alone and on alone on the default task, the one that a task is made for on that task."""
     if task in ("long", "lake"):
-        return ["plain", "turn", "gigpo"]
+        return ["plain", "turn", "gigpo", "tree"]
     mechanisms = [MADE_FOR[task]] if task in MADE_FOR else list(ON)
     shaped = [] if task in MADE_FOR else ["unshaped"]
     arms = [f"{way} {name}" for name in mechanisms for way in ("only", "without")]
@@ -150,6 +154,7 @@ def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, An
 
 def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
     log = Log()
+    steps, longer = size["steps"], LONGER.get(arm, size["steps"])
     world: list[str] = []
     if task in WORLDS:
         save_policy(WORLDS[task](), folder / "base", seed)
@@ -162,8 +167,8 @@ def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, i
             *ARMS[arm],
             f"seed={seed}",
             f"training.prompts_per_step={size['prompts']}",
-            f"training.max_steps={size['steps']}",
-            f"training.eval_every={size['steps'] // 2}",
+            f"training.max_steps={longer}",
+            f"training.eval_every={steps // 2}",
             "training.save_every=0",
             f"environment.eval_tasks={size['eval']}",
             f"training.output_dir={folder}/adapters",
@@ -171,13 +176,15 @@ def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, i
     )
     if not run_rft(config, folder, log):
         sys.exit("the training was stopped")
-    last = size["steps"] - size["steps"] // 4
+    last = [v for s, v in log.steps.items() if steps - steps // 4 < s <= steps]
     return {
-        "halfway": log.at(metric.SUCCESS_SAMPLED, size["steps"] // 2),
-        "end": log.at(metric.SUCCESS_SAMPLED, size["steps"]),
-        "training": fmean(v[metric.SUCCESS_TRAIN] for s, v in log.steps.items() if s > last),
-        "penalties": fmean(v[metric.PENALTIES] for s, v in log.steps.items() if s > last),
-        "kl": fmean(v[metric.KL_MEAN] for s, v in log.steps.items() if s > last),
+        "halfway": log.at(metric.SUCCESS_SAMPLED, steps // 2),
+        "end": log.at(metric.SUCCESS_SAMPLED, steps),
+        **({"longer": log.at(metric.SUCCESS_SAMPLED, longer)} if longer > steps else {}),
+        "training": fmean(v[metric.SUCCESS_TRAIN] for v in last),
+        "penalties": fmean(v[metric.PENALTIES] for v in last),
+        "kl": fmean(v[metric.KL_MEAN] for v in last),
+        "tokens": sum(v.get(metric.TOKENS_AGENT, 0.0) for s, v in log.steps.items() if s <= steps) / 1000,
     }
 
 

@@ -47,6 +47,12 @@ def _rows(config: RunConfig) -> Iterator[Problem]:
             f"({t.prompts_per_step} prompts × {t.num_generations} generations)",
             f"nearest that does: {nearest}; or null for as many as fit",
         )
+    if t.fresh is not None and t.fresh > t.num_generations:
+        yield Problem(
+            "training.tree.fresh",
+            f"{t.fresh} of the {t.num_generations} rollouts of a group cannot start at the prompt",
+            f"at most {t.num_generations}, or null for half",
+        )
 
 
 def _passed(config: RunConfig) -> Iterator[Problem]:

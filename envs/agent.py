@@ -101,6 +101,15 @@ class AsyncAgentSession(AgentSession, Protocol):
         ...
 
 
+@runtime_checkable
+class Branching(AgentSession, Protocol):
+    """A session whose rows may branch from others."""
+
+    def branch(self, row: int, source: int, turns: int) -> None:
+        """Let `row`, which has only its prompt, continue after the first `turns` turns of row `source` and their
+        observations. Their tokens are not the agent's in `row`: its agent mask is False there."""
+
+
 Seed = int | Sequence[int] | None
 """Of a session: one for each prompt, one for all, or none."""
 

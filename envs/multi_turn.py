@@ -38,6 +38,7 @@ from .guard import Outcome, describe, guarded_map
 from .seeds import task_id
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import StepContext, TokenArrays, Trajectory
+from .tree import check_repeated, tree_session
 from .trial_pictures import KeptPictures, cleaned, loaded, shown_in
 from .under_way import Answer, OnGroup, OnProgress, RolloutUnderWay, Stopwatch, Turns, log_failures, prompts_of
 
@@ -106,6 +107,7 @@ class MultiTurnEnv(Env):
         split: Split = "train",
         on_progress: OnProgress | None = None,
         on_group: OnGroup | None = None,
+        fresh: int | None = None,
     ) -> dict[str, Any]:
         """Run `num_rollouts` rollouts of each of the B tasks. row = task * num_rollouts + rollout.
 
@@ -116,10 +118,11 @@ class MultiTurnEnv(Env):
 
         `seed` makes the trial repeatable: one for each task, or one for all. `on_progress` receives after each turn how
         many rollouts have ended, of how many. `on_group` receives the result of each task once all its rollouts have
-        ended, perhaps on another thread; then the returned result has no rows.
+        ended, perhaps on another thread; then the returned result has no rows. `fresh`: the rollouts of a task after
+        the first so many branch from these (`tree`).
 
         A fault of the environment ends only its row's trajectory (`stop_reason` `error` or `timeout`, with `error`).
-        Exceptions of the agent propagate.
+        Exceptions of the agent propagate, and BranchError.
         """
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
@@ -134,12 +137,15 @@ class MultiTurnEnv(Env):
 
         def note(rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
             self._note(rollout, turn, outcome)
+            check_repeated(rollout)
             self._report(rollout, step)
 
         for rollout in rollouts:
             self._report(rollout, step)
         with generating:
             session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
+        if fresh is not None:
+            session = tree_session(session, rollouts, fresh, num_rollouts, seed)
 
         tokens: dict[int, TokenArrays] = {}
         shown: dict[int, Sequence[ShownImage]] = {}
@@ -192,6 +198,7 @@ class MultiTurnEnv(Env):
                 on_end=ended,
                 generating=generating,
                 environment=environment,
+                fresh=fresh,
             ).take(session)
             read(open_tasks)
         finally:

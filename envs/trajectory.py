@@ -24,6 +24,8 @@ else:
 
 TEXT = "(text)"
 """The label of a turn without a call."""
+PARENT, SHARED = "tree_parent", "tree_turns"
+"""Columns of a rollout that branches: the `rollout` of its parent, and how many of the parent's turns it repeats."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -255,6 +257,11 @@ class Trajectory:
             "turn_limit",
             "token_limit",
         )
+
+    @property
+    def branch(self) -> tuple[int, int] | None:
+        """The `rollout` of the parent and the number of repeated turns; None for one that starts at the prompt."""
+        return (int(self.extra[PARENT]), int(self.extra[SHARED])) if PARENT in self.extra else None
 
     @property
     def failed(self) -> bool:

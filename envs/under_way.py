@@ -19,8 +19,8 @@ from .calls import ToolCall, clean_text
 from .content import text_of
 from .guard import AsyncGuard, Outcome, guarded_map
 from .tools import ToolSpec
+from .trajectory import PARENT, SHARED, Overlay, Step, StepContext, StopReason, Trajectory
 from .trajectory import Message as Said
-from .trajectory import Overlay, Step, StepContext, StopReason, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class Turns:
     on_end: Callable[[int], Callable[[], None] | None] | None = None
     generating: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
+    fresh: int | None = None
 
     def take(self, session: AgentSession) -> None:
         """Play all rollouts to their ends. Exceptions of the agent propagate."""
@@ -82,9 +83,11 @@ class Turns:
             self._together(session)
 
     def _together(self, session: AgentSession) -> None:
-        while live := [row for row, rollout in enumerate(self.rollouts) if self._goes_on(rollout)]:
-            self._advance(session, live)
-            self._tell()
+        for wave in (False, True):
+            rows = [row for row, rollout in enumerate(self.rollouts) if self._later(rollout) is wave]
+            while live := [row for row in rows if self._goes_on(self.rollouts[row])]:
+                self._advance(session, live)
+                self._tell()
 
     def _advance(self, session: AgentSession, live: list[int]) -> None:
         with self.generating:
@@ -111,6 +114,9 @@ class Turns:
 
         async def play(row: int) -> None:
             rollout = self.rollouts[row]
+            if self._later(rollout):
+                first = row - rollout.number
+                await asyncio.gather(*(tasks[r] for r in range(first, first + (self.fresh or 0)) if r in tasks))
             while self._goes_on(rollout):
                 if rollout.steps:
                     self.observe([row])
@@ -123,14 +129,17 @@ class Turns:
                 await asyncio.to_thread(work)
 
         began, generated = time.perf_counter(), self.generating.seconds
-        tasks = [asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live]
+        tasks = {row: asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live}
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks.values())
         finally:  # what the agent raises for one ends the others, too
-            for task in tasks:
+            for task in tasks.values():
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
         self.environment.seconds += time.perf_counter() - began - (self.generating.seconds - generated)
+
+    def _later(self, rollout: RolloutUnderWay) -> bool:
+        return self.fresh is not None and rollout.number >= self.fresh
 
     def _goes_on(self, rollout: RolloutUnderWay) -> bool:
         return rollout.live and len(rollout.steps) < self.max_turns
@@ -188,6 +197,9 @@ class RolloutUnderWay:
     """Pictures of the last answer."""
     seconds: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)
+    parent: RolloutUnderWay | None = None
+    """The rollout whose first `shared` turns this one repeats (`tree`)."""
+    shared: int = 0
 
     @property
     def live(self) -> bool:
@@ -284,6 +296,7 @@ class RolloutUnderWay:
         meta: Mapping[str, Any],
     ) -> Trajectory:
         """Return the rollout as far as it got."""
+        branch = {} if self.parent is None else {PARENT: self.parent.number, SHARED: self.shared}
         return Trajectory(
             id=f"{group}-{self.number}",
             env=env,
@@ -305,7 +318,7 @@ class RolloutUnderWay:
             seconds=self.seconds,
             meta=meta,
             messages=_with_roles(prompt),
-            extra=dict(self.verdict.extra),
+            extra={**self.verdict.extra, **branch},
             judged_by=self.verdict.judged_by,
         )
 

@@ -11,7 +11,7 @@ from .base import Section
 TRLLoss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
 OwnLoss = Literal["reinforce"]
 """Those of `engine/training/losses`, each the function of its name in the file of its name."""
-Advantages = Literal["group", "turn", "reward", "gdpo", "gigpo"]
+Advantages = Literal["group", "turn", "reward", "gdpo", "gigpo", "tree"]
 """Those of `rewards/advantages`, each the class of its name in the file of its name."""
 OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for code of your own")]
 
@@ -59,6 +59,14 @@ class ReplayConfig(Section):
     """`dapo`: how often to generate again before training on what there is."""
 
 
+class TreeConfig(Section):
+    """`advantages: tree`. The environment must answer the same turns in the same way, because branches repeat turns."""
+
+    fresh: int | None = Field(default=None, ge=1)
+    """Rollouts of a group that start at the prompt. Each of the others branches from a random turn of one of these;
+    null: half of the group."""
+
+
 class DistillationConfig(Section):
     """On-policy distillation (GKD, arXiv 2306.13649; Thinking Machines Lab, "On-Policy Distillation", 2025).
 
@@ -92,8 +100,9 @@ class TrainingConfig(Optimisation):
     """`reward`: the reward of each turn as it is, on its last token; `group`: return minus the group's mean; `turn`:
     return from a turn on, minus the group's mean at that turn; `gdpo`: each component of the reward against its own
     group, then the weighted sum over the batch (arXiv 2601.05242); `gigpo`: `group`, plus the discounted return from a
-    turn on, minus the mean of the group's turns after the same observation (arXiv 2505.10978); or a class of your
-    own."""
+    turn on, minus the mean of the group's turns after the same observation (arXiv 2505.10978); `tree`: rollouts branch
+    from turns of others (`training.tree`), and each turn has the mean return of those that share it, minus the means of
+    the group and where its branch began (arXiv 2509.21240); or a class of your own."""
     compare_shaping: Literal["equals", "group"] = "equals"
     """What curiosity, coherence and penalties are compared with by `group` and `gdpo`. `equals`: each on its own, with
     the rollouts of the group that succeeded alike (all of them where no answer is known), so that it decides between
@@ -123,6 +132,7 @@ class TrainingConfig(Optimisation):
     max_trajectory_tokens: int = Field(default=2048, ge=1)
 
     replay: ReplayConfig = ReplayConfig()
+    tree: TreeConfig = TreeConfig()
     distillation: DistillationConfig = DistillationConfig()
     placement: Literal["auto", "main", "sharded"] = "auto"
     """Where rollouts happen with several processes: on the main one, or each process its share (`auto`)."""
@@ -135,6 +145,11 @@ class TrainingConfig(Optimisation):
     output_dir: str = "saved_models/rft_adapters"
     """A link to the adapters of the latest finished run. Those of each run are beside it, in a folder with the run's id
     (`rft_adapters-1120-0949-k3f9`). A folder that is already there stays as it is."""
+
+    @property
+    def fresh(self) -> int | None:
+        """Rollouts of a group that start at the prompt, if others branch from these."""
+        return (self.tree.fresh or self.num_generations // 2) if self.advantages == "tree" else None
 
     @property
     def clip_range(self) -> tuple[float, float]:

@@ -51,6 +51,14 @@ class TokenHistory:
         self.turn[row, start:end] = self.turns[row] - 1
         self.length[row] = end
 
+    def branch(self, row: int, source: int, turns: int) -> None:
+        """Begin `row` with the prompt and first turns of another row, none of whose tokens count as the agent's."""
+        end = int((self.turn[source, : self.length[source]] < turns).sum())
+        self._widen(end)
+        self.ids[row, :end], self.turn[row, :end] = self.ids[source, :end], self.turn[source, :end]
+        self.length[row], self.turns[row] = end, turns
+        self.written[row] = self.agent[source, :end].sum()
+
     def alike(self, rows: np.ndarray, num_rollouts: int) -> tuple[np.ndarray, np.ndarray]:
         """Return one row of each set of equal conversations of one prompt, and for each of `rows` its set's number.
 
@@ -151,6 +159,12 @@ class ChatSession:
                 turn = int(self.history.turns[row]) - 1
                 self._shown[row] += tuple(ShownImage(image, turn) for image in images)
                 self._images_came(row)
+
+    def branch(self, row: int, source: int, turns: int) -> None:
+        self.history.branch(row, source, turns)
+        if self._shown[source]:
+            self._shown[row] = tuple(image for image in self._shown[source] if image.turn < turns)
+            self._images_came(row)
 
     def shown(self, row: int) -> Sequence[ShownImage]:
         return self._shown[row]

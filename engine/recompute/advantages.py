@@ -111,7 +111,7 @@ class AdvantageCheck:
             ("return", term.value, right.value),
             ("mean of the group", term.mean, right.mean),
         ]
-        if not (self._several_batches and term.name in ("", GOAL)):
+        if not (self._several_batches and (term.name in ("", GOAL) or self.training.advantages in ("gigpo", "tree"))):
             pairs.append(("std of the group", term.std, right.std))
         if not self._several_batches:
             pairs.append(("weight", term.weight, right.weight))
@@ -212,4 +212,5 @@ def returns_of(item: Item) -> Returns:
         right=item.record.trajectory.correct is True,
         scored=item.scorable,
         states=states_of(item.record.trajectory, len(item.tokens_by_turn)),
+        branch=item.record.trajectory.branch,
     )

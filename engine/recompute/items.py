@@ -45,7 +45,8 @@ class Item:
             agent = [turn for turn, mask in zip(self.tokens.turn, self.tokens.agent_mask, strict=True) if mask]
             return [agent.count(t) for t in range(max(agent, default=-1) + 1)]
         spans = [s.token_span for s in self.record.trajectory.steps]
-        return [end - start for start, end in spans if end > start]
+        repeated = (self.record.trajectory.branch or (0, 0))[1]
+        return [(end - start) * (t >= repeated) for t, (start, end) in enumerate(spans) if end > start]
 
     @property
     def agent_tokens(self) -> int:

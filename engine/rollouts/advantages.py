@@ -47,6 +47,7 @@ def returns_of(rollout: Rollout) -> Returns:
         right=rollout.trajectory is not None and rollout.trajectory.correct is True,
         scored=rollout.scorable,
         states=states_of(rollout.trajectory, rollout.turns),
+        branch=None if rollout.trajectory is None else rollout.trajectory.branch,
     )
 
 

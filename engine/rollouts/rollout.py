@@ -35,7 +35,8 @@ took its place in the batch. unscored: its environment failed it."""
 class Rollout:
     """One rollout of T tokens and S turns.
 
-    token_ids: int64 [T]. agent_mask: bool [T], True where the agent wrote the token. turn_ids: int16 [T], -1 in the
+    token_ids: int64 [T]. agent_mask: bool [T], True where the agent wrote the token for this rollout, not in turns
+    that it repeats from another one (`envs.tree`). turn_ids: int16 [T], -1 in the
     prompt; an observation belongs to the turn that it answers. rewards: float32 [T], the environment's own.
     group: which prompt of the batch; index: which rollout of that prompt. final_reward: the environment's sum.
 
@@ -96,8 +97,8 @@ class Rollout:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the agent's first one; the whole length when it wrote nothing."""
-        first = np.flatnonzero(self.agent_mask)
+        """Tokens before the first turn; the whole length without turns."""
+        first = np.flatnonzero(self.turn_ids >= 0)
         return int(first[0]) if len(first) else len(self)
 
     @property

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # rows are looked at without it
     from transformers import PreTrainedTokenizerBase
 
 EnvKey = tuple[str, str]
-_OPTIONAL = frozenset({"seed", "step", "split", "on_progress", "on_group"})
+_OPTIONAL = frozenset({"seed", "step", "split", "on_progress", "on_group", "fresh"})
 """Keywords of `run_trial` beyond the contract's three."""
 
 
@@ -151,6 +151,7 @@ class RolloutRunner:
 
     `on_progress(ended, total)` receives the number of rollouts of a call; `watch` follows each trial.
     `judge(rollouts, rows, step)` returns finished rollouts with the scores of reward functions (`judging.Judge`).
+    `fresh`: rollouts of a training prompt after the first so many branch from these (`envs.tree`; None: none does).
 
     `env_cache` maps (class path, canonical config) to the instance.
     """
@@ -164,6 +165,7 @@ class RolloutRunner:
     on_progress: Callable[[int, int], None] | None = None
     watch: RolloutWatch | None = None
     judge: Callable[[Sequence[Rollout], Sequence[Row], int], list[Rollout]] | None = None
+    fresh: int | None = None
 
     def beside(self) -> RolloutRunner:
         """Return a runner for use at the same time: it has its own environments and reports no progress."""
@@ -213,7 +215,7 @@ class RolloutRunner:
                 "step": step,
                 "split": split,
                 "on_progress": lambda n, _, before=ended: self._tell(before + n, total, n),
-            }
+            } | ({"fresh": self.fresh} if self.fresh is not None and split == "train" else {})
             if self.watch is not None:
                 self.watch.begins(split, step, int(getattr(env, "max_turns", 0) or 0), total)
             trial = _Trial(self, env, [rows[i] for i in indices], numbers, rollouts, policy_version, step, on_group)
@@ -251,6 +253,11 @@ class _Trial:
         if self.on_group is not None:
             given = {**given, "on_group": lambda place, result: self._take([place], result)}
         accepted = _accepted(type(self.env))
+        if "fresh" in given and "fresh" not in accepted:
+            raise TrialError(
+                f"{self.rows[0].env_class_path} has a run_trial of its own, which cannot branch "
+                "(training.advantages: tree)"
+            )
         result = self.env.run_trial(
             task_data_list=[row.task_data for row in self.rows],
             agent=self.runner.agent,

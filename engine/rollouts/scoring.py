@@ -70,7 +70,9 @@ class Scorer:
         trajectories = [r.trajectory for r in rollouts if r.trajectory is not None]
         if self.orchestrator is None or len(trajectories) < len(rollouts):
             return [replace(r, turn_rewards=r.reward_by_turn()) for r in rollouts], {}
-        embeddings = [torch.from_numpy(e) for e in map(_per_step, rollouts) if e is not None]
+        by_place = {(r.group, r.index): r for r in rollouts}
+        found = (_per_step(r, by_place) for r in rollouts)
+        embeddings = [torch.from_numpy(e) for e in found if e is not None]
         result = self.orchestrator.calculate_total_reward(
             trajectories,
             [t.correct for t in trajectories],
@@ -105,13 +107,22 @@ class Scorer:
         return [Group(rows, found) for rows, found in zip(members, signal, strict=True)]
 
 
-def _per_step(rollout: Rollout) -> np.ndarray | None:
-    """Embeddings [S, D], one for each step of the trajectory; a step without tokens gets the one before it."""
+def _per_step(rollout: Rollout, by_place: Mapping[tuple[int, int], Rollout]) -> np.ndarray | None:
+    """Return embeddings [S, D], one for each step of the trajectory.
+
+    A step without tokens gets the one before it, and a repeated step that of the rollout which it comes from.
+    """
     found, trajectory = rollout.embeddings, rollout.trajectory
-    if found is None or trajectory is None or len(found) == len(trajectory.steps):
+    if found is None or trajectory is None:
         return found
     steps = len(trajectory.steps)
     out = np.zeros((steps, found.shape[1]), np.float32)
     for i in range(steps):
         out[i] = found[i] if i < len(found) else out[i - 1] if i else 0.0
+    if (
+        trajectory.branch is not None
+        and (parent := by_place[rollout.group, trajectory.branch[0]]).embeddings is not None
+    ):
+        repeated = min(trajectory.branch[1], steps)
+        out[:repeated] = parent.embeddings[:repeated]
     return out

@@ -143,6 +143,7 @@ def build_trainer(
         loss=own_loss(training.loss_type),
         kl_estimator=training.kl_estimator,
     )
+    trainer.runner.fresh = training.fresh
     diagnosis = Diagnosis(config.rewards.diagnosis)
     unread = unread_calls(rows, trainer.runner.environment, agent)
     for name, told in (("native_calls", unread), ("other_template", foreign_template(config.model, tokenizer))):

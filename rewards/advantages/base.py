@@ -48,7 +48,8 @@ class Returns:
     turns: reward of each turn [S]. unshaped: the same without shaping [S]. states: the state before each turn [S]
     (empty: not known). parts: reward components by name (None: the reward has none). right: whether the rollout is
     known to be right. scored: False if its environment failed. Such a rollout takes part in no mean and has no
-    advantage.
+    advantage. branch: for a rollout that branches, the place of its parent in the group and the number of turns that it
+    repeats.
     """
 
     turns: Sequence[float]
@@ -57,6 +58,7 @@ class Returns:
     right: bool = False
     scored: bool = True
     states: Sequence[str] = ()
+    branch: tuple[int, int] | None = None
 
     @property
     def goal(self) -> Returns:

@@ -104,6 +104,8 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ({"advantages": "gdpo", "compare_shaping": "group"}, {"anneal_steps": 3}),
         ({"advantages": "gdpo", "compare_shaping": "equals", "replay": {"mode": "off"}}, {"anneal_steps": 5}),
         ({"advantages": "gigpo"}, {}),
+        ({"advantages": "tree"}, {"normalization": {"penalty": "group"}}),
+        ({"advantages": "tree", "scale_advantages": "batch", "replay": {"mode": "dapo"}}, {}),
         ({"compare_shaping": "group"}, {}),
         ({"scale_advantages": "batch"}, {}),
         (
@@ -116,7 +118,7 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
             {},
         ),
     ],
-    ids=["turns", "rewards", "dapo", "task", "gdpo", "equals", "states", "summed", "batch", "off"],
+    ids=["turns", "rewards", "dapo", "task", "gdpo", "equals", "states", "tree", "tree of rounds", "summed", "batch", "off"],
 )
 def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], rewards: dict[str, Any]):
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0, **settings)

@@ -1,0 +1,128 @@
+"""Tree rollouts: the later rollouts of a task branch from a turn of an earlier one.
+
+The first `fresh` rollouts of a task start at its prompt. Once these have ended, each other rollout takes one of them,
+in turn, as its parent, and a turn after the first one at random. It repeats the parent's turns before that turn: the
+environment carries out the same calls again, and the session copies the tokens. Then the policy writes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ..configs.errors import GrpoTuiError
+from .agent import AgentSession, AgentTurn, AsyncAgentSession, Branching, Seed, ShownImage
+from .base import Picture
+from .seeds import seed_of
+from .trajectory import TokenArrays
+from .under_way import RolloutUnderWay
+
+
+class BranchError(GrpoTuiError, ValueError):
+    """Rollouts cannot branch: the agent has no way, or the environment does not repeat itself."""
+
+
+class TreeSession:
+    """A session in which rows that branch repeat turns before the policy writes. rollouts: all rows, task by task."""
+
+    def __init__(
+        self, session: Branching, rollouts: Sequence[RolloutUnderWay], fresh: int, num_rollouts: int, seed: Seed
+    ) -> None:
+        self._session = session
+        self._rollouts = rollouts
+        self._fresh = fresh
+        self._size = num_rollouts
+        self._seed = seed
+        self._begun: set[int] = set()
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        turns = {row: turn for row in rows if (turn := self._repeated(row)) is not None}
+        free = [row for row in rows if row not in turns]
+        if free:
+            turns |= zip(free, self._session.act(free), strict=True)
+        return [turns[row] for row in rows]
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        if kept := self._new(rows):
+            self._session.observe([rows[i] for i in kept], [observations[i] for i in kept])
+
+    def observe_seen(
+        self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
+    ) -> None:
+        if kept := self._new(rows):
+            self._session.observe_seen(*([column[i] for i in kept] for column in (rows, observations, pictures)))  # type: ignore[attr-defined]
+
+    def shown(self, row: int) -> Sequence[ShownImage]:
+        return self._session.shown(row)  # type: ignore[attr-defined]
+
+    def tokens(self, row: int) -> TokenArrays:
+        return self._session.tokens(row)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _repeated(self, row: int) -> AgentTurn | None:
+        """Return the parent's turn that a row repeats next; None if the policy writes."""
+        rollout = self._rollouts[row]
+        if rollout.number >= self._fresh and row not in self._begun:
+            self._begun.add(row)
+            self._branch(row, rollout)
+        if rollout.parent is None or len(rollout.steps) >= rollout.shared:
+            return None
+        step = rollout.parent.steps[len(rollout.steps)]
+        return AgentTurn(
+            step.text, step.token_span, step.stop_reason, policy_version=step.policy_version, server=step.server
+        )
+
+    def _branch(self, row: int, rollout: RolloutUnderWay) -> None:
+        """Choose parent and turn. Without a rollout that has a second turn, the row starts at the prompt."""
+        first, task = row - rollout.number, row // self._size
+        able = [r for r in self._rollouts[first : first + self._fresh] if r.error is None and len(r.steps) > 1]
+        if not able:
+            return
+        parts = (self._seed, task) if isinstance(self._seed, int) else (self._seed[task],) if self._seed else None
+        drawn = random.Random(None if parts is None else seed_of(*parts, "branch", rollout.number))
+        rollout.parent = able[(rollout.number - self._fresh) % len(able)]
+        rollout.shared = drawn.randrange(1, len(rollout.parent.steps))
+
+    def _new(self, rows: Sequence[int]) -> list[int]:
+        """Return the places of rows whose last turn was new. A row that has repeated all its turns gets the tokens."""
+        kept = []
+        for place, row in enumerate(rows):
+            rollout = self._rollouts[row]
+            if rollout.parent is None or len(rollout.steps) > rollout.shared:
+                kept.append(place)
+            elif len(rollout.steps) == rollout.shared:
+                self._session.branch(row, row - rollout.number + rollout.parent.number, rollout.shared)
+        return kept
+
+
+class AsyncTreeSession(TreeSession):
+    """The same over an `AsyncAgentSession`."""
+
+    async def act_alone(self, row: int) -> AgentTurn:
+        repeated = self._repeated(row)
+        return await self._session.act_alone(row) if repeated is None else repeated  # type: ignore[attr-defined]
+
+
+def tree_session(
+    session: AgentSession, rollouts: Sequence[RolloutUnderWay], fresh: int, num_rollouts: int, seed: Seed
+) -> TreeSession:
+    """Return `session` with branches. Raises BranchError for an agent that has no way to branch."""
+    if not isinstance(session, Branching):
+        raise BranchError(f"training.advantages: tree needs sessions that branch, and {type(session).__name__} cannot")
+    kind = AsyncTreeSession if isinstance(session, AsyncAgentSession) else TreeSession
+    return kind(session, rollouts, fresh, num_rollouts, seed)
+
+
+def check_repeated(rollout: RolloutUnderWay) -> None:
+    """Compare the answer to a repeated turn with the parent's. Raises BranchError if they differ."""
+    number = len(rollout.steps)
+    if rollout.parent is None or number > rollout.shared or rollout.error is not None:
+        return
+    now, before = rollout.steps[-1], rollout.parent.steps[number - 1]
+    if not rollout.live or (now.observation, now.error) != (before.observation, before.error):
+        raise BranchError(
+            f"the environment does not repeat itself, so its rollouts cannot branch (training.advantages: tree): turn "
+            f"{number} was answered with {before.observation[:80]!r}, and when repeated with {now.observation[:80]!r}"
+        )

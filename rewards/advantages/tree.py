@@ -1,0 +1,92 @@
+"""`tree`: `turn` over rollouts that branch from each other, with the mean of all that share a turn.
+
+Of the rollouts of a group, some repeat the first turns of another one and then continue on their own (`envs.tree`).
+For turn t of rollout i, let v be the rollouts that share it, and u ⊃ v those that share the turns before the branch in
+which it was sampled: all rollouts of the group if nothing branched off before turn t, else those that share the last
+turns which more rollouts share than turn t. With Q[k, t] = Σ_{j ≥ t} r[k, j], and each mean over rollouts that reached
+turn t:
+
+    A[i, t] = ½ · (mean_v Q − mean_G Q) / (σ_t + ε) + ½ · (mean_v Q − mean_u Q) / (σ_t + ε)
+
+These are differences between values of nodes: the first one between the trees of the group, the second one within a
+tree (Tree-GRPO, arXiv 2509.21240; TreeRL, arXiv 2506.11902). σ_t is that of `turn`. A group without branches has the
+advantages of `turn`.
+
+A rollout is trained on its own turns alone. A repeated turn has advantage 0, and its tokens are no agent tokens there.
+So each sampled token counts once in the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from ..breakdown import AdvantageFormula, AdvantageTerm
+from .base import Columns, Group, Scale, compared, spread
+from .turn import TurnAdvantage
+
+Node = tuple[int, int]
+"""The rollout that sampled a turn, and the number of turns up to it."""
+ROOT: Node = (-1, 0)
+BRANCH, REPEATED = "branch", "repeated turn"
+"""Names of terms. The second one has weight 0."""
+
+
+class TreeAdvantage(TurnAdvantage):
+    """The value of a turn, against the rollouts that got as far and those of the branch that it continues."""
+
+    name = "tree"
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        std = {"group": "; each ÷ the std (n − 1) at this step", "batch": "; each ÷ the std (n − 1) of the batch"}
+        return (
+            "the mean return from this step on of the rollouts that share it, against the mean of the group and of "
+            f"the rollouts that share the steps before its branch{std.get(formula.scale, '')}"
+        )
+
+    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
+        found: list[list[AdvantageFormula | None]] = []
+        for group, formulas in zip(groups, super().compare(groups, scale), strict=True):
+            tree = Tree(group, self.columns(group))
+            steps = [
+                () if f is None else tree.terms(i, [terms[0] for terms in f.steps]) for i, f in enumerate(formulas)
+            ]
+            found.append([self.formula(scale, terms) for terms in steps])
+        return found
+
+
+class Tree:
+    """The rollouts of a group. columns: their returns from each turn on. shared: the rollouts that contain a node."""
+
+    def __init__(self, group: Group, columns: Columns) -> None:
+        self.group = group
+        self.columns = columns
+        self.shared: dict[Node, list[int]] = {}
+        for i, rollout in enumerate(group):
+            for node in self.path(i) if rollout.scored else ():
+                self.shared.setdefault(node, []).append(i)
+
+    def path(self, rollout: int) -> list[Node]:
+        """Return the nodes of a rollout of S turns [S + 1], from the root."""
+        own = [ROOT, *((rollout, t + 1) for t in range(len(self.group[rollout].turns)))]
+        branch = self.group[rollout].branch
+        return own if branch is None else [*self.path(branch[0])[: branch[1] + 1], *own[branch[1] + 1 :]]
+
+    def terms(self, rollout: int, turns: Sequence[AdvantageTerm]) -> list[tuple[AdvantageTerm, ...]]:
+        """Return the terms of each turn [S] of a rollout. turns: the terms of `turn` [S]."""
+        path = [self.shared[node] for node in self.path(rollout)]
+        repeated = (self.group[rollout].branch or (0, 0))[1]
+        found: list[tuple[AdvantageTerm, ...]] = []
+        for t, (term, sharing) in enumerate(zip(turns, path[1:], strict=True)):
+            returns = self.columns.values[t]
+            term = replace(term, value=fmean(returns[k] or 0.0 for k in sharing))
+            began = next((before for before in path[t:0:-1] if len(before) > len(sharing)), None)
+            if t < repeated:
+                found.append((replace(term, weight=0.0, name=REPEATED),))
+            elif began is None:
+                found.append((term,))
+            else:
+                peers = spread([returns[k] for k in began])
+                found.append((replace(term, weight=0.5), compared(term.value, peers, term.std, 0.5, BRANCH)))
+        return found
