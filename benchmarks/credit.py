@@ -4,7 +4,9 @@ The credit error is 1 − the rank correlation (Spearman) between the advantage 
 advantage Q(s, a) − V(s). 0 is a perfect order and 1 is none. Worlds and their policies are drawn from a seed and small
 enough to solve exactly. Each row is a mean over seeds with its 95 % interval.
 
-`branch` is no method of training: it is the estimate of `grpo-tui branch` from 16 continuations on each side of a step.
+`tree` makes its own groups, in which rollouts branch, and is measured on the turns that it samples. `tree` has as many
+rollouts as the others, and so fewer turns. `tree, equal` has further branches up to the same number of turns. `branch`
+is no method of training: it is the estimate of `grpo-tui branch` from 16 continuations on each side of a step.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import argparse
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 from typing import NamedTuple
@@ -28,6 +30,8 @@ from grpo_tui.rewards.advantages.base import Part, Returns
 ROLLOUTS = 8
 CONTINUATIONS = 16
 State = tuple[int, ...]
+PLAIN = [name for name in METHODS if name != "tree"]
+"""Methods whose rollouts are independent."""
 
 
 class Outcome(NamedTuple):
@@ -191,6 +195,40 @@ def play(world: World, state: State | None, source: random.Random) -> list[Turn]
     return turns
 
 
+Branch = tuple[int, int] | None
+"""The number of the parent and of the turns that are repeated."""
+
+
+def play_tree(
+    world: World, start: State, source: random.Random, *, rollouts: int = 0, turns: int = 0
+) -> list[tuple[list[Turn], Branch]]:
+    """Sample a group as training does, half of `ROLLOUTS` fresh, up to a number of rollouts and of sampled turns."""
+    fresh = ROLLOUTS // 2
+    group: list[tuple[list[Turn], Branch]] = [(play(world, start, source), None) for _ in range(fresh)]
+    sampled = sum(len(episode) for episode, _ in group)
+    able = [i for i, (episode, _) in enumerate(group) if len(episode) > 1]
+    while len(group) < rollouts or sampled < turns:
+        branch = (able[(len(group) - fresh) % len(able)], 0) if able else None
+        if branch is not None:
+            branch = branch[0], source.randrange(1, len(group[branch[0]][0]))
+        before = [] if branch is None else group[branch[0]][0][: branch[1]]
+        new = play(world, before[-1].after if before else start, source)
+        group.append(([*before, *new], branch))
+        sampled += len(new)
+    return group
+
+
+def tree_error(groups: Sequence[Sequence[tuple[list[Turn], Branch]]]) -> float:
+    """Return the credit error of `tree` over the sampled turns."""
+    batch = [[replace(returns(episode), branch=branch) for episode, branch in group] for group in groups]
+    found: list[tuple[float, float]] = []
+    for group, formulas in zip(groups, packaged_method("tree").compare(batch, "group"), strict=True):
+        for (episode, branch), formula in zip(group, formulas, strict=True):
+            new = range(branch[1] if branch else 0, len(episode))
+            found += [((formula.advantage(t) or 0.0) if formula else 0.0, episode[t].truth) for t in new]
+    return credit_error(*zip(*found, strict=True))
+
+
 def returns(turns: Sequence[Turn]) -> Returns:
     """Return an episode's rewards as training gives them to a method: a goal, and a penalty as shaping."""
     goal, penalty = sum(t.goal for t in turns), sum(t.penalty for t in turns)
@@ -207,7 +245,7 @@ def returns(turns: Sequence[Turn]) -> Returns:
 def estimates(world: World, groups: Sequence[Sequence[Sequence[Turn]]], source: random.Random) -> Mapping[str, list]:
     """Return the advantages of all turns, in order, by method."""
     found: dict[str, list[float]] = {}
-    for name in METHODS:
+    for name in PLAIN:
         formulas = packaged_method(name).compare([[returns(e) for e in group] for group in groups], "group")
         pairs = [(f, e) for fs, group in zip(formulas, groups, strict=True) for f, e in zip(fs, group, strict=True)]
         found[name] = [(f.advantage(t) or 0.0) if f is not None else 0.0 for f, e in pairs for t in range(len(e))]
@@ -237,7 +275,11 @@ def measure(kind: type[World], seed: int, groups: int) -> dict[str, float]:
     world, source = kind(seed), random.Random(seed)
     batch = [[play(world, world.start(p), source) for _ in range(ROLLOUTS)] for p in range(groups)]
     truths = [t.truth for group in batch for episode in group for t in episode]
-    return {name: credit_error(a, truths) for name, a in estimates(world, batch, source).items()}
+    found = {name: credit_error(a, truths) for name, a in estimates(world, batch, source).items()}
+    turns = [sum(map(len, group)) for group in batch]
+    trees = [play_tree(world, world.start(p), source, rollouts=ROLLOUTS) for p in range(groups)]
+    equal = [play_tree(world, world.start(p), source, turns=turns[p]) for p in range(groups)]
+    return {**found, "tree": tree_error(trees), "tree, equal": tree_error(equal)}
 
 
 def main() -> None:
@@ -246,7 +288,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--groups", type=int, default=16, help=f"prompts of a batch, with {ROLLOUTS} rollouts each")
     given = parser.parse_args()
-    names = [*METHODS, "branch"]
+    names = [*METHODS, "tree, equal", "branch"]
     print("| world | " + " | ".join(f"`{name}`" for name in names) + " |")
     print("|---|" + "---|" * len(names))
     everywhere: dict[str, list[float]] = {name: [0.0] * given.seeds for name in names}

@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast, get_args
 
-import numpy as np
-
 from .agent import (
     Agent,
     AgentSession,
@@ -40,7 +38,17 @@ from .sound import checked_call, checked_context, checked_pictures, checked_resu
 from .trajectory import StepContext, TokenArrays, Trajectory
 from .tree import check_repeated, tree_session
 from .trial_pictures import KeptPictures, cleaned, loaded, shown_in
-from .under_way import Answer, OnGroup, OnProgress, RolloutUnderWay, Stopwatch, Turns, log_failures, prompts_of
+from .under_way import (
+    Answer,
+    OnGroup,
+    OnProgress,
+    RolloutUnderWay,
+    Stopwatch,
+    Turns,
+    log_failures,
+    prompts_of,
+    trial_result,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +141,7 @@ class MultiTurnEnv(Env):
             rollouts = self._begin(task_data_list, num_rollouts)
             prompts = prompts_of(rollouts, num_rollouts)
         if not rollouts:
-            return self._result([], [], [], generating, environment)
+            return trial_result([], [], [], generating, environment)
 
         def note(rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
             self._note(rollout, turn, outcome)
@@ -144,8 +152,7 @@ class MultiTurnEnv(Env):
             self._report(rollout, step)
         with generating:
             session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
-        if fresh is not None:
-            session = tree_session(session, rollouts, fresh, num_rollouts, seed)
+        session = tree_session(session, rollouts, fresh, num_rollouts, seed)
 
         tokens: dict[int, TokenArrays] = {}
         shown: dict[int, Sequence[ShownImage]] = {}
@@ -171,7 +178,7 @@ class MultiTurnEnv(Env):
                     for trajectory, row in zip(trajectories, rows, strict=True)
                 ]
             read_rows = [tokens[row] for row in rows], [shown[row] for row in rows]
-            return self._result(trajectories, *read_rows, generating, environment)
+            return trial_result(trajectories, *read_rows, generating, environment)
 
         def ended(row: int) -> Callable[[], None] | None:
             task = row // num_rollouts
@@ -209,7 +216,7 @@ class MultiTurnEnv(Env):
                 return result(list(open_tasks))
             for task in open_tasks:
                 hand_over(on_group, task)
-        return self._result([], [], [], generating, environment)
+        return trial_result([], [], [], generating, environment)
 
     def opening(self, task: Mapping[str, Any], agent: object) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Return the input of `agent` before its first turn: the messages, and the schemas of the tools for its chat
@@ -388,23 +395,3 @@ class MultiTurnEnv(Env):
             return None if expected is None else clean_text(str(expected))
         except Exception:  # a malformed task, whose rollout has failed already and says so
             return None
-
-    def _result(
-        self,
-        trajectories: list[Trajectory],
-        tokens: list[TokenArrays],
-        shown: Sequence[Sequence[ShownImage]],
-        generating: Stopwatch,
-        environment: Stopwatch,
-    ) -> dict[str, Any]:
-        return {
-            "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
-            "trajectories": trajectories,
-            "tokens": tokens,
-            "images": shown,
-            "timings": {
-                "generate_s": generating.seconds,
-                "environment_s": environment.seconds,
-                "spans": {"generate": generating.spans, "environment": environment.spans},
-            },
-        }

@@ -106,9 +106,11 @@ class AsyncTreeSession(TreeSession):
 
 
 def tree_session(
-    session: AgentSession, rollouts: Sequence[RolloutUnderWay], fresh: int, num_rollouts: int, seed: Seed
-) -> TreeSession:
-    """Return `session` with branches. Raises BranchError for an agent that has no way to branch."""
+    session: AgentSession, rollouts: Sequence[RolloutUnderWay], fresh: int | None, num_rollouts: int, seed: Seed
+) -> AgentSession:
+    """Return `session` with branches; as it is if `fresh` is None. Raises BranchError for an agent that cannot."""
+    if fresh is None:
+        return session
     if not isinstance(session, Branching):
         raise BranchError(f"training.advantages: tree needs sessions that branch, and {type(session).__name__} cannot")
     kind = AsyncTreeSession if isinstance(session, AsyncAgentSession) else TreeSession

@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .agent import AgentSession, AgentTurn, AsyncAgentSession, Message
+import numpy as np
+
+from .agent import AgentSession, AgentTurn, AsyncAgentSession, Message, ShownImage
 from .base import Picture, StepResult, Verdict
 from .calls import ToolCall, clean_text
 from .content import text_of
 from .guard import AsyncGuard, Outcome, guarded_map
 from .tools import ToolSpec
-from .trajectory import PARENT, SHARED, Overlay, Step, StepContext, StopReason, Trajectory
+from .trajectory import PARENT, SHARED, Overlay, Step, StepContext, StopReason, TokenArrays, Trajectory
 from .trajectory import Message as Said
 
 logger = logging.getLogger(__name__)
@@ -352,3 +354,24 @@ def log_failures(rollouts: Sequence[RolloutUnderWay], name: str) -> None:
     for error, failed in failures.items():
         count = f"{len(failed)} rollouts" if len(failed) > 1 else "a rollout"
         logger.warning("%s failed %s at %s\n%s", name, count, error, failed[0].detail.rstrip())
+
+
+def trial_result(
+    trajectories: Sequence[Trajectory],
+    tokens: Sequence[TokenArrays],
+    shown: Sequence[Sequence[ShownImage]],
+    generating: Stopwatch,
+    environment: Stopwatch,
+) -> dict[str, Any]:
+    """Return the result of `MultiTurnEnv.run_trial`."""
+    return {
+        "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
+        "trajectories": trajectories,
+        "tokens": tokens,
+        "images": shown,
+        "timings": {
+            "generate_s": generating.seconds,
+            "environment_s": environment.seconds,
+            "spans": {"generate": generating.spans, "environment": environment.spans},
+        },
+    }

@@ -267,6 +267,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
             "gigpo",
             "the return against mean and std (n − 1) of its group; the return from this step on (γ = 0.95) against",
         ),
+        ("tree", "the mean return from this step on of the rollouts that share it, against the mean of the group and"),
     ],
 )
 def test_a_method_brings_the_sentence_that_the_screens_show(name, sentence):

@@ -118,7 +118,10 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
             {},
         ),
     ],
-    ids=["turns", "rewards", "dapo", "task", "gdpo", "equals", "states", "tree", "tree of rounds", "summed", "batch", "off"],
+    ids=[
+        *("turns", "rewards", "dapo", "task", "gdpo", "equals", "states", "tree", "trees of rounds", "summed"),
+        *("batch", "off"),
+    ],
 )
 def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], rewards: dict[str, Any]):
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0, **settings)

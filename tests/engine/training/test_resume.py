@@ -242,3 +242,15 @@ def test_one_run_is_trained_by_one_process_at_a_time(tmp_path, base, whole):
     assert codes == [0, 1]
     assert "stop it first" in (folder / "log.txt").read_text()
     assert_same_run(folder, whole)
+
+
+def test_a_killed_run_of_trees_becomes_the_run_that_was_not(tmp_path, base):
+    whole, folder = (
+        make_run(tmp_path / name, base, max_steps=STEPS, advantages="tree") for name in ("whole", "killed")
+    )
+    assert run(whole) == 0
+    kill_when(folder, lambda: MOMENTS["between checkpoints"](folder), resume=False)
+    assert run(folder, resume=True) == 0
+    assert_same_run(folder, whole)
+    with RunReader(folder) as reader:
+        assert any("tree_parent" in row.extra for row in reader.rollouts.page(limit=100))

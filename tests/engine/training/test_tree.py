@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -191,7 +192,7 @@ def by_definition(
 def test_advantages_equal_their_definition(made, scale):
     batch, labels = made
     method = advantage_method("tree")
-    every = [sum(r.turns[t:]) for group in batch for r in group if r.scored for t in range(len(r.turns))]
+    every = [float(sum(r.turns[t:])) for group in batch for r in group if r.scored for t in range(len(r.turns))]
     for group, turns_of, formulas, signal in zip(
         batch, labels, method.compare(batch, scale), method.signal(batch), strict=True
     ):
@@ -210,7 +211,7 @@ def test_advantages_equal_their_definition(made, scale):
 def test_groups_without_branches_have_the_advantages_of_turn(made):
     batch = [[Returns(r.turns, scored=r.scored) for r in group] for group in made[0]]
     tree, turn = (advantage_method(name).compare(batch, "group") for name in ("tree", "turn"))
-    for ours, theirs in zip(sum(tree, []), sum(turn, []), strict=True):
+    for ours, theirs in zip(itertools.chain(*tree), itertools.chain(*turn), strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
             assert [ours.advantage(t) for t in range(len(ours.steps))] == pytest.approx(
