@@ -12,10 +12,11 @@ Protocol of a save, in order, and the purpose of each step:
 A whole checkpoint of step N that is there already stays: it holds the same state. A run has its first checkpoint, of
 step 0, before it does anything else, and another after its first step, so that a killed run can be resumed.
 
-Files: adapters (or model) as safetensors, `optimizer.safetensors` + `.json`, `scheduler.json`, `rng_R.safetensors` +
-`.json` for each process R, `trainer_state.json`, `replay.safetensors` + `.json`, `rewards.safetensors` + `.json`
-(running statistics, dynamics model), `beta.json`, `checksums.json`. The record's position is the step in the folder's
-name: what was recorded after it is removed on a resume. Nothing is pickled.
+Files: adapters (or model) as safetensors, `optimizer/*.safetensors` (a part of each process) + `optimizer.json`,
+`scheduler.json`, `rng_R.safetensors` + `.json` for each process R, `trainer_state.json`, `replay.safetensors` +
+`.json`, `rewards.safetensors` + `.json` (running statistics, dynamics model), `beta.json`, `checksums.json`. The
+record's position is the step in the folder's name: what was recorded after it is removed on a resume. Nothing is
+pickled.
 
 A resume continues from the newest complete checkpoint (`find_start`). Damaged ones that are newer are renamed to
 `damaged-checkpoint-N`, and removed once the run has a whole checkpoint of that step again.
@@ -27,11 +28,11 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...configs.errors import GrpoTuiError
 from ..runs.durable import find_damage, make_folder, sync_folder, sync_tree, write_checksums
@@ -195,37 +196,6 @@ def discard(folder: Path) -> None:
 
 
 # The parts. torch is imported where it is needed: `find_start` is asked before anything heavy is loaded.
-
-
-def save_optimizer(state: Mapping[str, Any], folder: Path) -> None:
-    """Save a torch optimiser's `state_dict` as tensors and JSON."""
-    import torch
-    from safetensors.torch import save_file
-
-    tensors: dict[str, Any] = {}
-    plain: dict[str, dict[str, Any]] = {}
-    for index, values in state["state"].items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
-            else:
-                plain.setdefault(str(index), {})[name] = value
-    save_file(tensors, folder / "optimizer.safetensors")
-    groups = [{k: v for k, v in g.items()} for g in state["param_groups"]]
-    (folder / "optimizer.json").write_text(json.dumps({"values": plain, "param_groups": groups}))
-
-
-def load_optimizer(folder: Path) -> dict[str, Any]:
-    """Load the `state_dict` that `save_optimizer` wrote."""
-    from safetensors.torch import load_file
-
-    facts = json.loads((folder / "optimizer.json").read_text())
-    state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in facts["values"].items()}
-    for name, tensor in load_file(folder / "optimizer.safetensors").items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor
-    groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
-    return {"state": state, "param_groups": groups}
 
 
 def save_rng(folder: Path, rank: int) -> None:

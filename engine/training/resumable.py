@@ -16,7 +16,8 @@ from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from . import checkpoints
-from .sharding import divided, gathered, shard, whole
+from .optimizer_state import load_optimizer, save_optimizer
+from .sharding import shard, whole
 
 logger = logging.getLogger(__name__)
 
@@ -154,12 +155,10 @@ class Resumable(Trainer):
             self.save_model(str(folder), _internal_call=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        optimizer, scheduler = cast(Any, self.optimizer), cast(Any, self.lr_scheduler)
         main = self.accelerator.is_main_process
-        found = gathered(optimizer.state_dict(), keep=main)
+        save_optimizer(cast(Any, self.optimizer), Path(output_dir), main)
         if main:
-            checkpoints.save_optimizer(found, Path(output_dir))
-            state = scheduler.state_dict()
+            state = cast(Any, self.lr_scheduler).state_dict()
             (Path(output_dir) / "scheduler.json").write_text(json.dumps(state))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -173,7 +172,7 @@ class Resumable(Trainer):
         optimizer = cast(Any, self.optimizer)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         with _naming(checkpoint):
-            optimizer.load_state_dict(divided(checkpoints.load_optimizer(folder), optimizer))
+            load_optimizer(optimizer, folder)
             for group, own in zip(optimizer.param_groups, settings, strict=True):  # settings may have changed since
                 change = own["initial_lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
                 group.update({**own, "lr": group["lr"] * change})

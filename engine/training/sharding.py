@@ -8,16 +8,13 @@ memory of the whole model, but never that of all gradients and optimiser states.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..policy.patches import patched
 from ..policy.unwrap import base_of
@@ -61,39 +58,3 @@ def whole(model: nn.Module) -> Iterator[None]:
             for part in parts:
                 part.set_reshard_after_forward(part is not model, recurse=False)
                 part.reshard()
-
-
-def gathered(state: Any, keep: bool) -> Any:
-    """Return an optimiser's state with whole tensors on the CPU, if it is kept. Every process calls it."""
-
-    def whole_tensor(t: Tensor) -> Tensor | None:
-        if not isinstance(t, DTensor):
-            return t
-        found = t.full_tensor()
-        return found.cpu() if keep else None
-
-    return _mapped(state, whole_tensor)
-
-
-def divided(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state of `gathered` for an optimiser whose weights are divided. Every process calls it."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    found = {
-        index: _mapped(values, partial(_like, weights[index])) if isinstance(weights[index], DTensor) else values
-        for index, values in state["state"].items()
-    }
-    return {**state, "state": found}
-
-
-def _like(weight: DTensor, value: Tensor) -> Tensor:
-    if value.shape != weight.shape:
-        return value  # the number of updates
-    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
-
-
-def _mapped(value: Any, change: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _mapped(v, change) for key, v in value.items()}
-    return [_mapped(v, change) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,80 @@
+"""The state of an optimiser in a checkpoint, written and read by `torch.distributed.checkpoint`.
+
+Each process writes its own part, as safetensors into `optimizer/`. Nothing is gathered, and any number of processes
+can read the parts. Numbers that are no tensors are in `optimizer.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter, load, save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+TENSORS = "optimizer"
+NUMBERS = "optimizer.json"
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -> None:
+    """Save the state of an optimiser. Every process calls it; the main one writes the numbers. Raises OSError."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for index, values in state["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value.detach()
+            else:
+                plain.setdefault(str(index), {})[name] = value
+    if tensors:  # none before the first update
+        writer = HuggingFaceStorageWriter(str(folder / TENSORS), save_distributed=True)
+        with _one_error():
+            save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+    if main:
+        (folder / NUMBERS).write_text(json.dumps({"values": plain, "param_groups": state["param_groups"]}))
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Load the state that `save_optimizer` wrote, however many processes wrote it. Every process calls it."""
+    facts = json.loads((folder / NUMBERS).read_text())
+    state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in facts["values"].items()}
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    tensors: dict[str, Tensor] = {}
+    if (folder / TENSORS).is_dir():
+        reader = HuggingFaceStorageReader(str(folder / TENSORS))
+        for key, kind in reader.read_metadata().state_dict_metadata.items():
+            index, _, name = key.partition(".")
+            tensors[key] = state.setdefault(int(index), {})[name] = _empty(kind, weights[int(index)])
+        with _one_error():
+            load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _empty(kind: Any, weight: Tensor) -> Tensor:
+    """Return a tensor to read into, divided like its weight if it has the weight's shape."""
+    assert isinstance(kind, TensorStorageMetadata)
+    if isinstance(weight, DTensor) and kind.size == weight.shape:
+        return torch.empty_like(weight, dtype=kind.properties.dtype)
+    return torch.empty(kind.size, dtype=kind.properties.dtype)
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Raise the first error of any process itself. torch wraps them in one that is no Exception."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            yield
+    except CheckpointException as failed:
+        raise next(error for error, _ in failed.failures.values()) from failed
