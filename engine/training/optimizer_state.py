@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 TENSORS = "optimizer"
 NUMBERS = "optimizer.json"
@@ -59,6 +60,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
             tensors[key] = state.setdefault(int(index), {})[name] = _empty(kind, weights[int(index)])
         with _one_error():
             load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    old = folder / f"{TENSORS}.safetensors"  # of earlier versions: whole tensors in one file
+    for key, tensor in load_file(old).items() if old.is_file() else ():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = _divided(tensor, weights[int(index)])
     groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -69,6 +74,12 @@ def _empty(kind: Any, weight: Tensor) -> Tensor:
     if isinstance(weight, DTensor) and kind.size == weight.shape:
         return torch.empty_like(weight, dtype=kind.properties.dtype)
     return torch.empty(kind.size, dtype=kind.properties.dtype)
+
+
+def _divided(tensor: Tensor, weight: Tensor) -> Tensor:
+    if isinstance(weight, DTensor) and tensor.shape == weight.shape:
+        return distribute_tensor(tensor.to(weight.device), weight.device_mesh, weight.placements)
+    return tensor
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.durable import write_checksums
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, checkpoints, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
@@ -246,6 +247,20 @@ def test_one_run_is_trained_by_one_process_at_a_time(tmp_path, base, whole):
     codes = sorted(process.wait(120) for process in both)
     assert codes == [0, 1]
     assert "stop it first" in (folder / "log.txt").read_text()
+    assert_same_run(folder, whole)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_its_optimiser(tmp_path, base, whole):
+    """It had whole tensors in one file."""
+    folder = make_run(tmp_path / "killed", base, max_steps=STEPS, eval_every=3)
+    kill_when(folder, lambda: MOMENTS["between checkpoints"](folder), resume=False)
+    for _, checkpoint in checkpoints(checkpoint_folder(folder)):
+        if (checkpoint / "optimizer").is_dir():
+            (part,) = (checkpoint / "optimizer").iterdir()
+            save_file(load_file(part), checkpoint / "optimizer.safetensors")
+            shutil.rmtree(checkpoint / "optimizer")
+            write_checksums(checkpoint)
+    assert run(folder, resume=True) == 0
     assert_same_run(folder, whole)
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
+from grpo_tui.engine.runs.health.checkpoints import newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from tests.forked import forked_processes
@@ -58,6 +60,11 @@ def losses(folder: Path) -> list[float]:
         return [value for _, value in reader.metrics.points("train/loss")]
 
 
+def _optimizer(checkpoint: Path) -> list[dict[str, torch.Tensor]]:
+    """The parts of an optimiser's state, by process."""
+    return [load_file(file) for file in sorted((checkpoint / "optimizer").iterdir())]
+
+
 @pytest.mark.parametrize("model", [{}, FULL], ids=["LoRA", "full"])
 def test_two_processes_that_divide_the_weights_train_as_one(tmp_path: Path, model: dict[str, Any]) -> None:
     one = configured(tmp_path / "one", tmp_path / "base", 5, **model)
@@ -66,6 +73,12 @@ def test_two_processes_that_divide_the_weights_train_as_one(tmp_path: Path, mode
     done = by_several(two, 2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert losses(two) == pytest.approx(losses(one), abs=1e-4) and len(losses(one)) == 5
+    shards, (whole,) = (_optimizer(folder / "checkpoints" / "checkpoint-5") for folder in (two, one))
+    assert len(shards) == 2 and all(shards)
+    for key, tensor in whole.items():
+        parts = [shard[key] for shard in shards if key in shard]
+        found = torch.cat(parts) if tensor.ndim else parts[0]
+        assert found.numpy() == pytest.approx(tensor.numpy(), abs=1e-4), key
     name = "model.safetensors" if model else "adapter_model.safetensors"
     ours, expected = (load_file(folder / "adapters" / name) for folder in (two, one))
     assert ours.keys() == expected.keys()
@@ -73,24 +86,33 @@ def test_two_processes_that_divide_the_weights_train_as_one(tmp_path: Path, mode
         assert ours[key].numpy() == pytest.approx(tensor.numpy(), abs=1e-4), key
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert run(configured(folder / "one", folder / "base", 6)) == 0
+    return folder / "one"
+
+
 @pytest.mark.stress
-def test_a_killed_training_continues_with_another_number_of_processes(tmp_path: Path) -> None:
-    one = configured(tmp_path / "one", tmp_path / "base", 6)
-    assert run(one) == 0
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (2, 1), (1, 2)])
+def test_a_training_killed_while_it_saves_continues_with_another_number_of_processes(
+    tmp_path: Path, undisturbed: Path, before: int, after: int
+) -> None:
     other = configured(tmp_path / "other", tmp_path / "base", 6)
-    killed: list[int] = []
 
     def kill() -> None:
-        """Kill the main process after the checkpoint of step 2."""
-        while not (other / "checkpoints" / "checkpoint-2").exists():
-            time.sleep(0.01)
-        killed.append(json.loads((other / "processes" / "training.json").read_text())["pid"])
-        os.kill(killed[0], signal.SIGKILL)
+        """Kill the main process while it writes the checkpoint of step 4."""
+        while not (other / "checkpoints" / ".tmp-checkpoint-4").exists():
+            time.sleep(0.0005)
+        os.kill(json.loads((other / "processes" / "training.json").read_text())["pid"], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    assert by_several(other, 2).returncode != 0
+    assert by_several(other, before).returncode != 0
     killer.join()
-    assert by_several(other, 4, "--resume").returncode == 0
-    assert losses(other) == pytest.approx(losses(one), abs=1e-4)
+    kept, damaged = newest_whole(other / "checkpoints")
+    assert kept is not None and kept[0] in (2, 4) and damaged == []
+    done = by_several(other, after, "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert losses(other) == pytest.approx(losses(undisturbed), abs=1e-4)
     assert recorded_steps(other) == [1, 2, 3, 4, 5, 6]
