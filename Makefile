@@ -14,8 +14,6 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet -c constraints.txt
 INPUTS := pyproject.toml setup.py constraints.txt
-# Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
-COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
 
 .PHONY: help train test check lint types unit test-versions test-vllm test-fsdp stress bench policy smollm2 defaults clean
 .DEFAULT_GOAL := help
@@ -56,8 +54,7 @@ types: $(VENV)/.ready-test
 
 unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
-	@$(BIN)/python -c "$(COMPILED)"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" --durations=10
+	@$(BIN)/python -m pytest -p tests.workers --workers $(WORKERS) -m "not stress" --durations=10
 
 # Environments with the libraries that other packages bring: make test-versions ROWS="oldest trl==0.29.1 --tests"
 EXTRAS := train,parquet,test,remote,reasoning-gym,verifiers,mcp,openenv,textarena,gymnasium

@@ -84,7 +84,9 @@ def main() -> int:
 
     chosen = dict.fromkeys(["tests/packaging/test_rooms.py", SMOKE, *nearest(files)])
     deadline = Deadline(given.seconds)
-    tests = pytest.main(["-n", "2", "-m", "not slow and not stress", *chosen], plugins=[deadline])
+    tests = pytest.main(
+        ["-p", "tests.workers", "--workers", "2", "-m", "not slow and not stress", *chosen], plugins=[deadline]
+    )
     timed_out = tests == pytest.ExitCode.INTERRUPTED and time.monotonic() > deadline.end
     failed = deadline.session is None or deadline.session.testsfailed
     good = (tests == pytest.ExitCode.OK or (timed_out and not failed)) and not any([p.wait() for p in started])

@@ -30,8 +30,6 @@ from tests.engine.training.runs import make_run
 
 from .conftest import Cli
 
-pytestmark = pytest.mark.xdist_group("publish")  # one process trains the runs
-
 TOKEN = "hf_" + "Q" * 34
 
 

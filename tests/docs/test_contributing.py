@@ -14,9 +14,6 @@ import pytest
 
 from tests.forked import train
 
-pytestmark = pytest.mark.xdist_group("contributing")
-"""What its fixtures make is made once, not by each worker."""
-
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"```python\n# file: (\S+)\n(.*?)```", re.S)
 SETTINGS = (

@@ -18,9 +18,6 @@ from tests.tui.drive import running
 
 from .world import grpo_tui
 
-pytestmark = pytest.mark.xdist_group("own-reward")
-"""What its fixtures make is made once, not by each worker."""
-
 ROOT = Path(__file__).parents[2]
 SMALL = ("prompts_per_step=2", "num_generations=2", "max_turn_tokens=8", "max_steps=2", "save_every=1", "eval_every=0")
 SHORT = [word for setting in SMALL for word in ("--set", f"training.{setting}")]

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 
 from tests.e2e.terminal import Terminal
 
-pytestmark = pytest.mark.xdist_group("packaging")
-"""What its fixtures make is made once, not by each worker."""
+pytestmark = pytest.mark.together("packaging")
+"""What the fixtures of these files make is made once, not by each worker."""
 
 TRAINED_WITH = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "pandas", "pyarrow", "wandb"}
 LARGEST = 80_000_000

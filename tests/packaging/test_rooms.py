@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("rooms")
-"""Each file is parsed once, not by each worker."""
-
 ROOT = Path(__file__).parents[2]
 ROOMS = ("configs", "envs", "rewards", "engine", "tui")
 

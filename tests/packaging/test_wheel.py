@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("packaging")
-"""What its fixtures make is made once, not by each worker."""
+pytestmark = pytest.mark.together("packaging")
+"""What the fixtures of these files make is made once, not by each worker."""
 
 
 def installed(file: Path) -> str:

@@ -26,8 +26,6 @@ from tests.forked import forked_processes
 
 from .drive import Driver, running
 
-pytestmark = pytest.mark.xdist_group("chat")
-
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -139,7 +139,8 @@ def main() -> int:
                 trained, digest, cost = environment.train()
                 first = first or digest
             if row in ROWS and given.tests:
-                tests = ["-m", "pytest", "-n", given.workers, "--dist", "loadgroup", "-m", "not stress", *given.tests]
+                parallel = ["-p", "tests.workers", "--workers", given.workers]
+                tests = ["-m", "pytest", *parallel, "-m", "not stress", *given.tests]
                 tested, counts = environment.run(*tests)
             attached, line = environment.run("-m", "tests.versions.attach")
         shown = ", ".join(f"{name} {pins[name]}" for name in SHOWN if name in pins)

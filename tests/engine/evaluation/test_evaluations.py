@@ -18,8 +18,6 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training import evaluate
 from tests.e2e.world import grpo_tui, save_model, write_world
 
-pytestmark = pytest.mark.xdist_group("evaluations")  # one process trains the runs
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,8 +15,6 @@ from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.tui.cli.rescore import judged
 from tests.e2e.world import grpo_tui, save_model, write_world
 
-pytestmark = pytest.mark.xdist_group("rescore")  # one process trains the runs
-
 FUNCTIONS = """
 def short(completions, **kwargs):
     return [1.0 / (1 + len(c[-1]["content"])) for c in completions]

@@ -24,7 +24,7 @@ from .chats import Served, served
 from .node import node_folder
 from .test_online_run import wait_for
 
-pytestmark = [pytest.mark.xdist_group("called_tools"), pytest.mark.stress]
+pytestmark = [pytest.mark.together("called_tools"), pytest.mark.stress]
 QUESTION = "Add 2 and 3."
 NODE = """
 import OpenAI from "openai";

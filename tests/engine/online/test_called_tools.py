@@ -17,7 +17,7 @@ from .calling import AGAIN, DONE, KNOWN, SURE, add_tool, calling_config, trained
 from .chats import Served, served
 from .test_online_run import wait_for
 
-pytestmark = pytest.mark.xdist_group("called_tools")
+pytestmark = pytest.mark.together("called_tools")
 TOOLS: list[Any] = [add_tool()]
 
 

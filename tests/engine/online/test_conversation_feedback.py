@@ -17,7 +17,7 @@ from .calling import DONE, KNOWN, add_tool, calling_config, trained_policy
 from .chats import Served, served
 from .test_online_run import wait_for
 
-pytestmark = pytest.mark.xdist_group("called_tools")
+pytestmark = pytest.mark.together("called_tools")
 
 
 def ask_for_a_sum(run: Served) -> Any:

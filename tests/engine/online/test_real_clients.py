@@ -22,9 +22,6 @@ from .node import node_folder
 from .test_online_run import _address, wait_for
 from .tiny import run_config
 
-pytestmark = pytest.mark.xdist_group("clients")
-"""What its fixtures make is made once, not by each worker."""
-
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
 NODE = """
 import OpenAI from "openai";

@@ -17,7 +17,6 @@ from grpo_tui.engine.online.serve.texts import TextStream, before_stop
 from .chats import Served, served
 from .tiny import run_config
 
-pytestmark = pytest.mark.xdist_group("text_options")
 HOT: dict[str, Any] = {"temperature": 1.5, "max_tokens": 24}
 
 

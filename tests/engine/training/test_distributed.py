@@ -14,9 +14,6 @@ from tests.forked import forked_processes
 
 from .distributed_worker import CASES, sampled, trajectory
 
-pytestmark = pytest.mark.xdist_group("distributed")
-"""What its fixtures make is made once, not by each worker."""
-
 WORKER = Path(__file__).with_name("distributed_worker.py")
 
 
