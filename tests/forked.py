@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -334,11 +335,14 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    if request["session"] and os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through="PYTHONUNBUFFERED" in os.environ)  # type: ignore[union-attr]
+        at_once = "PYTHONUNBUFFERED" in os.environ
+        stream.reconfigure(write_through=at_once, line_buffering=stream.isatty())  # type: ignore[union-attr]
     if "PYTHONFAULTHANDLER" in os.environ:
         faulthandler.enable()
     kind, *words = _program(request["args"])

@@ -16,6 +16,8 @@ from types import TracebackType
 
 import pyte
 
+from tests.forked import ForkedProcess
+
 ANSWERS = {b"\x1b[6n": b"\x1b[1;1R", b"\x1b[c": b"\x1b[?62;c"}
 """What a plain terminal replies to the questions that programs ask it."""
 
@@ -31,7 +33,9 @@ class Terminal:
         env: Mapping[str, str] | None = None,
         rows: int = 48,
         columns: int = 160,
+        forked: bool = False,
     ) -> None:
+        """forked: `command` is a program of this Python. It becomes a fork (`tests.forked`), as do its trainings."""
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
         self.raw = bytearray()
@@ -39,6 +43,16 @@ class Terminal:
         variables = {**(os.environ if env is None else env), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
         for name in ("TMUX", "SSH_CONNECTION", "NO_COLOR", "LINES", "COLUMNS"):
             variables.pop(name, None)
+        self.process: ForkedProcess | None = None
+        if forked:
+            self.fd, inner = pty.openpty()
+            fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            self.process = ForkedProcess(
+                command, stdin=inner, stdout=inner, stderr=inner, cwd=cwd, env=variables, start_new_session=True
+            )
+            os.close(inner)
+            self.pid = self.process.pid
+            return
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             try:
@@ -56,7 +70,7 @@ class Terminal:
     ) -> None:
         if self.exit_code is None:
             os.kill(self.pid, signal.SIGKILL)
-            self._reap(os.waitpid(self.pid, 0)[1])
+            self.exit_code = self._ended(0)
         os.close(self.fd)
 
     @property
@@ -96,15 +110,19 @@ class Terminal:
             if time.monotonic() > end:
                 raise AssertionError(f"the program has not ended; the screen is\n{self.text}")
             self._pump(0.1)
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
+            code = self._ended(os.WNOHANG)
+            if code is not None:
                 while self._pump(0.1):
                     pass
-                self._reap(status)
+                self.exit_code = code
         return self.exit_code
 
-    def _reap(self, status: int) -> None:
-        self.exit_code = os.waitstatus_to_exitcode(status)
+    def _ended(self, options: int) -> int | None:
+        """The exit code, or None while the program lives."""
+        if self.process is not None:
+            return self.process.poll() if options else self.process.wait()
+        pid, status = os.waitpid(self.pid, options)
+        return os.waitstatus_to_exitcode(status) if pid else None
 
     def _pump(self, seconds: float) -> bool:
         """Read what the program wrote within `seconds`; False once it is gone."""

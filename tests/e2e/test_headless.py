@@ -49,8 +49,9 @@ class Training:
 
 
 @pytest.fixture
-def training(project: Path, model: Path) -> Iterator[Training]:
-    started = Training(project, write_world(project, model, max_steps=STEPS, save_every=0))
+def training(project: Path, model: Path, request: pytest.FixtureRequest) -> Iterator[Training]:
+    steps = getattr(request, "param", STEPS)
+    started = Training(project, write_world(project, model, max_steps=steps, save_every=0))
     yield started
     started.process.kill()
     started.process.wait()
@@ -70,6 +71,7 @@ def test_ctrl_c_lets_the_run_save_and_says_how_to_resume(training: Training, pro
         assert [s for s, _ in reader.metrics.points("train/loss")] == list(range(1, stopped.step + 2))
 
 
+@pytest.mark.parametrize("training", [8], indirect=True)
 def test_training_goes_on_without_its_record_and_says_so_once(training: Training, project: Path):
     training.until("step ")
     gone = training.run.rename(project / "gone")  # at once: a checkpoint may be written there right now

@@ -22,7 +22,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Further, Live
 from tests.engine.online.test_online_run import _address, wait_for
 from tests.engine.online.tiny import run_config
-from tests.forked import forked_processes
+from tests.forked import ForkedProcess, forked_processes
 
 from .drive import Driver, running
 
@@ -97,41 +97,45 @@ def trained(tmp_path: Path) -> Path:
 
 
 async def test_chat_with_a_checkpoint_of_a_finished_run(trained: Path) -> None:
-    async with running(trained.parent, Live(trained), size=(80, 24)) as driver:
-        text = await driver.press("a")
-        assert "steps 3 · base: before training" in text
-        await driver.type("7")
-        await driver.press("enter")
-        await until(driver, "run trained has no")
-        await driver.press("a", "3")
-        await driver.pilot.press("enter")
-        await until(driver, "the policy is being loaded…")
-        assert driver.view == "chat" and "trained@3" in driver.text and "inbox" not in driver.text
-        server = driver.screen.reads.path
-        assert "being loaded" in await driver.press("enter"), "no question before there is somebody to answer"
-        for _ in range(3):  # of a minute: the server imports torch
-            with suppress(AssertionError):
-                await until(driver, "enter writes a message")
-                break
-        await driver.press("enter")
-        await driver.type("what is it")
-        await driver.press("enter")
-        await until(driver, "policy · version")
-        config = read_config(server)
-        assert config.model.sft_adapters == str(trained / "checkpoints" / "checkpoint-3") and not config.online.updates
-        await driver.press("escape")
-        assert driver.view == "live"
+    with forked_processes():
+        async with running(trained.parent, Live(trained), size=(80, 24)) as driver:
+            text = await driver.press("a")
+            assert "steps 3 · base: before training" in text
+            await driver.type("7")
+            await driver.press("enter")
+            await until(driver, "run trained has no")
+            await driver.press("a", "3")
+            await driver.pilot.press("enter")
+            await until(driver, "the policy is being loaded…")
+            assert driver.view == "chat" and "trained@3" in driver.text and "inbox" not in driver.text
+            server = driver.screen.reads.path
+            assert "being loaded" in await driver.press("enter"), "no question before there is somebody to answer"
+            for _ in range(3):  # of a minute: the server imports torch
+                with suppress(AssertionError):
+                    await until(driver, "enter writes a message")
+                    break
+            await driver.press("enter")
+            await driver.type("what is it")
+            await driver.press("enter")
+            await until(driver, "policy · version")
+            config = read_config(server)
+            assert (
+                config.model.sft_adapters == str(trained / "checkpoints" / "checkpoint-3") and not config.online.updates
+            )
+            await driver.press("escape")
+            assert driver.view == "live"
     wait_for(lambda: not look(server).active, "the end of the server")
     assert look(server).status in ("stopped", "finished"), look(server)
 
 
-def test_the_server_of_a_checkpoint_stops_when_the_app_is_killed(trained: Path) -> None:
-    program = (
+def test_the_server_of_a_checkpoint_stops_when_the_app_is_killed(trained: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
         "import sys, time, pathlib; from grpo_tui.engine.evaluation.chat import start_chat; "
         "print(start_chat(sys.argv[1], pathlib.Path(sys.argv[2])).path, flush=True); time.sleep(600)"
     )
-    command = [sys.executable, "-c", program, str(trained), str(trained.parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as app:
+    command = [sys.executable, str(program), str(trained), str(trained.parent)]
+    with ForkedProcess(command, stdout=subprocess.PIPE, text=True) as app:
         assert app.stdout is not None
         server = Path(app.stdout.readline().strip())
         wait_for(lambda: look(server).status == "running", "the server", 180)

@@ -132,12 +132,13 @@ async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) 
     assert opened.more
     async with running(runs, Trajectories(opened.folder)) as app:
         seen = ""
-        for _ in range(3000):
-            await app.pilot.pause(0.01)
-            seen += app.text.splitlines()[0]
-            if "of 30,000" in app.text:
+        for _ in range(600):
+            await app.pilot.pause(0.05)
+            text = app.text
+            seen += text.splitlines()[0]
+            if "of 30,000" in text:
                 break
-        assert "indexing" in seen and "of 30,000" in app.text
+        assert "indexing" in seen and "of 30,000" in text
 
 
 async def test_the_header_says_that_the_disk_is_full(runs: Path, tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def _trajectory(prompt: str, *observations: str) -> Trajectory:
 def test_the_key_in_a_terminal(world: Path) -> None:
     """The continuations and the value appear, and enter opens one of them."""
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "inspect", "mine", "--at", "7/1"]
-    with Terminal(command, cwd=world, env=variables(), rows=24, columns=80) as screen:
+    with Terminal(command, cwd=world, env=variables(), rows=24, columns=80, forked=True) as screen:
         screen.see("step 1/2")
         screen.press("b")
         screen.see("branch-mine-7-1", within=120)

@@ -22,6 +22,7 @@ from grpo_tui.engine.training import evaluate
 from grpo_tui.rewards.chat_completions import ChatError
 from tests.e2e.world import variables
 from tests.engine.evaluation.endpoint_server import ChatServer, Refusal, serving
+from tests.forked import forked_processes
 
 CONFIG = """
 model: {base: "builtin:tiny", sft_adapters: null, device: cpu}
@@ -45,15 +46,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "grpo_tui.tui.cli", "eval", *arguments],
-        cwd=folder,
-        env=variables(**extra),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        stdin=subprocess.DEVNULL,
-    )
+    with forked_processes():
+        return subprocess.run(
+            [sys.executable, "-m", "grpo_tui.tui.cli", "eval", *arguments],
+            cwd=folder,
+            env=variables(**extra),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            stdin=subprocess.DEVNULL,
+        )
 
 
 def evaluated(folder: Path, *arguments: str, **extra: str) -> dict[str, Any]:
