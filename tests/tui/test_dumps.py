@@ -131,7 +131,7 @@ async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) 
     opened = open_dump(file)
     assert opened.more
     async with running(runs, Trajectories(opened.folder)) as app:
-        seen = ""
+        seen = text = ""
         for _ in range(600):
             await app.pilot.pause(0.05)
             text = app.text

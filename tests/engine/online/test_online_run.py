@@ -148,6 +148,7 @@ def _address(run_dir: Path) -> str | None:
 
 
 def test_in_a_pipe(tmp_path: Path) -> None:
+    """Not forked: engine, worker and validator start as they do for a user."""
     config = run_config(tmp_path / "policy")
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "online", str(tmp_path / "config.yaml"), "--requests", "-"]
@@ -157,15 +158,14 @@ def test_in_a_pipe(tmp_path: Path) -> None:
         '{"id": "b", "task_data": {"question": "red"}}',
         *(json.dumps({"id": f"failing {i}", "task_data": {}}) for i in range(5)),
     ]
-    with forked_processes():
-        done = subprocess.run(
-            [*command, "--runs-dir", str(tmp_path / "runs"), "--run-id", "three"],
-            input="\n".join(lines) + "\n",
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    done = subprocess.run(
+        [*command, "--runs-dir", str(tmp_path / "runs"), "--run-id", "three"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     out = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(out) == 8, done.stderr + logs(tmp_path / "runs" / "three")
     by_id = {o.get("id"): o for o in out}
