@@ -42,7 +42,8 @@ class TreeAdvantage(TurnAdvantage):
         std = {"group": "; each ÷ the std (n − 1) at this step", "batch": "; each ÷ the std (n − 1) of the batch"}
         return (
             "the mean return from this step on of the rollouts that share it, against the mean of the group and of "
-            f"the rollouts that share the steps before its branch{std.get(formula.scale, '')}"
+            f"the rollouts that share the steps before its branch{std.get(formula.scale, '')}; a repeated step counts "
+            "only where it was sampled"
         )
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
