@@ -84,9 +84,9 @@ def whole(value: int | None, cells: int) -> str:
     return str(value) if value is not None and len(str(value)) <= cells else fitted(value, cells)
 
 
-def count(value: int) -> str:
-    """Return a whole number with thousands separated: `1,000,000`."""
-    return f"{value:,}"
+def count(value: int, noun: str = "") -> str:
+    """Return a whole number with thousands separated, with its noun: `1,000,000`, `1 token`, `2 tokens`."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}" if noun else f"{value:,}"
 
 
 def step_text(run: RunInfo) -> str:

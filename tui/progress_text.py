@@ -51,7 +51,7 @@ def rollouts_line(batches: Sequence[Batch], left: str = "") -> list[str]:
     tokens, limit = sum(b.tokens for b in batches), sum(b.limit for b in batches)
     parts = [f"{count(finished)} of {count(total)} rollouts"]
     limited = tokens <= limit and not all(b.ended for b in batches)
-    parts.append(f"{count(tokens)} of ≤ {count(limit)} tokens" if limited else f"{count(tokens)} tokens")
+    parts.append(f"{count(tokens)} of ≤ {count(limit)} tokens" if limited else count(tokens, "token"))
     rates = [rate for b in batches if (rate := b.tokens_a_second) is not None]
     if rates:
         parts.append(f"{number(sum(rates))} tok/s")

@@ -79,7 +79,7 @@ class Phases(Pane):
             lines.append(Line(p).add(NO_SPANS, p.muted, cells=width))
         tokens = sum(server.tokens for server in self.servers)
         for server in self.servers:
-            told = f" {count(server.tokens)} tokens in {count(server.turns)} turns"
+            told = f" {count(server.tokens, 'token')} in {count(server.turns, 'turn')}"
             line = Line(p).add(server.server, p.muted, cells=_NAME).gap()
             bar = max(0, min(room, width - line.width - len(told)))
             line.add("█" * round(bar * server.tokens / max(1, tokens)), p.faint, cells=bar)

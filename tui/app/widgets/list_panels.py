@@ -147,7 +147,7 @@ class Preview(Pane):
         lines.append(line.add("  A ", p.muted).add(fixed(row.advantage, signed=True), p.sign(row.advantage)))
         turns = f"{whole(row.turns, 6)} turn{'' if row.turns == 1 else 's'}"
         facts = f"step {number(row.step)} · group {row.group} · rollout {row.rollout} · {turns}"
-        facts += "" if row.tokens is None else f" · {row.tokens} tokens"
+        facts += "" if row.tokens is None else f" · {count(row.tokens, 'token')}"
         facts += f" · {row.split}" if row.split else ""
         facts += f" · ended by {row.stop_reason}" if row.stop_reason else ""
         lines += wrapped(p, facts, width, p.muted)

@@ -159,7 +159,7 @@ class WritingPanel(LivePanel):
         p = self.palette
         line = Line(p).add("⚠ " if server.why_out else "● ", p.warn if server.why_out else p.good)
         line.add(server.url, p.text, cells=min(len(server.url), max(1, width - 2)))
-        facts = [f"{server.in_flight} in flight", f"{count(server.turns)} turns", f"{count(server.tokens)} tokens"]
+        facts = [f"{server.in_flight} in flight", count(server.turns, "turn"), count(server.tokens, "token")]
         if (rate := self._rates.get(server.url)) is not None:
             facts.insert(1, f"{number(rate)} tok/s")
         if server.mismatch is not None and server.behind is not None:
@@ -178,7 +178,7 @@ class WritingPanel(LivePanel):
         end = Line(p)
         if text.turn > 1:
             end.add(f"turn {text.turn} · ", p.muted)
-        end.add(f"{count(text.tokens)} tokens", p.muted)
+        end.add(count(text.tokens, "token"), p.muted)
         if text.reward is not None:
             end.add(f"  {mark(text.correct)} " if text.correct is not None else "  ", p.outcome(text.correct))
             end.add("reward ", p.muted).add(number(float(text.reward)), p.strong)
