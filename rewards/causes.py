@@ -39,6 +39,8 @@ LEARNT = (
 SYMPTOMS = frozenset(LEARNT[LEARNT.index("entropy_collapse") : -1])
 """Behaviour that hardly has itself as its cause. It ranks after every other warning, at any step: a drift is noticed
 long after it began."""
+FROM_THE_START = ("rejected_answers", "accepted_without_answer")
+"""Faults of the grader. They are there from the first step, even if the policy meets them later."""
 STILL = ("no_movement", "groups_without_variance", "sampler_mismatch")
 """Signs of a policy that learns nothing."""
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
@@ -117,4 +119,10 @@ def _cause(found: Found, before: Iterable[Found]) -> str:
 def _order(found: Found) -> tuple[int, bool, int, int]:
     name, grade = found.finding.detector, found.finding.grade
     place = list(EXPLAINS).index(name) if name in EXPLAINS else len(EXPLAINS)
-    return 0 if found.grave else GRADES.index(grade), name in SYMPTOMS, found.began or 0, place
+    began = found.began or 0
+    return (
+        0 if found.grave else GRADES.index(grade),
+        name in SYMPTOMS,
+        min(began, 1) if name in FROM_THE_START else began,
+        place,
+    )

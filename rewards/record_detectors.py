@@ -30,6 +30,8 @@ ORDERED = 0.3
 """Correlation of reward and advantage within groups, which is near 1."""
 ALIKE, ALL_ALIKE = 0.8, 0.95
 """Share of groups with a single text, in the run and before it learns."""
+UNENDED = 0.9
+"""Share of rollouts with one token less in the loss than written in each turn. Turns that were cut off have no end."""
 TINY = 0.1
 """Size of advantages, as a share of the smaller of 1 and the differences of the rewards."""
 LEAST_ENTROPY = 0.05
@@ -132,16 +134,24 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     """Find tokens in the loss that the agent did not write, and written ones that are not in the loss."""
     rollouts = batches[-1].rollouts
     more = [r for r in rollouts if r.tokens > r.written > 0]
-    less = [r for r in rollouts if r.written - r.tokens > (r.turns or 1)]  # without the end of a turn is common
-    for name, hit, fault in (
-        ("trained_tokens", more, "trains on tokens that the agent did not write: mask the prompt and answers of tools"),
-        ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask"),
+    less = [r for r in rollouts if r.written - r.tokens > (r.turns or 1)]
+    unended = [r for r in rollouts if r.written - r.tokens == (r.turns or 1)]  # one token a turn, in every rollout
+    for name, hit, fault, limit, grade in (
+        (
+            "trained_tokens",
+            more,
+            "trains on tokens that the agent did not write: mask the rest",
+            0.5,
+            "failure",
+        ),
+        ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask", 0.5, "failure"),
+        ("untrained_tokens", unended, "leaves out the end of a turn, so nothing teaches to stop", UNENDED, "warning"),
     ):
         share = len(hit) / len(rollouts)
-        if share > 0.5:
+        if share > limit:
             apart = fmean(abs(r.tokens - r.written) for r in hit)
             message = f"the loss {fault}. {len(hit):,} of {len(rollouts):,} rollouts have {apart:.0f} in the mean."
-            return [Finding(name, message, share, 0.5, ids_of(hit, limits), grade="failure")]
+            return [Finding(name, message, share, limit, ids_of(hit, limits), grade=grade)]
     return []
 
 

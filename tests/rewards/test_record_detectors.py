@@ -154,12 +154,29 @@ def test_the_fault_is_the_first_cause(name: str):
     assert found[0].trajectories or name == "clipped", "rollouts that show it"
 
 
+def test_ends_of_turns_outside_the_loss_are_found():
+    [found] = warnings(training(lambda r, s, t, i: replace(r, tokens=9 if i or t else 10)))  # one was cut off
+    assert found.detector == "untrained_tokens" and "end of a turn" in found.message
+    assert warnings(training(lambda r, s, t, i: replace(r, tokens=9 if i > 1 else 10))) == []
+
+
 def test_the_sign_and_the_order_of_advantages_are_told_apart():
     [mixed] = [f for f in warnings(FAULTS["advantage_order"]) if f.detector == "advantage_order"]
     turned = training(lambda r, *_: replace(r, advantage=-(r.advantage or 0.0)))
     [sign] = [f for f in warnings(turned) if f.detector == "advantage_order"]
     assert "other rollouts" in mixed.message and abs(mixed.value) < 0.3
     assert "sign" in sign.message and sign.value == pytest.approx(-1.0, abs=0.05)
+
+
+def test_a_fault_of_the_grader_comes_before_the_policy_that_runs_away():
+    """The policy meets the fault at step 5, when its KL already rises."""
+    kls = [0.01, 0.4, 0.9, 1.5, 2.2, 2.9, 3.6, 4.3]
+    batches = [
+        replace(b, metrics={**b.metrics, metric.KL_MEAN: kl}) for b, kl in zip(training(empty), kls, strict=False)
+    ]
+    before = [replace(b, metrics=c.metrics) for b, c in zip(training(), batches, strict=False)]
+    found = [f.detector for f in warnings([*before[:4], *batches[4:]])]
+    assert found[:2] == ["accepted_without_answer", "kl_rise"]
 
 
 def test_likelier_tokens_than_samples_are_found_as_well():
