@@ -89,6 +89,20 @@ def test_weights_after_ten_steps_are_those_of_the_transformers_engine_bit_by_bit
     assert len(names) == STEPS + 1, "a version for every step, and the last for the evaluation"
 
 
+def test_rollouts_branch_on_servers_that_are_a_step_ahead(tmp_path: Path):
+    folder = configured(tmp_path / "run", tmp_path / "base", [], steps=3, max_staleness=1)
+    server = server_of(configured(tmp_path / "model", tmp_path / "base"), tmp_path / "base")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["rollouts"]["servers"] = [server.url]
+    config["training"]["advantages"] = "tree"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(folder) == 0
+    server.stop()
+    with RunReader(folder) as record:
+        assert recompute(record, read_config(folder)).wrong == []
+        assert any("tree_parent" in row.extra for row in record.rollouts.page(limit=100))
+
+
 def test_two_steps_ahead_nothing_is_staler_than_that(tmp_path: Path):
     made = configured(tmp_path / "made", tmp_path / "base")
     server = server_of(made, tmp_path / "base")
