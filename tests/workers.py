@@ -151,6 +151,7 @@ class _Worker:
         self.base.mkdir(mode=0o700)
         config._tmp_path_factory._basetemp = self.base  # type: ignore[attr-defined]
         random.seed()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with `&`
         config.pluginmanager.unregister(name="terminalreporter")
         config.pluginmanager.register(self)
         capture: Any = config.pluginmanager.getplugin("capturemanager")
