@@ -12,7 +12,7 @@ Protocol of a save, in order, and the purpose of each step:
 A whole checkpoint of step N that is there already stays: it holds the same state. A run has its first checkpoint, of
 step 0, before it does anything else, and another after its first step, so that a killed run can be resumed.
 
-Files: adapters (or model) as safetensors, `optimizer/*.safetensors` (a part of each process) + `optimizer.json`,
+Files: adapters (or model) as safetensors, `optimizer.safetensors` (or `optimizer/`, see `optimizer_state`) + `.json`,
 `scheduler.json`, `rng_R.safetensors` + `.json` for each process R, `trainer_state.json`, `replay.safetensors` +
 `.json`, `rewards.safetensors` + `.json` (running statistics, dynamics model), `beta.json`, `checksums.json`. The
 record's position is the step in the folder's name: what was recorded after it is removed on a resume. Nothing is

@@ -1,21 +1,23 @@
-"""The state of an optimiser in a checkpoint, written and read by `torch.distributed.checkpoint`.
+"""The state of an optimiser in a checkpoint. Any number of processes can read it.
 
-Each process writes its own part, as safetensors into `optimizer/`. Nothing is gathered, and any number of processes
-can read the parts. Numbers that are no tensors are in `optimizer.json`.
+Of divided weights (`sharding`), each process writes its own part with `torch.distributed.checkpoint`, as safetensors
+into `optimizer/`, and nothing is gathered. Otherwise the main process writes `optimizer.safetensors`. Numbers that are
+no tensors are in `optimizer.json`.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -25,7 +27,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 TENSORS = "optimizer"
+WHOLE = "optimizer.safetensors"
 NUMBERS = "optimizer.json"
+FILE_BYTES = 256 << 20
+"""Largest file of the parts of all processes together, unless a tensor is larger."""
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -> None:
@@ -39,10 +44,13 @@ def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -
                 tensors[f"{index}.{name}"] = value.detach()
             else:
                 plain.setdefault(str(index), {})[name] = value
-    if tensors:  # none before the first update
-        writer = HuggingFaceStorageWriter(str(folder / TENSORS), save_distributed=True)
+    if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        files = _files(tensors)
+        writer = HuggingFaceStorageWriter(str(folder / TENSORS), fqn_to_index_mapping=files, save_distributed=True)
         with _one_error():
-            save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+            save(tensors, storage_writer=writer)
+    elif main:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WHOLE)
     if main:
         (folder / NUMBERS).write_text(json.dumps({"values": plain, "param_groups": state["param_groups"]}))
 
@@ -60,12 +68,17 @@ def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
             tensors[key] = state.setdefault(int(index), {})[name] = _empty(kind, weights[int(index)])
         with _one_error():
             load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-    old = folder / f"{TENSORS}.safetensors"  # of earlier versions: whole tensors in one file
-    for key, tensor in load_file(old).items() if old.is_file() else ():
+    for key, tensor in load_file(folder / WHOLE).items() if (folder / WHOLE).is_file() else ():
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = _divided(tensor, weights[int(index)])
     groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the number of the file of each tensor, from 1. torch holds a file in memory while it writes it."""
+    ends = accumulate(tensor.nbytes for tensor in tensors.values())
+    return {name: 1 + end // FILE_BYTES for name, end in zip(tensors, ends, strict=True)}
 
 
 def _empty(kind: Any, weight: Tensor) -> Tensor:

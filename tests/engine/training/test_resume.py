@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from grpo_tui.engine.runs.control.status import look
-from grpo_tui.engine.runs.durable import write_checksums
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, checkpoints, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
@@ -203,14 +202,11 @@ def test_a_damaged_checkpoint_is_said_and_made_again(copied, whole):
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_loses_nothing(copied, capsys):
     for _, path in checkpoints(checkpoint_folder(copied)):
-        truncate(next((path / "optimizer").iterdir()))
+        truncate(path / "optimizer.safetensors")
     before = recorded_rollouts(copied)
     assert run(copied, resume=True) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert (
-        "checkpoint-6 is damaged (optimizer/shard-00001-model-00001-of-00001.safetensors has" in said
-        and "checkpoint-4 is damaged" in said
-    )
+    assert "checkpoint-6 is damaged (optimizer.safetensors has" in said and "checkpoint-4 is damaged" in said
     assert recorded_rollouts(copied) == before
     assert len(checkpoints(checkpoint_folder(copied))) == 2
 
@@ -247,20 +243,6 @@ def test_one_run_is_trained_by_one_process_at_a_time(tmp_path, base, whole):
     codes = sorted(process.wait(120) for process in both)
     assert codes == [0, 1]
     assert "stop it first" in (folder / "log.txt").read_text()
-    assert_same_run(folder, whole)
-
-
-def test_a_checkpoint_of_an_earlier_version_has_its_optimiser(tmp_path, base, whole):
-    """It had whole tensors in one file."""
-    folder = make_run(tmp_path / "killed", base, max_steps=STEPS, eval_every=3)
-    kill_when(folder, lambda: MOMENTS["between checkpoints"](folder), resume=False)
-    for _, checkpoint in checkpoints(checkpoint_folder(folder)):
-        if (checkpoint / "optimizer").is_dir():
-            (part,) = (checkpoint / "optimizer").iterdir()
-            save_file(load_file(part), checkpoint / "optimizer.safetensors")
-            shutil.rmtree(checkpoint / "optimizer")
-            write_checksums(checkpoint)
-    assert run(folder, resume=True) == 0
     assert_same_run(folder, whole)
 
 
