@@ -93,7 +93,7 @@ def peer(base: str, packages: Path | None, continuous: bool) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = os.pathsep.join(filter(None, [str(packages or ""), os.environ.get("PYTHONPATH", "")]))
-    command = [str(Path(sys.executable).parent / "transformers"), "serve", "--force-model", base, "--dtype", "float32"]
+    command = [str(Path(sys.executable).parent / "transformers"), "serve", base, "--dtype", "float32"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     process = subprocess.Popen(
         command + (["--continuous-batching"] if continuous else []), env={**os.environ, "PYTHONPATH": path}
