@@ -48,25 +48,36 @@ def test_never():
 """
 
 
-def test_every_test_is_reported_once_and_a_worker_that_dies_fails_its_test(tmp_path: Path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib -q\n")
-    (tmp_path / "test_first.py").write_text(FIRST)
-    (tmp_path / "test_second.py").write_text(SECOND)
-    ended = tmp_path / "ended"
-    ended.mkdir()
+def run(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib -q\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.workers", "--workers", "2", "-p", "no:cacheprovider"]
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    others = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, "--rootdir", str(tmp_path), str(tmp_path)],
-        cwd=tmp_path,
-        env={**variables, "PYTHONPATH": path, "ENDED": str(ended)},
+    return subprocess.run(
+        [*command, "--rootdir", str(folder), str(folder)],
+        cwd=folder,
+        env={**others, "PYTHONPATH": path, **variables},
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def test_every_test_is_reported_once_and_a_worker_that_dies_fails_its_test(tmp_path: Path):
+    (tmp_path / "test_first.py").write_text(FIRST)
+    (tmp_path / "test_second.py").write_text(SECOND)
+    ended = tmp_path / "ended"
+    ended.mkdir()
+    done = run(tmp_path, ENDED=str(ended))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 80 passed, 1 skipped" in done.stdout
     assert "FAILED test_second.py::test_dies" in done.stdout and "the worker ended with -9" in done.stdout
     assert "seen of the wrong one" in done.stdout and "mine 3" not in done.stdout
     assert len(list(ended.iterdir())) == 1, "the fixture of the session ends once, with its worker"
+
+
+def test_a_test_that_ends_its_process_without_an_error_fails(tmp_path: Path):
+    (tmp_path / "test_leaves.py").write_text("import os\n\ndef test_leaves():\n    os._exit(0)\n")
+    done = run(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED test_leaves.py::test_leaves" in done.stdout and "the worker ended with 0" in done.stdout

@@ -119,8 +119,9 @@ class _Parent:
             while connection.poll():
                 self._answer(connection)
         del self.workers[connection]
+        within = connection in self.running  # a test that ends its process with 0 is no end of a worker, either
         nodeid, location = self.running.pop(connection, ("a worker", ("", None, "")))
-        if code != 0:
+        if code != 0 or within:
             report = pytest.TestReport(nodeid, location, {}, "failed", f"the worker ended with {code}", "call")
             self.config.hook.pytest_runtest_logreport(report=report)
 
