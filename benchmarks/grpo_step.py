@@ -11,7 +11,7 @@ a row gives the median step and the largest resident memory (on a GPU: allocated
 it is known and of all rounds at the end.
 
 Tasks: `default` is the default training (visual environment, 16 x 8 rollouts); `long` has 10 turns and about 1,000
-tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters from a config, for a GPU.
+tokens a trajectory. `--policy random:0.5b` (or 1.5b) builds a model of that size from a config, for a GPU.
 
 SmolLM2-135M has tasks of its own, with one turn and 4 x 8 rollouts: an answer has at most 64 tokens (`short`), 256
 (`answer`) or 1,024 (`essay`). The line `floor` has the processor time of the matrix products alone, for the tokens of
@@ -25,12 +25,15 @@ micro-batches that suit the machine (`micro` below).
 Gradient checkpointing is on in `stock`, as TRL has it by default; ours keeps what is small enough
 (`engine/policy/activations.py`).
 
-`--profile` measures nothing against anything: it says which of torch's kernels one step of ours is spent in.
+`--profile` measures nothing against anything: it says which of torch's kernels one step of ours is spent in. On a GPU
+it prints how long the kernels of each phase ran, and that time as a share of the phase: the rest is the GPU waiting for
+Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -39,7 +42,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,9 +94,12 @@ def main() -> None:
     parser.add_argument("--policy", default="builtin:tiny")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 but for the tiny policy")
+    parser.add_argument("--prompts", type=int, help="groups in a step; default: the task's")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--variant", choices=[STOCK, OURS, TUNED], help=argparse.SUPPRESS)
     given = parser.parse_args()
+    for row in ALL.values():
+        row["prompts"] = given.prompts or row["prompts"]
     if given.variant:
         print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
         return
@@ -188,6 +195,7 @@ def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.grpo_step", "--variant", name, "--task", task]
     command += ["--steps", str(given.steps), "--policy", given.policy, "--device", given.device]
     command += ["--profile"] * given.profile + (["--dtype", given.dtype] if given.dtype else [])
+    command += ["--prompts", str(given.prompts)] if given.prompts else []
     environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -226,12 +234,15 @@ def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
 
         clock = Clock()
         trainer.add_callback(clock)
-        if given.profile:
+        gpu = torch.cuda.is_available() and given.device != "cpu"
+        on_gpu = GpuProfile() if given.profile and gpu else None
+        if given.profile and not gpu:
             trainer.add_callback(_profiled())
         trainer.train()
         counted = counts()
+        if on_gpu is not None:
+            on_gpu.report(counted["phases"])
         close()
-    gpu = torch.cuda.is_available() and given.device != "cpu"
     memory = torch.cuda.max_memory_allocated() / 2**20 if gpu else 0.0
     return {
         "seconds": [b - a for a, b in zip(clock.ends[1:], clock.ends[2:], strict=False)],
@@ -266,6 +277,54 @@ def _profiled() -> Any:
             say(f"{whole / 1e6:8.2f} s in all")
 
     return Profiled()
+
+
+class GpuProfile:
+    """The kernels of each phase of the first step, in which a profiler records nothing else. A later step has the time
+    of the phases."""
+
+    def __init__(self) -> None:
+        from grpo_tui.engine.training.phases import PhaseClock
+
+        self.kernels: dict[str, Counter[str]] = {}
+        self.seconds: dict[str, Counter[str]] = {}
+        self._timed = PhaseClock.__call__
+        self._open = False
+        PhaseClock.__call__ = self._call()  # type: ignore[method-assign]
+
+    def _call(self) -> Any:
+        from torch.profiler import ProfilerActivity, profile
+
+        @contextlib.contextmanager
+        def call(clock: Any, phase: Any, without: Any = None) -> Iterator[None]:
+            first = not self._open and str(phase) not in self.kernels
+            with contextlib.ExitStack() as stack:
+                if first:
+                    self._open = True
+                    profiled = stack.enter_context(profile(activities=[ProfilerActivity.CUDA]))
+                with self._timed(clock, phase, without):
+                    yield
+            if first:
+                self._open = False
+                self._count(str(phase), profiled.profiler.kineto_results.events())
+
+        return call
+
+    def _count(self, phase: str, events: Sequence[Any]) -> None:
+        kernels, seconds = self.kernels.setdefault(phase, Counter()), self.seconds.setdefault(phase, Counter())
+        for event in events:
+            if event.device_type().name == "CUDA":
+                kernels[event.name()] += 1
+                seconds[event.name()] += event.duration_ns() / 1e9
+
+    def report(self, phases: Mapping[str, float]) -> None:
+        for phase, seconds in self.seconds.items():
+            if not (wall := phases.get(phase, 0.0)):
+                continue
+            busy = seconds.total()
+            say(f"{phase}: {self.kernels[phase].total():,} kernels, {busy:.3f} s, {busy / wall:.0%} of {wall:.3f} s")
+            for name, took in seconds.most_common(6):
+                say(f"  {took:8.3f} s {self.kernels[phase][name]:8,}  {name[:100]}")
 
 
 def run_config(given: argparse.Namespace) -> Any:
@@ -382,26 +441,28 @@ def build_stock(config: Any, folder: Path, micro: int, *, tuned: bool) -> tuple[
 
 
 def random_policy(name: str) -> str:
-    """A Qwen3 of 0.5B parameters with random weights and the tiny policy's tokenizer, in a temporary folder."""
+    """A Qwen3 of this size with random weights and the tiny policy's tokenizer, in a temporary folder."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     from grpo_tui.engine.demonstration import policies
 
-    if name != "random:0.5b":
-        raise SystemExit(f"unknown policy {name}: builtin:tiny, random:0.5b, or a folder")
+    sizes = {"random:0.5b": (896, 4864, 24, 14, 64), "random:1.5b": (1536, 8960, 28, 12, 128)}
+    if name not in sizes:
+        raise SystemExit(f"unknown policy {name}: builtin:tiny, {', '.join(sizes)}, or a folder")
+    hidden, inner, layers, heads, head = sizes[name]
     tokenizer: Any = AutoTokenizer.from_pretrained(str(Path(policies.__file__).parent / "base"))
-    folder = Path(tempfile.gettempdir()) / "grpo-tui-random-0.5b"
+    folder = Path(tempfile.gettempdir()) / f"grpo-tui-{name.replace(':', '-')}"
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
         config = Qwen3Config(
             vocab_size=151_936,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=24,
-            num_attention_heads=14,
+            hidden_size=hidden,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
             num_key_value_heads=2,
-            head_dim=64,
+            head_dim=head,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,

@@ -9,6 +9,7 @@ import torch
 
 from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError
+from .graphs import DecodingGraphs
 from .row_cache import RowCache
 from .seen_rows import SeenPass, SeenRows
 
@@ -39,6 +40,8 @@ class CachedRows:
         self._longest = longest
         self._seen = seen
         self._cache: RowCache | None = None
+        self._graphs: DecodingGraphs | None = None
+        """For the present cache, on CUDA."""
         self._row_at = np.zeros(0, dtype=np.int64)
         """The row at each place."""
         self._held = np.zeros(len(history.length), dtype=np.int64)
@@ -71,11 +74,13 @@ class CachedRows:
         length: at least one more than the largest position.
         """
         assert self._cache is not None, "`prepare` comes first"
-        seen = None
+        length, seen = min(length, self._cache.capacity), None
+        if self._graphs is not None:
+            return self._graphs.forward(tokens, positions, length)
         if self._seen is not None and self._seen.model.has_own_positions:
             offsets = torch.as_tensor(self._seen.offsets(self._row_at[: len(tokens)]), device=tokens.device)
             seen = SeenPass({}, (positions + offsets[:, None]).expand(3, -1, -1))
-        return self._decoder.forward(tokens, positions, self._cache, min(length, self._cache.capacity), seen)
+        return self._decoder.forward(tokens, positions, self._cache, length, seen)
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         """Note the end of a turn. tokens: how many tokens of each row have been fed."""
@@ -92,7 +97,7 @@ class CachedRows:
         return kept.to(alive.device)
 
     def clear(self) -> None:
-        self._cache = None
+        self._cache = self._graphs = None
 
     def _begin(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         """Encode each prompt once, and copy it to its rollouts."""
@@ -103,6 +108,7 @@ class CachedRows:
         shared = torch.as_tensor(source, device=logits.device)
         cache.keep(shared, capacity)
         self._cache, self._row_at = cache, rows.copy()
+        self._renew_graphs(cache)
         self._held[rows] = self._history.length[rows]
         return rows, logits[shared]
 
@@ -112,6 +118,11 @@ class CachedRows:
         cache.keep(torch.tensor([place.get(int(row), 0) for row in rows]), capacity)
         self._held[np.setdiff1d(np.arange(len(self._held)), rows[placed])] = 0
         self._row_at = rows.copy()
+        self._renew_graphs(cache)
+
+    def _renew_graphs(self, cache: RowCache) -> None:
+        if self._decoder.device.type == "cuda" and self._seen is None:
+            self._graphs = DecodingGraphs(self._decoder, cache)
 
     def _to_front(self, cache: RowCache, wanted: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Exchange the unwanted places among the first `n` with the wanted ones behind them; return both."""

@@ -157,7 +157,7 @@ def _resized(storage: torch.Tensor | None, rows: torch.Tensor, kept: int, stride
     if storage is None:
         return None
     new = storage.new_empty(rows.numel(), storage.shape[1], stride, storage.shape[3])
-    stays = rows.numel() == storage.shape[0] and bool((rows == torch.arange(rows.numel())).all())
+    stays = rows.numel() == storage.shape[0] and bool((rows == torch.arange(rows.numel(), device=rows.device)).all())
     new[:, :, :kept] = storage[:, :, :kept] if stays else storage[:, :, :kept][rows.to(storage.device)]
     new[:, :, kept:] = 0
     return new

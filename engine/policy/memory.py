@@ -98,9 +98,10 @@ def need(shape: Shape, config: RunConfig) -> Need:
     from ...configs.model_facts import device_of
     from .activations import runs_again
     from .token_scores import DENSE_LOGITS
-    from .vocabulary_head import TILE
+    from .vocabulary_head import TILE, TILE_GPU
 
     model, training = config.model, config.training
+    tile = TILE_GPU if device_of(model.device) == "cuda" else TILE
     size, computed, sampled = (BYTES[name] for name in (model.weights, model.compute, model.sampling))
     rows = training.prompts_per_step * training.num_generations
     length = training.max_trajectory_tokens
@@ -125,7 +126,7 @@ def need(shape: Shape, config: RunConfig) -> Need:
     acting: dict[str, float] = {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * sampled}
     backward: dict[str, float] = {
         f"activations of {tokens:,} tokens": tokens * (kept + 2 * shape.layer) * computed,
-        "logits": min(tokens * shape.vocabulary * 12, DENSE_LOGITS * 12) if computed == 4 else TILE * computed,
+        "logits": min(tokens * shape.vocabulary * 12, DENSE_LOGITS * 12) if computed == 4 else tile * computed,
     }
     if size > sampled:
         acting[f"copy of the weights in {model.sampling}"] = shape.parameters * sampled

@@ -6,6 +6,7 @@ into the model's own weights, so nothing drifts:
 
 - `merged_weights(model)`, without gradient: the sums are made once and hold until the end of the block. For rollouts
   and for the reference pass, as long as the copies stay small.
+- `MergedWeights(model)`: the same sums for several blocks between two changes of the adapters. For serving.
 - `merged_weights(model, gradient=True)`: each call makes the sum and autograd carries its gradient on to A and B. The
   gradient of the sum is a dense [out, in] matrix, so this pays only for layers that are small
   compared with the number of tokens.
@@ -39,15 +40,34 @@ def merged_weights(model: nn.Module, *, gradient: bool = False) -> Iterator[int]
 
     With gradient checkpointing the backward pass belongs inside, too.
     """
+    if not gradient:
+        with MergedWeights(model).in_place() as number:
+            yield number
+        return
     layers = [m for m in model.modules() if _mergeable(m)]
-    if gradient:
-        layers = [m for m in layers if _base(m).weight.numel() <= SMALL_LAYER and _base(m).weight.device.type == "cpu"]
-    elif sum(_base(m).weight.numel() * 4 for m in layers) > SMALL_COPY:
-        layers = []
+    layers = [m for m in layers if _base(m).weight.numel() <= SMALL_LAYER and _base(m).weight.device.type == "cpu"]
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            stack.enter_context(patched(layer, "forward", _summing(layer) if gradient else _fixed(layer)))
+            stack.enter_context(patched(layer, "forward", _summing(layer)))
         yield len(layers)
+
+
+class MergedWeights:
+    """The sums of a model's present adapters; none if they would take more than `most` bytes together."""
+
+    def __init__(self, model: nn.Module, most: int = SMALL_COPY) -> None:
+        layers = [m for m in model.modules() if _mergeable(m)]
+        if sum(_base(m).weight.numel() * 4 for m in layers) > most:
+            layers = []
+        self._forwards = [(layer, _fixed(layer)) for layer in layers]
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[int]:
+        """Let the layers multiply by the sums in the block; yields their number."""
+        with contextlib.ExitStack() as stack:
+            for layer, forward in self._forwards:
+                stack.enter_context(patched(layer, "forward", forward))
+            yield len(self._forwards)
 
 
 def _base(layer: Any) -> nn.Linear:

@@ -75,8 +75,12 @@ def load_policy(
             model = get_peft_model(base, lora_config(config.lora, base))  # type: ignore[assignment]
         except (TypeError, ValueError) as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
+    device = chosen_device(config)
     if config.quantization is None:  # one in 4 bits was loaded where it stays
-        model.to(chosen_device(config))  # type: ignore[arg-type]
+        model.to(device)  # type: ignore[arg-type]
+    if device.type == "cuda":
+        # cuDNN's attention plans each new shape, which takes longer than the pass. Here shapes differ in every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     set_arithmetic(model, config)
     if not trainable:
         model.requires_grad_(False)

@@ -151,7 +151,7 @@ def _lora_linear(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         thin = F.linear(self.lora_dropout[name](flat), a)
         y = F.linear(thin, b, y) if y is None or y.dim() == 1 else torch.addmm(y, thin, b.t())
     y = F.linear(flat, weight, y) if y is None or y.dim() == 1 else torch.addmm(y, flat, weight.t())
-    return y.view(*x.shape[:-1], -1)
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def _parts(layer: Any) -> tuple[Tensor, Tensor | None, dict[str, tuple[Tensor, Tensor]]]:

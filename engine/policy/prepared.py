@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .merged import merged_weights
+from .merged import MergedWeights, merged_weights
 from .norms import fast_norms
 from .packed import PackedForward
 from .packing import Packing, pack
@@ -176,9 +176,16 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def acting(model: nn.Module) -> Iterator[None]:
-    """Prepare `model` for rollouts and evaluation: `inference`, with adapters that multiply once."""
-    with inference(model), sampling_arithmetic(model), merged_weights(model):
+def acting(model: nn.Module, merged: MergedWeights | None = None) -> Iterator[None]:
+    """Prepare `model` for rollouts and evaluation: `inference`, with adapters that multiply once.
+
+    merged: the sums of its present adapters, if they were made already.
+
+    `acting_block` of the base model is an object of this block: copies of weights are those of the block.
+    """
+    block = patched(base_of(model), "acting_block", object())
+    sums = merged_weights(model) if merged is None else merged.in_place()
+    with inference(model), sampling_arithmetic(model), sums, block:
         yield
 
 

@@ -21,6 +21,7 @@ from ....envs.trajectory import Call
 from ...agents.live_batch import LiveBatch, LiveRow
 from ...agents.sampling import SamplingSettings
 from ...agents.transformers_agent import TransformersAgent
+from ...policy.merged import MergedWeights
 from ...policy.prepared import acting
 from ...policy.sight.processor import Encoded
 from ...rollouts.rollout import Rollout
@@ -35,6 +36,8 @@ from .written_agent import WrittenAgent
 
 ATTEMPTS = 3
 """Attempts at a text of the form that its caller asked for."""
+MERGED_BYTES = 1 << 30
+"""Most bytes of a version's merged weights, which serve all of its requests."""
 VISIT = 8
 """Tokens before another version's batch takes its turn."""
 
@@ -46,6 +49,7 @@ class _Running:
     version: int
     tensors: dict[str, Tensor]
     batch: LiveBatch
+    merged: MergedWeights | None = None
     waiting: list[LiveRow] = field(default_factory=list)
     behind: list[LiveRow] = field(default_factory=list)
     """Background rows that wait for a place."""
@@ -242,7 +246,9 @@ class LiveAnswers:
         self.pause()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.follower.holding(running.tensors))
-            stack.enter_context(acting(self.engine.model))
+            if running.merged is None:
+                running.merged = MergedWeights(self.engine.model, MERGED_BYTES)
+            stack.enter_context(acting(self.engine.model, running.merged))
             self._open = stack.pop_all()
         self._at, self._visit = running.version, 0
 

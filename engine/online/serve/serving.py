@@ -36,6 +36,8 @@ KEEPING_S = 0.5
 """Interval of copying the worker's journal into the record and of reading the queue, in seconds."""
 BACKLOG = 32
 """Answers that wait to be learnt from while callers are served. Beyond it, learning takes its turn."""
+QUIET_S = 0.1
+"""Seconds after an answer before learning begins. A caller who asks again within them does not wait for it."""
 LISTEN_S = 0.05
 """Interval of looking for control requests (stop, pause), which reads a folder."""
 RESERVED = 64
@@ -103,6 +105,8 @@ class Serving:
         self._broken_off: deque[Request] = deque()
         """Requests whose attempt broke off while the policy was unavailable."""
         self._open_turns = OpenTurns()
+        self._delivered = 0.0
+        """The time of the last answer, by `time.monotonic`."""
         self._to_learn: deque[Answer] = deque()
         """Delivered single answers, with the samples of their vote if there is one."""
 
@@ -113,7 +117,7 @@ class Serving:
             self._take_feedback()
             self.turn(self._take())
             self._serve_callers()
-            if self._to_learn:
+            if self._to_learn and self._quiet:
                 self.live.pause()
                 answer = self._to_learn.popleft()
                 self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
@@ -139,6 +143,12 @@ class Serving:
     def _at_work(self) -> bool:
         """Whether answers are in progress or wait to be learnt from."""
         return self.live.busy or bool(self._to_learn) or self._feedback.waits
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether it is time to learn from an answer: its caller does not ask again at once, or too many wait."""
+        pause = time.monotonic() - self._delivered
+        return pause >= QUIET_S or len(self._to_learn) > BACKLOG or self._all_taken
 
     def _take_feedback(self) -> None:
         self._feedback.process_drawn()
@@ -216,6 +226,7 @@ class Serving:
             self._to_learn.append(answer)
 
     def _deliver(self, answers: Sequence[Answer]) -> None:
+        self._delivered = time.monotonic()
         for answer in answers:
             answer.request.send(answer)
         if self.on_answers is not None:
@@ -246,7 +257,11 @@ class Serving:
             return []
         most = self.config.batch_requests
         room = most if self.last is None else min(most, self.last - self.answered)
-        return self.source.take(room, timeout=0.0 if self._at_work else self.config.poll_interval_s)
+        if self.live.busy or self._feedback.waits or (self._to_learn and self._quiet):
+            timeout = 0.0
+        else:
+            timeout = QUIET_S if self._to_learn else self.config.poll_interval_s
+        return self.source.take(room, timeout=timeout)
 
     def _tell_broken_off(self, problem: RequestDropped) -> None:
         for waiting in self._broken_off:

@@ -117,7 +117,7 @@ def test_apples_gpus_draw_without_float64(settings):
         with pytest.raises(TypeError):
             logits.cumsum(-1, dtype=torch.float64)
         uniform = torch.rand(3, dtype=torch.float64, device=float64_device(logits.device))
-        never = torch.tensor([7], device="mps")
+        never = torch.full((1,), 7, device="mps")
         tokens, logprobs = sample(logits, settings, uniform if settings.temperature else None, never)
         assert tokens.device == logprobs.device == logits.device
         assert (tokens.dtype, logprobs.dtype) == (torch.int64, torch.float32)

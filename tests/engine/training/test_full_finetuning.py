@@ -81,7 +81,7 @@ def test_adapters_are_merged_before_all_weights_are_trained():
     model, _ = load_policy(load_config(None, ["model.lora=null"]).model, adapters="builtin:tiny-sft")
     with_adapters, _ = load_policy(load_config(None).model, adapters="builtin:tiny-sft", trainable=False)
     assert all(p.requires_grad for p in model.parameters())
-    ids = torch.arange(5)[None]
+    ids = torch.arange(5, device=model.device)[None]
     with torch.no_grad():
         assert torch.allclose(model.eval()(ids).logits, with_adapters(ids).logits, atol=1e-4)
 

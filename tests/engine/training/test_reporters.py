@@ -26,6 +26,7 @@ def reporting(folder: Path, names: list[str], **logging: Any) -> Path:
 
 def test_tensorboard_and_wandb_get_the_metrics_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]
 
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)

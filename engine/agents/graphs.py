@@ -1,0 +1,90 @@
+"""CUDA graphs for decoding. A pass over one token a row starts hundreds of short kernels, and starting them from Python
+takes several times as long as they run; a graph starts all of them with one call.
+
+A graph belongs to a number of rows, a number of visible slots and the storage of one cache. Visible slots are rounded
+up, so that a few graphs serve a turn; the mask hides those beyond a row's tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from .decoder import Decoder
+from .row_cache import RowCache
+
+logger = logging.getLogger(__name__)
+
+SLOTS = 256
+"""Visible slots are multiples of this."""
+WORTH = 3
+"""Passes of one shape that run from Python before it gets a graph. Making one takes about as long."""
+
+
+class DecodingGraphs:
+    """The graphs of a decoder over the present storage of `cache`; of no use after it was rebuilt.
+
+    Where a model's pass cannot be captured (it reads a number back, say), all passes run from Python.
+    """
+
+    def __init__(self, decoder: Decoder, cache: RowCache) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._block: object = None
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._seen: dict[tuple[int, int], int] = {}
+        self._possible = True
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """`Decoder.forward` for tokens and positions int64 `[n, 1]`. Returns logits `[n, V]`, which the next call
+        overwrites."""
+        if (block := getattr(self._decoder.base, "acting_block", None)) is not self._block:
+            self._block = block  # copies of weights that the graphs read are gone
+            self._captured.clear()
+        length = min(-(-length // SLOTS) * SLOTS, self._cache.capacity)
+        shape = len(tokens), length
+        graph = self._captured.get(shape)
+        if graph is None and self._possible and self._seen.get(shape, 0) >= WORTH:
+            graph = self._capture(tokens, positions, length)
+        if graph is None:
+            self._seen[shape] = self._seen.get(shape, 0) + 1
+            return self._decoder.forward(tokens, positions, self._cache, length)
+        return graph(tokens, positions)
+
+    def _capture(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> _Captured | None:
+        try:
+            graph = _Captured(self._decoder, self._cache, tokens, positions, length, self._pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            logger.info("%s decodes without CUDA graphs", type(self._decoder.base).__name__, exc_info=True)
+            self._possible = False
+            return None
+        self._captured[len(tokens), length] = graph
+        return graph
+
+
+class _Captured:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: RowCache,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        length: int,
+        pool: Any,
+    ) -> None:
+        self._tokens, self._positions = tokens.clone(), positions.clone()
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._logits = decoder.forward(self._tokens, self._positions, cache, length)
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        self._tokens.copy_(tokens)
+        self._positions.copy_(positions)
+        self._graph.replay()
+        return self._logits
