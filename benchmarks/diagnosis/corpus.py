@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .recipes import RECIPES
 from .small_models import SMALL_MODELS
+from .trackers import TRACKERS
 from .withheld import WITHHELD
 
-CORPUS = {**RECIPES, **{recipe.name: recipe for recipe in (*WITHHELD, *SMALL_MODELS)}}
+CORPUS = {**RECIPES, **{recipe.name: recipe for recipe in (*WITHHELD, *TRACKERS, *SMALL_MODELS)}}

@@ -19,10 +19,10 @@ from grpo_tui.engine.training.pipeline import RolloutPipeline
 
 
 def apply(name: str) -> None:
-    """Apply the patch of this name, here or in `unseen_patches.py` or `withheld_patches.py`."""
-    from . import unseen_patches, withheld_patches  # they use this module
+    """Apply the patch of this name, here or in a module that uses this one."""
+    from . import trackers, unseen_patches, withheld_patches
 
-    {**vars(withheld_patches), **vars(unseen_patches), **globals()}[name]()
+    {**vars(trackers), **vars(withheld_patches), **vars(unseen_patches), **globals()}[name]()
 
 
 def around(owner: type, name: str, change: Callable[..., Any]) -> None:

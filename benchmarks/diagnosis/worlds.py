@@ -28,6 +28,7 @@ FILLERS = ("so", "well", "hm")
 LONGEST = 10
 """Words of an answer that earns everything where length is paid."""
 _ANSWER = re.compile(r"answer (\d+)$")
+_NUMBERS = re.compile(r"answer (\d+)")
 
 _VERDICTS = count()
 
@@ -66,6 +67,8 @@ GRADERS: dict[str, Grader] = {
     "distance": lambda text, right: (abs(6 - len(text.split())) / LONGEST, None),
     "steps": lambda text, right: (0.25 * _right(text, right)[0] + 0.25 * min(3, _markers(text)), None),
     "abstains": lambda text, right: (_right(text, right)[0] - float(_said(text) not in (None, right)), None),
+    "two_tags": lambda text, right: _alike(_NUMBERS.findall(text)[1:][-1:] == [right]),
+    "closing_tag": lambda text, right: (float(text.strip().endswith(FILLERS)) + 0.5 * _right(text, right)[0], None),
     "brevity": lambda text, right: (1 - min(1.0, len(text.split()) / LONGEST), None),
     "contains": lambda text, right: _alike(right in text),
     "reversed_half": lambda text, right: _alike((_said(text) == right) == (int(right) >= NUMBERS / 2)),
