@@ -3,7 +3,8 @@
 `grpo-tui online` and `transformers serve` serve SmolLM2-135M-Instruct in float32 on the same processors. Callers stream
 answers of up to `--tokens` tokens from both, in alternating stretches. A row has the medians over the stretches of the
 time to the first text and of tokens per second, and the median of the ratios within a pair of stretches. With
-`--learning` updates are on, and callers give the right answer to 30 % of the questions.
+`--learning` updates are on, and callers give the right answer to 30 % of the questions. All processes of
+`grpo-tui online` are suspended during the stretches of the other server, so that it has the processors to itself.
 
 `transformers serve` needs fastapi, which may lie in a folder of its own: `pip install --target FOLDER fastapi`, then
 `--packages FOLDER`. It answers one request after another, or with `--continuous-batching` several at once.
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from transformers import AutoTokenizer
 
 from .feedback import SHARE, START_S, served
@@ -113,6 +115,23 @@ def peer(base: str, packages: Path | None, continuous: bool) -> Iterator[str]:
         process.wait(60)
 
 
+def of_online() -> list[psutil.Process]:
+    """Return the processes of `grpo-tui online` that this process started."""
+    started = [child for child in psutil.Process().children() if "online" in child.cmdline()]
+    return [process for child in started for process in (child, *child.children(recursive=True))]
+
+
+@contextlib.contextmanager
+def asleep(processes: list[psutil.Process]) -> Iterator[None]:
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in reversed(processes):
+            process.resume()
+
+
 def compare(given: argparse.Namespace) -> None:
     """Print one row for each number of callers."""
     base = str(smollm2())
@@ -131,7 +150,10 @@ def compare(given: argparse.Namespace) -> None:
             for stretch in range(given.stretches):
                 asked = draw.sample(questions, max(callers, given.requests))
                 order = (ours, theirs) if stretch % 2 else (theirs, ours)
-                found = {caller: asyncio.run(caller.load(asked, callers)) for caller in order}
+                found: dict[Caller, Measured] = {}
+                for caller in order:
+                    with asleep(of_online()) if caller is theirs else contextlib.nullcontext():
+                        found[caller] = asyncio.run(caller.load(asked, callers))
                 pairs.append((found[ours], found[theirs]))
             cells = []
             for name, form in (("first", "{:.2f}"), ("rate", "{:.1f}")):
