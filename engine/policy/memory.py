@@ -101,7 +101,6 @@ def need(shape: Shape, config: RunConfig) -> Need:
     from .vocabulary_head import TILE, TILE_GPU
 
     model, training = config.model, config.training
-    tile = TILE_GPU if device_of(model.device) == "cuda" else TILE
     size, computed, sampled = (BYTES[name] for name in (model.weights, model.compute, model.sampling))
     rows = training.prompts_per_step * training.num_generations
     length = training.max_trajectory_tokens
@@ -122,11 +121,13 @@ def need(shape: Shape, config: RunConfig) -> Need:
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
     again = runs_again(model.gradient_checkpointing, tokens * shape.layers * shape.layer * computed)
+    on_gpu = device_of(model.device) == "cuda"  # there a strip is a whole tile, in float32
+    tile = TILE_GPU * (computed + 12) if on_gpu else TILE * computed
     kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
     acting: dict[str, float] = {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * sampled}
     backward: dict[str, float] = {
         f"activations of {tokens:,} tokens": tokens * (kept + 2 * shape.layer) * computed,
-        "logits": min(tokens * shape.vocabulary * 12, DENSE_LOGITS * 12) if computed == 4 else tile * computed,
+        "logits": min(tokens * shape.vocabulary * 12, DENSE_LOGITS * 12) if computed == 4 else tile,
     }
     if size > sampled:
         acting[f"copy of the weights in {model.sampling}"] = shape.parameters * sampled
