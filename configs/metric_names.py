@@ -154,6 +154,7 @@ KL_UNCHANGED: Final = _metric(
 KL_TARGET: Final = _metric("kl/target", "the KL that beta is steered towards")
 KL_TOLERANCE: Final = _metric("kl/tolerance", "distance from the target at which beta changes")
 BETA: Final = _metric("kl/beta", "weight of the KL in the loss")
+ENTROPY_WEIGHT: Final = _metric("train/entropy_weight", "weight of the bonus on entropy in the loss")
 
 # Seconds and memory.
 Phase = Literal["generate", "environment", "reward", "logprobs", "backward"]

@@ -66,6 +66,8 @@ class RolloutSummary:
     """Minus the mean log-prob of the tokens in the agent's turns, in nats, by the policy that sampled them."""
     entropy: float | None = None
     """The mean entropy of the trained policy at the same tokens, in nats; None: not in the loss, or not recorded."""
+    masked: bool = False
+    """It was in the batch, and the loss left out all its tokens."""
 
     @property
     def weighted(self) -> bool:
@@ -170,6 +172,7 @@ def rollout_of(
     advantage: float | None = None,
     surprise: float | None = None,
     entropy: float | None = None,
+    masked: bool = False,
 ) -> RolloutSummary:
     """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them. entropy:
     the sum over these tokens.
@@ -206,5 +209,6 @@ def rollout_of(
         written,
         advantage,
         surprise,
-        entropy / tokens if entropy is not None and 0 < tokens <= written else None,
+        entropy / tokens if entropy is not None and 0 < tokens <= written and not masked else None,
+        masked,
     )

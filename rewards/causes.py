@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .detectors import GRADES, Finding
+from .detectors import GRADES, SMALL_GROUPS, Finding
 
 GRAVE = ("warning", "failure")
 
@@ -122,7 +122,7 @@ def _order(found: Found) -> tuple[int, bool, int, int]:
     began = found.began or 0
     return (
         0 if found.grave else GRADES.index(grade),
-        name in SYMPTOMS,
+        name in SYMPTOMS and found.finding.subject != SMALL_GROUPS,
         min(began, 1) if name in FROM_THE_START else began,
         place,
     )

@@ -29,6 +29,11 @@ SLIP = 0.1
 """Success that such a policy may lose by chance within a window."""
 ROUNDING = 1e-6
 """KL in nats a token between sampler and trainer that no training notices."""
+SMALL_GROUPS = "size"
+"""The subject of groups without variance that are so because they are small: a cause, and no symptom."""
+SMALL, USUAL, MANY, FLATTER = 4, 8, 32, 1.5
+"""A group below `SMALL` rollouts is compared with one of `USUAL`, over at least `MANY` groups: it is too small if
+`FLATTER` times as many of them have no variance."""
 TROUBLE_SHARE = 0.1
 """Share of rollouts with an unreadable call, or with an error, that is reported."""
 
@@ -143,9 +148,10 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, began=began)]
 
 
-@detector("entropy_rise", need.ENTROPY)
+@detector("entropy_rise", need.ENTROPY, reads=(metric.ENTROPY_WEIGHT,))
 def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a policy entropy that rises to a multiple of its lowest value, while nothing improves."""
+    """Find a policy entropy that rises to a multiple of its lowest value, while nothing improves. A bonus on entropy is
+    its cause from the first step on."""
     series = [b.metrics[metric.ENTROPY] for b in batches]
     if len(series) < 3 or min(series) <= SAME:
         return []
@@ -157,7 +163,8 @@ def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"the policy becomes random: lower the bonus on entropy or the learning rate. Its entropy rose to "
         f"{series[-1]:.3g} nats, {times:.1f} times its lowest in {len(series)} steps."
     )
-    return [Finding("entropy_rise", message, times, RISE, ids, began=batches[since].step)]
+    began = batches[0 if batches[-1].metrics.get(metric.ENTROPY_WEIGHT, 0.0) > 0 else since].step
+    return [Finding("entropy_rise", message, times, RISE, ids, began=began)]
 
 
 @detector("logprob_mismatch", need.MISMATCH, reads=(metric.STALENESS,))
@@ -228,10 +235,17 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
     groups = groups_of(r for b in batches for r in b.rollouts)
     flat = [g for g in groups if _is_flat(g)]
     share = len(flat) / len(groups) if groups else 0.0
+    measured = f"{len(flat):,} of {len(groups):,} groups have one reward for all their rollouts and teach nothing"
+    if len(groups) >= MANY and fmean(map(len, groups)) < SMALL and share > FLATTER * (larger := flat_at(USUAL, groups)):
+        message = (
+            f"groups are too small: raise training.num_generations. {measured}; of groups of {USUAL}, about "
+            f"{larger:.0%} would."
+        )
+        ids, began = ids_of((g[0] for g in flat), limits), min(batches[0].step or 0, 1)
+        return [Finding("groups_without_variance", message, share, FLATTER * larger, ids, SMALL_GROUPS, began=began)]
     if share <= limits.no_variance_share:
         return []
     stuck = [g for g in flat if not all(r.correct for r in g)]
-    measured = f"{len(flat):,} of {len(groups):,} groups have one reward for all their rollouts and teach nothing"
     if len(stuck) / len(groups) <= 1 - limits.no_variance_share:
         message = f"solved: in most groups every answer is right. {measured}; harder tasks would teach more."
         ids = ids_of((g[0] for g in flat), limits)
@@ -331,6 +345,23 @@ def groups_of(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
     for rollout in rollouts:
         groups[rollout.group].append(rollout)
     return [g for g in groups.values() if len(g) > 1]
+
+
+def flat_at(size: int, groups: Sequence[Sequence[RolloutSummary]]) -> float:
+    """Return the share of groups in which all rollouts would be right or all wrong at another size; 1 if not known.
+
+    The success rates of tasks are taken as beta distributed, with the mean and the agreement of two rollouts of the
+    given groups.
+    """
+    verdicts = [[r.correct for r in g if r.correct is not None] for g in groups]
+    pairs = [(sum(v), len(v)) for v in verdicts if len(v) > 1]
+    p = sum(k for k, _ in pairs) / max(sum(n for _, n in pairs), 1)
+    if not 0 < p < 1:
+        return 1.0
+    agree = fmean((k * (k - 1) + (n - k) * (n - k - 1)) / (n * (n - 1)) for k, n in pairs)
+    alike = min(max(1 - (1 - agree) / (2 * p * (1 - p)), 1e-3), 1 - 1e-3)
+    both = 1 / alike - 1
+    return sum(math.prod((side * both + i) / (both + i) for i in range(size)) for side in (p, 1 - p))
 
 
 def _is_flat(group: Sequence[RolloutSummary]) -> bool:

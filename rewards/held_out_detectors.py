@@ -15,7 +15,7 @@ from statistics import fmean, variance
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, HeldOut, RolloutSummary
-from .detectors import Finding, detector, groups_of, ids_of
+from .detectors import Finding, detector, groups_of, ids_of, mean_total, spread_of, total_of
 from .text_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # all of them
@@ -63,6 +63,28 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     )
     grade, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts, limits)
     return [Finding("held_out_gap", message, abs(gap), GAP, ids, grade=grade, began=recent[0].step)]
+
+
+@detector("reward_against_success", need.REWARDS, need.HELD_OUT)
+def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a reward that rises while held-out success falls. Where verdicts of training are known, `held_out_gap`
+    compares them instead. The reward was wrong from the start."""
+    latest = _evaluation(batches[-1])
+    best = max((_evaluation(b) for b in batches), key=lambda e: e.success or 0.0)
+    known = any(r.correct is not None for b in batches for r in b.rollouts)
+    if known or len(batches) < 2 * NEAR or latest.success is None or best.success is None:
+        return []
+    before, after = mean_total(batches[:NEAR]), mean_total(batches[-NEAR:])
+    fall, error = best.success - latest.success, math.sqrt(_variance(best) + _variance(latest))
+    if after - before <= limits.reward_rise * spread_of(batches) or fall <= max(GAP, Z * error):
+        return []
+    evidence = sorted(batches[-1].rollouts, key=total_of, reverse=True)
+    message = (
+        f"the reward pays for something other than the task: compare {evidence[0].text[-60:]!r}, which earns "
+        f"{total_of(evidence[0]):.2g}, with a right answer. The mean reward rose from {before:.2g} to {after:.2g}, and "
+        f"success on held-out tasks fell from {best.success:.0%} to {latest.success:.0%}."
+    )
+    return [Finding("reward_hack", message, fall, GAP, ids_of(evidence, limits), began=batches[0].step)]
 
 
 @detector("leaked_answer", need.PROMPTS, need.ANSWERS, need.HELD_OUT)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from ..configs import metric_names as metric
@@ -25,8 +26,9 @@ STILL_STEPS, STILL_KL_STEPS = 5, 10
 """Updates after which a policy must have moved, by its weights and by its KL."""
 RATE_LEFT = 0.01
 """Share of the highest learning rate below which the policy hardly moves. A schedule that ends is there for a step."""
-UNSEEN_KL = 1e-3
-"""KL in nats a rollout that changes at most one of 45 rollouts."""
+UNSEEN_KL, WARM_KL = 1e-3, 1e-2
+"""KL in nats a rollout that changes at most one of 45 rollouts, and one of 14. The second is the limit for a learning
+rate that rises throughout the window."""
 LEAP = 3.0
 """A KL that rises by this multiple of its limit is a warning, also if success does not fall."""
 NOISE = 1.5
@@ -145,19 +147,25 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
             f"It was {max(rates):.2g} at most in {len(rates)} steps."
         )
         return [Finding("no_movement", message, rates[-1], RATE_LEFT * max(rates), subject="rate", began=began)]
-    return [] if len(rates) > 1 and rates[-1] > 1.5 * rates[0] else _kl_still(batches, updates, limits)
+    warming = len(rates) > 1 and rates[-1] > 1.5 * rates[0]
+    if warming and (len(batches) < limits.window or any(b <= a for a, b in pairwise(rates))):
+        return []
+    return _kl_still(batches, updates, limits, warming)
 
 
-def _kl_still(batches: Sequence[Batch], updates: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+def _kl_still(
+    batches: Sequence[Batch], updates: Sequence[Batch], limits: DiagnosisConfig, warming: bool
+) -> list[Finding]:
     """Find a KL that stays noise, or too small to be seen in rollouts. A KL of D nats a rollout lets one of
-    sqrt(2 / D) rollouts differ at most (Pinsker)."""
+    sqrt(2 / D) rollouts differ at most (Pinsker). warming: the learning rate rises at each step."""
     kl = [b.metrics[metric.KL_MEAN] for b in updates if metric.KL_MEAN in b.metrics]
     if len(kl) < STILL_KL_STEPS or not any(kl):
         return []
     latest = kl[len(kl) // 2 :]
     noise = batches[0].metrics.get(metric.KL_UNCHANGED, kl[0] if batches[0].step in (0, 1) else 0.0)
     lengths = [r.tokens for b in updates for r in b.rollouts if r.tokens]
-    unseen = UNSEEN_KL / fmean(lengths) if lengths and not improvement(batches, limits) else 0.0
+    limit = WARM_KL if warming else 0.0 if improvement(batches, limits) else UNSEEN_KL
+    unseen = limit / fmean(lengths) if lengths else 0.0
     value, floor = abs(fmean(latest)), unseen
     if value > floor:
         value, floor = fmean(map(abs, latest)), NOISE * abs(noise)
@@ -165,8 +173,12 @@ def _kl_still(batches: Sequence[Batch], updates: Sequence[Batch], limits: Diagno
         return []
     message = (
         f"the policy that samples does not move: after {len(updates)} updates its KL is {value:.2g} nats a token, and "
-        f"{floor:.2g} would not be seen. Look at the learning rate, the precision of weights and sampling, and frozen "
-        "parameters."
+        f"{floor:.2g} would not be seen. "
+        + (
+            "The learning rate still rises: shorten its warm-up (training.trl.warmup_steps)."
+            if warming
+            else "Look at the learning rate, the precision of weights and sampling, and frozen parameters."
+        )
     )
     return [Finding("no_movement", message, value, floor, subject="kl", began=updates[0].step)]
 

@@ -135,15 +135,17 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     rollouts = batches[-1].rollouts
     more = [r for r in rollouts if r.tokens > r.written > 0]
     less = [r for r in rollouts if r.written - r.tokens > (r.turns or 1)]
+    masked = [r for r in rollouts if r.masked and not r.cut]  # a setting may mask those that were cut
     unended = [r for r in rollouts if r.written - r.tokens == (r.turns or 1)]  # one token a turn, in every rollout
     for name, hit, fault, limit in (
         ("trained_tokens", more, "trains on tokens that the agent did not write: mask the rest", 0.5),
         ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask", 0.5),
+        ("untrained_tokens", masked, "leaves out whole rollouts that ended by themselves: look at the mask", 0.5),
         ("untrained_tokens", unended, "leaves out the end of a turn, so nothing teaches to stop", UNENDED),
     ):
         share = len(hit) / len(rollouts)
         if share > limit:
-            apart = fmean(abs(r.tokens - r.written) for r in hit)
+            apart = fmean(r.written if r.masked else abs(r.tokens - r.written) for r in hit)
             message = f"the loss {fault}. {len(hit):,} of {len(rollouts):,} rollouts have {apart:.0f} in the mean."
             grade = "warning" if hit is unended else "failure"
             return [Finding(name, message, share, limit, ids_of(hit, limits), grade=grade)]

@@ -109,6 +109,7 @@ class _Rollouts:
             advantage=row.advantage,
             surprise=surprise,
             entropy=None if loss is None else loss.entropy,
+            masked=loss is not None and loss.tokens == 0,
         )
 
     def _of_row(self, row: TrajectoryRow) -> RolloutSummary:

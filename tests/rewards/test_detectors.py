@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
@@ -15,7 +17,7 @@ from grpo_tui.envs.tools import ToolSpec
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
 from grpo_tui.rewards.breakdown import RewardBreakdown
-from grpo_tui.rewards.detectors import Detector, Finding
+from grpo_tui.rewards.detectors import Detector, Finding, flat_at
 from grpo_tui.rewards.diagnosis import Diagnosis
 from grpo_tui.rewards.held_out_detectors import DETECTORS
 from grpo_tui.rewards.reward_detectors import advantage_shares
@@ -71,10 +73,47 @@ def test_a_healthy_run_gives_no_finding(detector: str):
 
 
 def test_entropy_that_doubles_is_found_unless_success_rises():
-    random = [batch(s, train__entropy=0.3 * 1.3**s) for s in range(10)]
-    assert [f.detector for f in find("entropy_rise", random)] == ["entropy_rise"]
+    rising = [batch(s, train__entropy=0.3 * 1.3**s) for s in range(10)]
+    assert [f.detector for f in find("entropy_rise", rising)] == ["entropy_rise"]
     better = [batch(s, task=lambda i, s=s: float(i < s), train__entropy=0.3 * 1.3**s) for s in range(10)]
     assert not find("entropy_rise", better)
+
+
+def test_a_bonus_on_entropy_is_the_cause_of_an_entropy_and_a_kl_that_rise():
+    def causes(bonus: float) -> list[str]:
+        diagnosis = Diagnosis(WINDOW)
+        for s in range(1, 11):
+            entropy, kl = 0.3 * 1.4 ** max(0, s - 3), 0.5 * max(0, s - 2)
+            metrics: dict[str, Any] = {"train__entropy": entropy, "kl__mean": kl, "train__entropy_weight": bonus}
+            diagnosis.observe(batch(s, task=lambda i, s=s: float(i > s), **metrics))
+        return [f.finding.detector for f in diagnosis.found() if f.finding.grade == "warning"]
+
+    assert causes(0.3)[:2] == ["entropy_rise", "kl_rise"]
+    assert causes(0.0)[0] == "kl_rise"
+
+
+def test_groups_of_two_are_too_small_where_larger_ones_would_differ():
+    def found(size: int, rate: Callable[[float], float]) -> list[tuple[str, str]]:
+        draw = random.Random(0)
+        rollouts = []
+        for g in range(80):
+            success = rate(draw.random())
+            verdicts = [draw.random() < success for _ in range(size)]
+            rollouts += [RolloutSummary(f"{g}-{i}", str(g), float(v), {}, v) for i, v in enumerate(verdicts)]
+        return [(f.subject, f.grade) for f in find("groups_without_variance", [Batch(1, rollouts)])]
+
+    assert found(2, lambda x: 0.4 + 0.4 * x) == [("size", "warning")]
+    assert found(8, lambda x: 0.4 + 0.4 * x) == [], "these are large enough"
+    assert found(2, lambda x: float(x < 0.8)) == [("solved", "good")], "tasks that are solved, or out of reach"
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_the_expected_share_of_flat_groups_is_that_of_a_simulation(size: int):
+    draw = np.random.default_rng(0)
+    rates = draw.beta(1.5, 1.0, 20_000)
+    pairs = [[RolloutSummary("", "", None, {}, bool(v)) for v in draw.random(2) < p] for p in rates]
+    right = draw.binomial(size, rates)
+    assert flat_at(size, pairs) == pytest.approx(np.mean((right == 0) | (right == size)), abs=0.01)
 
 
 def test_shares_of_the_advantage_add_up_to_one():
@@ -251,6 +290,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "mixed_groups": "ids of tasks",
         "accepted_wrong_answers": "right answers and which rollouts are correct",
         "held_out_gap": "which rollouts are correct and evaluations on held-out tasks",
+        "reward_against_success": "rewards and evaluations on held-out tasks",
         "leaked_answer": "prompts without images and right answers and evaluations on held-out tasks",
         "prompt_gap": "prompts without images and evaluations on held-out tasks",
         "noisy_reward": "texts of the agent and ids of tasks and rewards",

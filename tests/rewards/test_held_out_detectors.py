@@ -54,7 +54,7 @@ def findings(
     return [
         f.finding
         for f in diagnosis.found()
-        if f.finding.detector in ("held_out_gap", "leaked_answer", "prompt_gap", "constant_reward")
+        if f.finding.detector in ("held_out_gap", "leaked_answer", "prompt_gap", "constant_reward", "reward_hack")
     ]
 
 
@@ -92,3 +92,18 @@ def test_a_reward_of_0_for_all_contradicts_held_out_success():
     zero: Change = lambda r: replace(r, total=0.0, contributions={"task": 0.0}, correct=None)  # noqa: E731
     assert names(findings(lambda s: 0.4, lambda s: 0.4, zero)) == {("constant_reward", "warning")}
     assert not findings(lambda s: 0.0, lambda s: 0.0)
+
+
+def test_a_reward_that_rises_while_held_out_success_falls_pays_for_something_else():
+    def paid(r: RolloutSummary) -> RolloutSummary:
+        step, _, i = map(int, r.id.split("-"))
+        reward = step / STEPS + i / 10
+        return replace(r, total=reward, contributions={"task": reward}, correct=None)
+
+    falling: Callable[[int], float] = lambda s: 0.6 - 0.03 * s  # noqa: E731
+    assert names(findings(lambda s: 0.4, falling, paid)) == {("reward_hack", "warning")}
+    assert not findings(lambda s: 0.4, lambda s: 0.4, paid), "held-out success stays"
+    same: Change = lambda r: replace(r, correct=None)  # noqa: E731
+    assert not findings(lambda s: 0.4, falling, same), "the reward stays"
+    [known] = findings(lambda s: 0.3 + 0.03 * s, falling)
+    assert known.detector == "held_out_gap", "verdicts are known"

@@ -216,12 +216,12 @@ def test_a_learning_rate_of_0_is_found_and_one_that_falls_to_0_at_the_end_is_not
 def test_a_kl_that_no_rollout_would_show_is_no_movement():
     """2e-5 nats a token, in rollouts of 10 tokens: at most one of 70 differs."""
 
-    def batches(kl: float, rate: Callable[[int], float] = lambda s: 1e-6) -> list[Batch]:
+    def batches(kl: float, rate: Callable[[int], float] = lambda s: 1e-6, steps: int = 12) -> list[Batch]:
         return [
             replace(
                 with_metrics(s, kl=kl * (s > 1), rate=rate(s)), rollouts=rollouts(s, lambda i: i % 2, answer, False)
             )
-            for s in range(1, 13)
+            for s in range(1, steps + 1)
         ]
 
     def tokens(made: list[Batch]) -> list[Batch]:
@@ -229,7 +229,13 @@ def test_a_kl_that_no_rollout_would_show_is_no_movement():
 
     assert [f.subject for f in find("no_movement", tokens(batches(2e-5)))] == ["kl"]
     assert find("no_movement", tokens(batches(2e-3))) == []
-    assert find("no_movement", tokens(batches(2e-5, lambda s: 1e-7 * s))) == [], "the learning rate still rises"
+    warm: Callable[[int], float] = lambda s: 1e-7 * s  # noqa: E731
+    assert find("no_movement", tokens(batches(2e-5, warm))) == [], "the learning rate still rises"
+    [found] = find("no_movement", tokens(batches(2e-4, warm, LIMITS.window)))
+    assert "warm-up" in found.message
+    assert find("no_movement", tokens(batches(2e-3, warm, LIMITS.window))) == [], "it moves all the same"
+    short: Callable[[int], float] = lambda s: 1e-7 * min(s, 10)  # noqa: E731
+    assert find("no_movement", tokens(batches(2e-4, short, LIMITS.window))) == [], "the warm-up is over"
 
 
 def test_a_reference_that_differs_before_any_update():

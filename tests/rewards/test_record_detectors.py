@@ -160,6 +160,13 @@ def test_ends_of_turns_outside_the_loss_are_found():
     assert warnings(training(lambda r, s, t, i: replace(r, tokens=9 if i > 1 else 10))) == []
 
 
+def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them():
+    [found] = warnings(training(lambda r, s, t, i: replace(r, masked=i > 0)))
+    assert found.detector == "untrained_tokens" and "whole rollouts" in found.message
+    cut = training(lambda r, s, t, i: replace(r, masked=i > 0, cut=i > 0))
+    assert "untrained_tokens" not in {f.detector for f in warnings(cut)}
+
+
 def test_the_sign_and_the_order_of_advantages_are_told_apart():
     [mixed] = [f for f in warnings(FAULTS["advantage_order"]) if f.detector == "advantage_order"]
     turned = training(lambda r, *_: replace(r, advantage=-(r.advantage or 0.0)))

@@ -175,6 +175,7 @@ REMEDIES: Mapping[str, str] = {
     "reward_hack": (
         "Read the quoted answers: let {subject} reward right answers only, or form only if the answer is right."
     ),
+    "reward_against_success": "Let the reward pay for what the evaluation measures.",
     "kl_rise": (
         "Start again, or from a checkpoint before it began, with the learning rate of the model's size (`grpo-tui "
         "config show`), a higher `training.beta`, or `beta_mode: auto`. A lower rate alone brings no policy back."

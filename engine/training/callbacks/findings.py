@@ -75,6 +75,7 @@ class Findings(TrainerCallback):
                 if r.logprobs is None
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
                 entropy=loss[r.key].entropy if r.key in loss else None,
+                masked=r.key in loss and loss[r.key].tokens == 0,
             )
             for r in rollouts
             if r.trajectory is not None

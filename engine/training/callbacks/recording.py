@@ -103,6 +103,8 @@ class GRPORecording(StepRecording):
         logged = judge.take_metrics() if isinstance(judge, Judge) else {}
         mismatch = self._trainer.mismatch.metrics()
         trained = {**phases, metric.BETA: self._trainer.beta, **times, **self._target}
+        if self._trainer.entropy_coef:
+            trained[metric.ENTROPY_WEIGHT] = self._trainer.entropy_coef
         measured = {**mismatch, **made.metrics, **logged, **trained}
         moved = self._movement and self._movement.measure(logs.get("learning_rate", 0.0), logs.get("grad_norm", 0.0))
         if moved is not None:

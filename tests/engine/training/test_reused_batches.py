@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.recompute.check import recompute
 from grpo_tui.engine.runs.control.status import look
@@ -39,7 +40,7 @@ def test_a_reused_batch_is_recorded_once_and_a_killed_run_becomes_the_one_that_w
 
 
 def test_rollouts_that_a_limit_cut_are_left_out_of_the_loss(tmp_path: Path):
-    trl = {"mask_truncated_completions": True}
+    trl = {"mask_truncated_completions": True, "entropy_coef": 0.01}
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, max_turn_tokens=40, trl=trl)
     assert run(folder) == 0
     with RunReader(folder) as reader:
@@ -47,6 +48,7 @@ def test_rollouts_that_a_limit_cut_are_left_out_of_the_loss(tmp_path: Path):
         records = [reader.bodies.trajectory(row.n) for row in rows if row.split == "train"]
         cut = [r for r in records if r.trajectory.cut]
         assert len(cut) > 0
+        assert [value for _, value in reader.metrics.points(metric.ENTROPY_WEIGHT)] == [0.01, 0.01]
         for record in records:
             if record.use is not None and record.use.loss is not None:
                 assert (record.use.loss.tokens == 0) == record.trajectory.cut
