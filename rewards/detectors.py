@@ -23,6 +23,8 @@ SAME = 1e-9
 """Rewards that differ by less are the same reward."""
 SOLVED = 0.8
 """Success from which on a policy may become certain: it has found answers that are right."""
+LEAST_ENTROPY = 0.05
+"""Entropy in nats a token below which rollouts hardly differ."""
 RISE = 2.0
 """Entropy as a multiple of its lowest value."""
 SLIP = 0.1
@@ -152,8 +154,8 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy entropy that rises to a multiple of its lowest value, while nothing improves. A bonus on entropy is
     its cause from the first step on."""
-    series = [b.metrics[metric.ENTROPY] for b in batches]
-    if len(series) < 3 or min(series) <= SAME:
+    series = [max(b.metrics[metric.ENTROPY], LEAST_ENTROPY) for b in batches]
+    if len(series) < 3:
         return []
     since = fallen_since([1 / x for x in series], 1 / RISE)
     if since is None or improvement(batches, limits):

@@ -15,7 +15,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import SAME, Finding, detector, deviation, groups_of, ids_of
+from .detectors import LEAST_ENTROPY, SAME, Finding, detector, deviation, groups_of, ids_of
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -32,10 +32,8 @@ ALIKE, ALL_ALIKE = 0.8, 0.95
 """Share of groups with a single text, in the run and before it learns."""
 UNENDED = 0.9
 """Share of rollouts with one token less in the loss than written in each turn. Turns that were cut off have no end."""
-TINY = 0.1
-"""Size of advantages, as a share of the smaller of 1 and the differences of the rewards."""
-LEAST_ENTROPY = 0.05
-"""Entropy in nats a token below which rollouts hardly differ."""
+TINY, HUGE = 0.1, 30.0
+"""Size of advantages, as a share of the smaller and of the larger of 1 and the differences of the rewards."""
 Z = 4.0
 """Standard errors between -log p of tokens and the entropy: by chance in 6 of 100,000 looks."""
 EXCESS, EXCESS_OF_STEP = (0.15, 0.3), (2.0, 0.5)
@@ -46,7 +44,7 @@ DISTINCT = 0.5
 
 
 @detector("repeated_rollouts", need.TEXTS, need.TASKS)
-def repeatedrollouts_of(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a step with the rollouts of the step before, although its texts differ."""
     if len(batches) < STEPS:
         return []
@@ -81,21 +79,30 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
 def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find advantages that are 0 or tiny where rewards differ. Their size should be 1, or that of the differences."""
+    """Find advantages that are 0, tiny or huge where rewards differ. Their size should be 1, or that of the
+    differences."""
     mixed = [g for g in groups_of(rollouts_of(newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
     advantages = [r.advantage for r in rollouts_of(newest(batches)) if r.advantage is not None]
     if len(mixed) < ENOUGH or not advantages:
         return []
     size = math.sqrt(fmean(a * a for a in advantages))
-    least = TINY * min(1.0, math.sqrt(fmean(deviation(map(goal, g)) ** 2 for g in mixed)))
-    if size > least:
+    differ = math.sqrt(fmean(deviation(map(goal, g)) ** 2 for g in mixed))
+    least, most = TINY * min(1.0, differ), HUGE * max(1.0, differ)
+    if least < size < most:
         return []
+    fault = (
+        "small, so little is learned: are rollouts compared with themselves (a group of one), or advantages divided "
+        "twice?"
+        if size <= least
+        else "large: are they divided by a deviation that is nearly 0, such as that of one rollout?"
+    )
     message = (
-        f"advantages are too small, so little is learned: are rollouts compared with themselves (a group of one), or "
-        f"advantages divided twice? Their size is {size:.2g}, and the rewards differ in {len(mixed):,} groups."
+        f"advantages are too {fault} Their size is {size:.2g}, and the rewards differ by {differ:.2g} in "
+        f"{len(mixed):,} groups."
     )
     grade, began = "warning" if size else "failure", newest(batches)[0].step
-    return [Finding("advantage_scale", message, size, least, ids_of(mixed[0], limits), grade=grade, began=began)]
+    limit = least if size <= least else most
+    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0], limits), grade=grade, began=began)]
 
 
 @detector("few_tasks", need.TASKS)

@@ -101,7 +101,7 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
 
 
 @detector("reward_without_success", need.REWARDS, need.SUCCESS)
-def reward_withoutsuccess_of(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a mean reward that rises over the window without task success: another component is being collected."""
     if len(batches) < limits.window:
         return []

@@ -77,6 +77,8 @@ def test_entropy_that_doubles_is_found_unless_success_rises():
     assert [f.detector for f in find("entropy_rise", rising)] == ["entropy_rise"]
     better = [batch(s, task=lambda i, s=s: float(i < s), train__entropy=0.3 * 1.3**s) for s in range(10)]
     assert not find("entropy_rise", better)
+    certain = [batch(s, train__entropy=1e-6 * 1.3**s) for s in range(10)]
+    assert not find("entropy_rise", certain), "rollouts hardly differ"
 
 
 def test_a_bonus_on_entropy_is_the_cause_of_an_entropy_and_a_kl_that_rise():

@@ -167,6 +167,12 @@ def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them()
     assert "untrained_tokens" not in {f.detector for f in warnings(cut)}
 
 
+def test_advantages_that_a_deviation_near_0_divides_are_too_large():
+    [found] = warnings(training(lambda r, *_: replace(r, advantage=1e4 * (r.advantage or 0.0))))
+    assert found.detector == "advantage_scale" and "too large" in found.message
+    assert warnings(training(lambda r, *_: replace(r, advantage=3 * (r.advantage or 0.0)))) == []
+
+
 def test_the_sign_and_the_order_of_advantages_are_told_apart():
     [mixed] = [f for f in warnings(FAULTS["advantage_order"]) if f.detector == "advantage_order"]
     turned = training(lambda r, *_: replace(r, advantage=-(r.advantage or 0.0)))
