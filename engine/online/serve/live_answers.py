@@ -37,7 +37,7 @@ from .written_agent import WrittenAgent
 ATTEMPTS = 3
 """Attempts at a text of the form that its caller asked for."""
 MERGED_BYTES = 1 << 30
-"""Most bytes of a version's merged weights, which serve all of its requests."""
+"""Most bytes of the served version's merged weights, which stay for all of its requests."""
 VISIT = 8
 """Tokens before another version's batch takes its turn."""
 
@@ -49,7 +49,6 @@ class _Running:
     version: int
     tensors: dict[str, Tensor]
     batch: LiveBatch
-    merged: MergedWeights | None = None
     waiting: list[LiveRow] = field(default_factory=list)
     behind: list[LiveRow] = field(default_factory=list)
     """Background rows that wait for a place."""
@@ -96,6 +95,7 @@ class LiveAnswers:
         self._at = -1
         """The version whose weights are in place."""
         self._visit = 0
+        self._merged: tuple[int, MergedWeights] | None = None
 
     @property
     def able(self) -> bool:
@@ -246,11 +246,20 @@ class LiveAnswers:
         self.pause()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.follower.holding(running.tensors))
-            if running.merged is None:
-                running.merged = MergedWeights(self.engine.model, MERGED_BYTES)
-            stack.enter_context(acting(self.engine.model, running.merged))
+            stack.enter_context(acting(self.engine.model, self._merged_for(running.version)))
             self._open = stack.pop_all()
         self._at, self._visit = running.version, 0
+
+    def _merged_for(self, version: int) -> MergedWeights | None:
+        """Return the merged weights of the served version, whose tensors are in place. Older versions have none: each
+        would take as much memory as the model.
+        """
+        if version != self.follower.version:
+            return None
+        if self._merged is None or self._merged[0] != version:
+            self._merged = None  # before the new ones are made
+            self._merged = version, MergedWeights(self.engine.model, MERGED_BYTES)
+        return self._merged[1]
 
     def _finish(self, row: LiveRow) -> None:
         job = self._jobs.pop(row)
