@@ -298,15 +298,16 @@ class GpuProfile:
         @contextlib.contextmanager
         def call(clock: Any, phase: Any, without: Any = None) -> Iterator[None]:
             first = not self._open and str(phase) not in self.kernels
-            with contextlib.ExitStack() as stack:
-                if first:
-                    self._open = True
-                    profiled = stack.enter_context(profile(activities=[ProfilerActivity.CUDA]))
+            if not first:
                 with self._timed(clock, phase, without):
                     yield
-            if first:
-                self._open = False
-                self._count(str(phase), profiled.profiler.kineto_results.events())
+                return
+            self._open = True
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled, self._timed(clock, phase, without):
+                yield
+            self._open = False
+            of_kernels: Any = profiled.profiler
+            self._count(str(phase), of_kernels.kineto_results.events())
 
         return call
 
