@@ -35,22 +35,22 @@ class DecodingGraphs:
         self._block: object = None
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, int], _Captured] = {}
-        self._seen: dict[tuple[int, int], int] = {}
+        self._passes: dict[tuple[int, int], int] = {}
         self._possible = True
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """`Decoder.forward` for tokens and positions int64 `[n, 1]`. Returns logits `[n, V]`, which the next call
-        overwrites."""
+        """Run `Decoder.forward` for tokens and positions int64 `[n, 1]`. Returns logits `[n, V]`, which the next call
+        overwrites. length: as `kv_length` there."""
         if (block := getattr(self._decoder.base, "acting_block", None)) is not self._block:
             self._block = block  # copies of weights that the graphs read are gone
             self._captured.clear()
         length = min(-(-length // SLOTS) * SLOTS, self._cache.capacity)
         shape = len(tokens), length
         graph = self._captured.get(shape)
-        if graph is None and self._possible and self._seen.get(shape, 0) >= WORTH:
+        if graph is None and self._possible and self._passes.get(shape, 0) >= WORTH:
             graph = self._capture(tokens, positions, length)
         if graph is None:
-            self._seen[shape] = self._seen.get(shape, 0) + 1
+            self._passes[shape] = self._passes.get(shape, 0) + 1
             return self._decoder.forward(tokens, positions, self._cache, length)
         return graph(tokens, positions)
 

@@ -121,7 +121,7 @@ def need(shape: Shape, config: RunConfig) -> Need:
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
     again = runs_again(model.gradient_checkpointing, tokens * shape.layers * shape.layer * computed)
-    on_gpu = device_of(model.device) == "cuda"  # there a strip is a whole tile, in float32
+    on_gpu = device_of(model.device) != "cpu"  # there a strip is a whole tile, in float32
     tile = TILE_GPU * (computed + 12) if on_gpu else TILE * computed
     kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
     acting: dict[str, float] = {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * sampled}

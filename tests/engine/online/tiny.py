@@ -171,7 +171,11 @@ def make_task(
         rewards = torch.randn(rows, 2, 2, generator=generator)
     values: dict[str, Any] = {
         "experience": Experience(
-            identifier, tuple(TokenArrays(*row) for row in arrays), ("t0", "t1"), ("a", "b"), ("a", "a")
+            identifier,
+            tuple(TokenArrays(*row) for row in arrays),
+            tuple(f"t{i}" for i in range(rows)),
+            tuple("ab"[i % 2] for i in range(rows)),
+            ("a",) * rows,
         ),
         "reward_tensor": rewards,
         "components": ("task", "penalty"),
