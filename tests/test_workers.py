@@ -27,7 +27,7 @@ def test_own_output(n, ending, capfd):
 
 def test_wrong():
     print("seen of the wrong one")
-    assert os.getpid() == 0
+    assert {"process": os.getpid(), "kept": 1} == {"kept": 1}
 """
 SECOND = """
 import os, signal, pytest
@@ -71,6 +71,7 @@ def test_every_test_is_reported_once_and_a_worker_that_dies_fails_its_test(tmp_p
     done = run(tmp_path, ENDED=str(ended))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 80 passed, 1 skipped" in done.stdout
+    assert "Left contains 1 more item" in done.stdout, "the comparison of a failed assertion is printed"
     assert "FAILED test_second.py::test_dies" in done.stdout and "the worker ended with -9" in done.stdout
     assert "seen of the wrong one" in done.stdout and "mine 3" not in done.stdout
     assert len(list(ended.iterdir())) == 1, "the fixture of the session ends once, with its worker"

@@ -126,6 +126,13 @@ class _Parent:
             self.config.hook.pytest_runtest_logreport(report=report)
 
 
+class _Writer:
+    """The part of the terminal's reporter that comparisons of assertions ask for colours."""
+
+    def __init__(self, writer: object) -> None:
+        self._tw = writer
+
+
 class _Worker:
     """A fork that runs groups until none is left."""
 
@@ -153,7 +160,8 @@ class _Worker:
         config._tmp_path_factory._basetemp = self.base  # type: ignore[attr-defined]
         random.seed()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with `&`
-        config.pluginmanager.unregister(name="terminalreporter")
+        reporter: Any = config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(_Writer(reporter._tw), "terminalreporter")
         config.pluginmanager.register(self)
         capture: Any = config.pluginmanager.getplugin("capturemanager")
         for stream in (capture._global_capturing.out, capture._global_capturing.err):

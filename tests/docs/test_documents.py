@@ -40,10 +40,10 @@ def test_a_command_of_the_documents_is_one_that_the_program_takes(page: str, lin
     """Its words and options are parsed by the program itself; nothing is started."""
     import typer
 
-    from grpo_tui.tui.cli.main import app
+    from grpo_tui.tui.cli.main import command_line
 
     words = shlex.split(line.replace("\\|", "|").split(" | ")[0].rstrip("&; "))[1:]
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line())
     if words[0].startswith("--") or words[0] == "…":
         return
     name, rest = words[0], words[1:]
@@ -65,12 +65,12 @@ VIEWING = re.compile(r"grpo-tui (runs|export|repair RUN|inspect RUN .*--(json|re
 def test_what_looks_at_a_run_does_it_as_the_documents_write_it(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from grpo_tui.tui.cli.main import app
+    from grpo_tui.tui.cli.main import command_line
 
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "runs", "mine")
     words = shlex.split(line.replace("\\|", "|").split(" | ")[0].replace("RUN", "mine"))[1:]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(command_line(), words)
     assert done.exit_code == 0, f"{line}: {done.output}"
     made = {path.suffix for path in tmp_path.iterdir()} - {""}
     assert done.stdout.strip() or made, f"{line} says nothing"
@@ -122,12 +122,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_examples_of_contributing_check(folder: Path):
-    from grpo_tui.tui.cli.main import app
+    from grpo_tui.tui.cli.main import command_line
 
     lines = [line for page, line in commands("grpo-tui") if page == "CONTRIBUTING.md" and "config check" in line]
     assert len(lines) == 4
     for line in lines:
-        answer = CliRunner().invoke(app, shlex.split(line)[1:])
+        answer = CliRunner().invoke(command_line(), shlex.split(line)[1:])
         assert answer.exit_code == 0, answer.output
 
 

@@ -92,13 +92,13 @@ def test_the_curve_of_each_function_is_there_with_the_reason_of_each_score(train
 async def test_such_a_run_is_gone_on_with_searched_and_compared(
     trained: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ):
-    from grpo_tui.tui.cli.main import app as command
+    from grpo_tui.tui.cli.main import command_line
 
     folder, _ = trained
     done = grpo_tui(folder, "train", "--resume", "latest", "--set", "training.max_steps=3")
     assert done.returncode == 0 and "finished at step 3" in done.stdout, done.stdout + done.stderr
     monkeypatch.chdir(folder)
-    found = CliRunner().invoke(command, ["inspect", "latest", "--search", "plus", "--json"])
+    found = CliRunner().invoke(command_line(), ["inspect", "latest", "--search", "plus", "--json"])
     assert found.exit_code == 0, found.output
     steps = {json.loads(line)["step"] for line in found.stdout.splitlines()}
     assert {1, 2, 3} <= steps

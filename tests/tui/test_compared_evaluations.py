@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from grpo_tui.engine.evaluation.results import compare, evaluations_of, read_evaluation
 from grpo_tui.engine.evaluation.statistics import mean_interval
 from grpo_tui.engine.launch.find import find_run
-from grpo_tui.tui.cli.main import app as cli
+from grpo_tui.tui.cli.main import command_line
 from grpo_tui.tui.evaluation_text import difference, summary
 
 from .demo_run import make_run
@@ -81,7 +81,7 @@ async def test_the_list_shows_intervals_of_evaluations_and_over_seeds(evaluated:
         if size[0] == 150:
             assert "2 seeds: " + over in app.text
         assert "● 2 marked: " + over in await app.press("space", "space")
-    rows = CliRunner().invoke(cli, ["runs", "--runs-dir", str(evaluated)]).stdout.splitlines()
+    rows = CliRunner().invoke(command_line(), ["runs", "--runs-dir", str(evaluated)]).stdout.splitlines()
     assert f"{success.estimate:.2f} ({success.low:.2f} to {success.high:.2f})" in next(
         r for r in rows if "eval-two" in r
     )

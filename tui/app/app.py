@@ -172,12 +172,22 @@ class GrpoApp(OwnOutputApp):
         """Take control and format characters out of pasted text, because inputs show their value as it is."""
         if isinstance(event, Paste) and not event.is_forwarded:
             event = Paste("".join(c for c in event.text if c in "\n\t" or not unicodedata.category(c).startswith("C")))
+        elif isinstance(event, Key) and not event.is_forwarded and self._prompt and self._prompt.holds(event):
+            return
         await super().on_event(event)
 
+    @property
+    def _prompt(self) -> PromptBar | None:
+        parent = getattr(self.focused, "parent", None)
+        return parent if isinstance(parent, PromptBar) else None
+
     def on_key(self, event: Key) -> None:
-        prompt = getattr(self.focused, "parent", None)
-        if isinstance(prompt, PromptBar) and prompt.takes(event):
+        if self._prompt and self._prompt.takes(event):
             event.prevent_default()
+
+    async def on_prompt_bar_reached(self, event: PromptBar.Reached) -> None:
+        for key in event.prompt.released():
+            await super().on_event(key)
 
     def action_command_palette(self) -> None:
         if self.use_command_palette and not isinstance(self.screen, CommandPalette):

@@ -7,35 +7,16 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from ...configs.errors import GrpoTuiError
-from . import config as cli_config
-from . import data as cli_data
-from . import rollouts as cli_rollouts
-from .bisect import bisect
-from .branch import branch
-from .check import check
 from .common import ExitCode, fail, on_terminal, warn, write_any_character
-from .doctor import doctor
-from .evaluate import evaluate
-from .export import export
-from .init import init
-from .inspect import inspect
-from .mcp import mcp
-from .note import note
-from .online import online
 from .output import show
-from .play import play
-from .publish import merge, push
-from .rescore import rescore
-from .runs import live, repair, runs, stop
-from .train import train
-from .web import web
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -48,22 +29,14 @@ Exit codes: 0 done · 1 the run or the command failed · 2 wrong options or conf
 trajectory · 130 interrupted by Ctrl-C, 143 by SIGTERM (the run saves first).
 """
 
-app = typer.Typer(
-    help=HELP,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-)
-COMMANDS = (
-    train, init, inspect, play, live, check, evaluate, bisect, branch, rescore, note, runs, stop, online, export,
-    web, mcp, merge, push, repair, doctor,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command("eval" if command is evaluate else command.__name__)(command)
-app.add_typer(cli_data.app, name="data")
-app.add_typer(cli_rollouts.app, name="rollouts")
-app.add_typer(cli_config.app, name="config")
+COMMANDS = {
+    "train": "train", "init": "init", "inspect": "inspect", "play": "play", "live": "runs", "check": "check",
+    "eval": "evaluate:evaluate", "bisect": "bisect", "branch": "branch", "rescore": "rescore", "note": "note",
+    "runs": "runs", "stop": "runs", "online": "online", "export": "export", "web": "web", "mcp": "mcp",
+    "merge": "publish", "push": "publish", "repair": "runs", "doctor": "doctor",
+    "data": "data:app", "rollouts": "rollouts:app", "config": "config:app",
+}  # fmt: skip
+"""The module of each command, and its function or group there where the name differs."""
 
 
 def _version(wanted: bool) -> None:
@@ -74,7 +47,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def start(
     context: typer.Context,
     runs_dir: Annotated[
@@ -96,6 +68,26 @@ def start(
     open_list(runs_dir)
 
 
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the program with the commands of these names. Each costs the import of a module and of its options."""
+    app = typer.Typer(
+        help=HELP,
+        invoke_without_command=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+    )
+    app.callback()(start)
+    for name in names:
+        module, _, member = COMMANDS[name].partition(":")
+        command = getattr(import_module(f".{module}", __package__), member or name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: every way out is an exit code and at most a few lines on standard error."""
     write_any_character()
@@ -104,9 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
-    command = typer.main.get_command(app)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    asked = [word for word in words[:1] if word in COMMANDS]
     try:
-        result = command.main(args=arguments, prog_name="grpo-tui", standalone_mode=False)
+        command = typer.main.get_command(command_line(asked or COMMANDS))
+        result = command.main(args=words, prog_name="grpo-tui", standalone_mode=False)
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
     except GrpoTuiError as error:

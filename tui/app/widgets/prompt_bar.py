@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -10,15 +11,30 @@ from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.events import Key
+from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from ...text import line, literal
 
+LONGEST_S = 1.0
+"""How long keys wait for earlier ones."""
+
 
 class PromptBar(Widget):
-    """Enter accepts, escape cancels. `check` returns the error of a text, or an empty string."""
+    """Enter accepts, escape cancels. `check` returns the error of a text, or an empty string.
+
+    Keys that were pressed before the input had the focus are in the queue of another widget. They bubble to the app,
+    which must put them before the keys that it gets from the terminal in the meantime.
+    """
+
+    class Reached(Message):
+        """Bubbles from the widget that had the focus, behind the last key that it got."""
+
+        def __init__(self, prompt: PromptBar) -> None:
+            super().__init__()
+            self.prompt = prompt
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", show=False),
@@ -41,6 +57,8 @@ class PromptBar(Widget):
         self._complete, self._history = complete, history
         self._back = 0
         self._heard: Key | None = None
+        self._early: list[Key] = []
+        self._later: list[Key] | None = []
         self._offered: list[str] = []
         self.border_title = Text(line(title, 120))  # type: ignore[assignment]
         self._value, self._done, self._check, self._hint = literal(value), done, check, hint
@@ -52,17 +70,32 @@ class PromptBar(Widget):
     def on_mount(self) -> None:
         self.app.clear_notifications()
         self.screen.add_class("typing")
+        before = self.screen.focused or self.screen
         self.screen.set_focus(self.query_one(Input))
+        before.post_message(self.Reached(self))
+        self.set_timer(LONGEST_S, partial(self.app.post_message, self.Reached(self)))  # `before` may be gone
 
     def on_key(self, event: Key) -> None:
         self._heard = event
 
     def takes(self, event: Key) -> bool:
-        """Take a key that was pressed before the prompt had the focus. Returns whether it was one."""
-        if event is self._heard:
+        """Take a key that another widget got before the prompt had the focus. Returns whether it was one."""
+        if event is self._heard or self._later is None:
             return False
-        self.app.post_message(Key(event.key, event.character))
+        self._early.append(Key(event.key, event.character))
         return True
+
+    def holds(self, event: Key) -> bool:
+        """Keep a key that comes while earlier ones are still on their way. Returns whether some are."""
+        if self._later is not None:
+            self._later.append(event)
+        return self._later is not None
+
+    def released(self) -> list[Key]:
+        """Return the kept keys in the order in which they were pressed. From now on, keys go to the input."""
+        keys = [*self._early, *(self._later or ())]
+        self._early, self._later = [], None
+        return keys
 
     def on_resize(self) -> None:
         room = self.app.size.height - 5
