@@ -46,7 +46,8 @@ def evaluate(names: Sequence[str], seeds: int) -> None:
     judged: dict[str, list[Judged]] = {}
     for run in runs:
         judged.setdefault(run.recipe.name, []).append(_judge(run))
-    for split in (HEALTHY, "development", "test", "unseen", "later", "fresh", "withheld", "trackers", *SMALL_MODELS):
+    tuned = (HEALTHY, "development", "test", "unseen", "later", "fresh", "withheld", "trackers")
+    for split in (*tuned, "field", *SMALL_MODELS):
         rows = [j for j in judged.values() if j[0].run.recipe.split == split]
         if rows and split.startswith(HEALTHY):
             _healthy(rows)

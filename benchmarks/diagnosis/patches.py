@@ -20,9 +20,9 @@ from grpo_tui.engine.training.pipeline import RolloutPipeline
 
 def apply(name: str) -> None:
     """Apply the patch of this name, here or in a module that uses this one."""
-    from . import trackers, unseen_patches, withheld_patches
+    from . import field, trackers, unseen_patches, withheld_patches
 
-    {**vars(trackers), **vars(withheld_patches), **vars(unseen_patches), **globals()}[name]()
+    {**vars(field), **vars(trackers), **vars(withheld_patches), **vars(unseen_patches), **globals()}[name]()
 
 
 def around(owner: type, name: str, change: Callable[..., Any]) -> None:

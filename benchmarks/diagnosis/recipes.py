@@ -19,7 +19,9 @@ LATER = ("labels", "inputs")
 WITHHELD = ("verdicts", "payoff", "masks", "prompts", "data", "coefficients", "restarts", "asynchrony")
 """From issue trackers: `withheld.py`. Made after those, and measured before a detector was changed for them."""
 TRACKERS = ("credit", "environment", "engines", "context", "extraction", "schedule")
-"""From issue trackers, too: `trackers.py`. Made last, and measured before a detector was changed for them."""
+"""From issue trackers, too: `trackers.py`. Made after those, and measured before a detector was changed for them."""
+FIELD = ("verification", "judging", "assembly", "adapters", "descent", "decoding", "episodes", "curriculum")
+"""From issue trackers, too: `field.py`. Made last, and measured before a detector was changed for them."""
 SMALL_MODELS = ("smollm2", "healthy smollm2")
 """Trainings of SmolLM2-135M: `small_models.py`."""
 FRESH = ("fresh",)
@@ -64,9 +66,10 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """healthy, development, test, unseen, later, fresh, withheld, trackers or a family of small models."""
+        """healthy, development, test, unseen, later, fresh, withheld, trackers, field or a family of small models."""
         tuned = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "later": LATER, "fresh": FRESH}
-        groups = {**tuned, "withheld": WITHHELD, "trackers": TRACKERS, **{name: (name,) for name in SMALL_MODELS}}
+        tracked = {"withheld": WITHHELD, "trackers": TRACKERS, "field": FIELD}
+        groups = {**tuned, **tracked, **{name: (name,) for name in SMALL_MODELS}}
         return next((split for split, families in groups.items() if self.family in families), "development")
 
 
