@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
 from .calls import ToolCall
 from .content import Content, Picture
@@ -123,7 +123,7 @@ class Agent(Protocol):
         prompts: Sequence[Sequence[Message]],
         num_rollouts: int = 1,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         seed: Seed = None,
     ) -> AgentSession:
         """Open a session with `len(prompts) * num_rollouts` rows.
@@ -138,7 +138,7 @@ class Agent(Protocol):
 class CallReader(Protocol):
     """Reads calls of tools in a model's own syntax."""
 
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+    def read(self, text: str, tools: Sequence[Mapping[str, object]]) -> ToolCall:
         """Return the calls of a turn, without a name if there is none. tools: JSON schemas."""
         ...
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 MAX_CANDIDATES = 64
 """Opening braces that are tried as the start of a call; bounds the work on hostile text."""
@@ -39,7 +39,7 @@ class ToolCall:
     cut: bool = False
 
 
-def format_call(name: str, arguments: Mapping[str, Any] | None = None) -> str:
+def format_call(name: str, arguments: Mapping[str, object] | None = None) -> str:
     """Return the text of a turn that calls `name`. `parse_call` reads it back."""
     return json.dumps({"name": name, "arguments": dict(arguments or {})}, ensure_ascii=False)
 
@@ -92,7 +92,7 @@ def clean_text(text: str) -> str:
     return text
 
 
-def _understand(value: dict[str, Any], text: str, thought: str) -> ToolCall:
+def _understand(value: dict[str, object], text: str, thought: str) -> ToolCall:
     name, arguments = value["name"], value.get("arguments", value.get("parameters", {}))
     if not isinstance(name, str) or not name.strip():
         return ToolCall(None, {}, text, thought, f'"name" must be the name of a tool, not {_shown(name)}')
@@ -105,7 +105,7 @@ def _understand(value: dict[str, Any], text: str, thought: str) -> ToolCall:
         arguments = {}
     if not isinstance(arguments, dict):
         return ToolCall(None, {}, text, thought, f'"arguments" must be an object, not {_shown(arguments)}')
-    return ToolCall(clean_text(name), _clean(arguments), text, thought)
+    return ToolCall(clean_text(name), {clean_text(k): _clean(v) for k, v in arguments.items()}, text, thought)
 
 
 def _json_problem(problem: Exception, text: str, start: int) -> str:
@@ -116,11 +116,11 @@ def _json_problem(problem: Exception, text: str, start: int) -> str:
     return "the JSON object is nested too deeply" if isinstance(problem, RecursionError) else f"invalid JSON: {problem}"
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number")
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: object) -> object:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, dict):
@@ -128,6 +128,6 @@ def _clean(value: Any) -> Any:
     return [_clean(v) for v in value] if isinstance(value, list) else value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=True)
     return text if len(text) <= 40 else f"{text[:37]}..."

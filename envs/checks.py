@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .calls import ToolCall
 from .tools import Argument, Bound, ToolSpec
@@ -62,7 +61,7 @@ def find_problem(call: ToolCall, tools: Sequence[ToolSpec], context: StepContext
     return None
 
 
-def _value_problem(argument: Argument, value: Any, context: StepContext) -> str | None:
+def _value_problem(argument: Argument, value: object, context: StepContext) -> str | None:
     fault = find_fault(argument, value, context)
     if fault is not None:
         return fault.brief
@@ -71,7 +70,7 @@ def _value_problem(argument: Argument, value: Any, context: StepContext) -> str 
     return None
 
 
-def find_fault(argument: Argument, value: Any, context: StepContext) -> Fault | None:
+def find_fault(argument: Argument, value: object, context: StepContext) -> Fault | None:
     """Find the fault of a value. None if it fits. Whether a well-formed reference exists is not checked here."""
     name = argument.name
     if argument.refers_to is not None:
@@ -80,12 +79,12 @@ def find_fault(argument: Argument, value: Any, context: StepContext) -> Fault | 
     if not _has_type(argument.type, value):
         form = "[x0, y0, x1, y1]" if argument.type == "box" and isinstance(value, list | tuple) else argument.type
         return Fault(f"{name} must be {form}", f"{name} is {_WANTED[argument.type]}")
-    if argument.type == "box":
+    if argument.type == "box" and isinstance(value, list | tuple):
         return _box_fault(name, value, context)
     if argument.choices is not None and value not in argument.choices:
         choices = ", ".join(argument.choices)
         return Fault(f"{name} must be one of {choices}", f"{name} is one of {choices}")
-    if argument.type in ("integer", "number"):
+    if argument.type in ("integer", "number") and isinstance(value, int | float):
         low, high = resolve_bound(argument.minimum, context.facts), resolve_bound(argument.below, context.facts)
         right = (f"{low:g} <= " if low is not None else "") + name + (f" < {high:g}" if high is not None else "")
         if low is not None and value < low:
@@ -95,12 +94,12 @@ def find_fault(argument: Argument, value: Any, context: StepContext) -> Fault | 
     return None
 
 
-def resource_id(value: Any) -> str | None:
+def resource_id(value: object) -> str | None:
     """Return the id that a reference names, as contexts list it (7 and "7" are one id); None if it cannot be one."""
     return str(value) if isinstance(value, str) or type(value) is int else None
 
 
-def resolve_bound(bound: Bound | None, facts: Mapping[str, Any]) -> float | None:
+def resolve_bound(bound: Bound | None, facts: Mapping[str, object]) -> float | None:
     """Return a bound as a number, looking up the fact that it names; None if it is unbounded or unknown."""
     if isinstance(bound, str):
         value = facts.get(bound)
@@ -108,13 +107,13 @@ def resolve_bound(bound: Bound | None, facts: Mapping[str, Any]) -> float | None
     return None if bound is None else float(bound)
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """Return a value as the agent reads it, cut to 24 characters."""
     text = str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
 
 
-def _has_type(kind: str, value: Any) -> bool:
+def _has_type(kind: str, value: object) -> bool:
     if kind == "any":
         return True
     if kind == "string":
@@ -128,11 +127,11 @@ def _has_type(kind: str, value: Any) -> bool:
     return _is_number(value) and (kind == "number" or isinstance(value, int))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 
 
-def _box_fault(name: str, box: Any, context: StepContext) -> Fault | None:
+def _box_fault(name: str, box: Sequence[float], context: StepContext) -> Fault | None:
     """Find the fault of a box. Edges are half-open: a whole image ends at its width."""
     x0, y0, x1, y1 = box
     if not (x0 < x1 and y0 < y1):

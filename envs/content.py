@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
+
+    from .agent import Message
 
 IMAGE_SIGN = "[image]"
 """Replaces a picture where only text is read."""
@@ -62,7 +64,7 @@ def text_of(content: Content) -> str:
     return "\n".join(block["text"] if block["type"] == "text" else IMAGE_SIGN for block in content)
 
 
-def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Picture]:
+def pictures_of(messages: Sequence[Message]) -> list[Picture]:
     """Return the pictures of a conversation in reading order."""
     contents = [message.get("content", "") for message in messages]
     return [b["image"] for c in contents if not isinstance(c, str) for b in c if b["type"] == "image"]
@@ -75,7 +77,7 @@ def with_text_before(text: str, content: Content) -> Content:
     return [TextBlock(type="text", text=text), *content]
 
 
-def checked_content(content: Any) -> Content:
+def checked_content(content: object) -> Content:
     """Return `content` if it is text or blocks. Raises TypeError."""
     if isinstance(content, str):
         return content

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from .agent import Message
 from .content import with_text_before
 from .tools import Argument, ToolSpec
 
-EXAMPLES: dict[str, Any] = {
+EXAMPLES: dict[str, object] = {
     "integer": 1,
     "number": 0.5,
     "string": "…",
@@ -64,12 +63,13 @@ def _argument(argument: Argument) -> str:
     return f"{text}, {argument.description}" if argument.description else text
 
 
-def _example(argument: Argument) -> Any:
+def _example(argument: Argument) -> object:
     if argument.choices:
         return argument.choices[0]
-    if argument.type in ("integer", "number") and isinstance(argument.minimum, (int, float)):
-        return max(EXAMPLES[argument.type], argument.minimum)
-    return EXAMPLES[argument.type]
+    example, least = EXAMPLES[argument.type], argument.minimum
+    if argument.type in ("integer", "number") and isinstance(example, float | int) and isinstance(least, float | int):
+        return max(example, least)
+    return example
 
 
 def with_system(text: str, messages: list[Message]) -> list[Message]:

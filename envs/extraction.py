@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from importlib.util import find_spec
-from typing import Any
 
 from ..configs.errors import GrpoTuiError
 from .user_code import find_object
@@ -82,7 +81,7 @@ def mathematical(text: str) -> str | None:
         found = parse(f"${text}$", parsing_timeout=1)
     except Exception:  # its grammar and its time limit raise many kinds
         return plain
-    value: Any = next((v for v in found if not isinstance(v, str)), None)
+    value = next((v for v in found if not isinstance(v, str)), None)
     if value is None:
         return plain
     if getattr(value, "is_Rational", False):
@@ -115,7 +114,7 @@ def json_value(text: str, path: str) -> str | None:
     return None
 
 
-def _json_values(text: str) -> Iterator[Any]:
+def _json_values(text: str) -> Iterator[object]:
     """Return the outermost JSON objects and lists in a text, the last first."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while (begin := re.compile(r"[{\[]").search(text, place)) is not None:

@@ -9,10 +9,10 @@ import asyncio
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..configs.sections.environment import MCP
 from .base import Picture, StepResult
@@ -22,6 +22,8 @@ from .tools import TYPES, Argument, ToolSpec, tool_of_schema
 from .user_code import UserCodeError, find_object, one_line
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from .plugins.mcp import McpTool
 
 ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
@@ -46,7 +48,7 @@ class FunctionTool:
     spec: ToolSpec
     call: Callable[..., object]
 
-    def run(self, arguments: Mapping[str, Any]) -> StepResult:
+    def run(self, arguments: Mapping[str, object]) -> StepResult:
         """Call the function. The policy reads an exception as the error of the tool, and the rollout continues."""
         try:
             result = self.call(**arguments)
@@ -76,12 +78,12 @@ def _shown(result: object) -> tuple[str, tuple[Picture, ...]]:
     return "\n".join(texts), tuple(images)
 
 
-def _is_image(value: object) -> bool:
+def _is_image(value: object) -> TypeGuard[Image]:
     """Return whether it is an image of Pillow, which tools without images do not need."""
     return hasattr(value, "getbands") and hasattr(value, "convert")
 
 
-def _picture(image: Any) -> Picture:
+def _picture(image: Image) -> Picture:
     import numpy as np
 
     pixels = np.asarray(image.convert("RGB"))
@@ -89,7 +91,7 @@ def _picture(image: Any) -> Picture:
     return Picture(f"tool-{name}", lambda: pixels)
 
 
-def _plain(images: list[Picture], value: Any) -> object:
+def _plain(images: list[Picture], value: object) -> object:
     """Return the data of an object that JSON does not know, never its address. Images go into `images`."""
     if _is_image(value):
         images.append(_picture(value))
@@ -171,7 +173,7 @@ def load_tool(path: str) -> FunctionTool:
     return FunctionTool(replace(spec, description=declared["description"]), function)
 
 
-async def _awaited(result: Any) -> object:
+async def _awaited(result: Awaitable[object]) -> object:
     return await result
 
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -133,7 +133,7 @@ def _sentence(problem: BaseException) -> str:
     return f"{kind}: {text[:300]}" if text else kind
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Name a value's type in a sentence."""
     return "None" if value is None else f"a {type(value).__name__}"
 

@@ -10,7 +10,6 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from ..configs.errors import GrpoTuiError
 from .base import Env
@@ -51,7 +50,7 @@ def load_env_class(path: str) -> type[Env]:
     return found
 
 
-def make_env(path: str, config: Mapping[str, Any] | None = None, tokenizer: Any = None) -> Env:
+def make_env(path: str, config: Mapping[str, object] | None = None, tokenizer: object = None) -> Env:
     """Make an instance of the class at `path`, with `config` as keyword arguments. Raises EnvLoadError."""
     found = load_env_class(path)
     if not isinstance(config or {}, Mapping):
@@ -65,7 +64,7 @@ def make_env(path: str, config: Mapping[str, Any] | None = None, tokenizer: Any 
         raise EnvLoadError(f'"{path}" with env_config {canonical_config(config or {})}: {text}') from problem
 
 
-def canonical_config(config: Mapping[str, Any] | None) -> str:
+def canonical_config(config: Mapping[str, object] | None) -> str:
     """Return a config as one string that does not depend on the order of keys. Raises EnvLoadError."""
     try:
         return json.dumps(config or {}, sort_keys=True, ensure_ascii=False, allow_nan=False)

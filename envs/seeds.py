@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from typing import Any
 
 
 def seed_of(*parts: int | str) -> int:
@@ -20,7 +19,7 @@ def split_seeds(split: str, n: int, seed: int) -> list[int]:
     return [rng.randrange(2**30) * 2 + (split == "eval") for _ in range(n)]
 
 
-def task_id(env: str, task: Any) -> str:
+def task_id(env: str, task: object) -> str:
     """Return a task's name, equal in every run: 12 hexadecimal digits of its content."""
     content = json.dumps([env, task], sort_keys=True, default=str)
     return hashlib.sha1(content.encode("utf-8", "replace")).hexdigest()[:12]

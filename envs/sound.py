@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import UnionType
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from .guard import describe
 from .trajectory import DISPLAYS, Display, Overlay, StepContext
 
 
-def checked_call(call: Any) -> ToolCall:
+def checked_call(call: ToolCall) -> ToolCall:
     """Return `call` if `parse` returned a sound ToolCall."""
     _expect(call, ToolCall, "parse returned {}, not a ToolCall")
     _expect(call.name, str | None, "parse gave {} as the name of a call, not text")
@@ -29,7 +29,7 @@ def checked_call(call: Any) -> ToolCall:
     return call
 
 
-def checked_context(context: Any) -> StepContext:
+def checked_context(context: StepContext) -> StepContext:
     """Return `context` if it is a sound StepContext."""
     _expect(context, StepContext, "context returned {}, not a StepContext")
     _expect(context.modality, str, "the context's modality is {}, not text")
@@ -38,14 +38,14 @@ def checked_context(context: Any) -> StepContext:
     return context
 
 
-def checked_pictures(pictures: Any) -> tuple[Picture, ...]:
+def checked_pictures(pictures: object) -> tuple[Picture, ...]:
     """Return `pictures` as a tuple, if all of them are."""
     if not isinstance(pictures, (tuple, list)) or not all(isinstance(p, Picture) for p in pictures):
         raise TypeError("pictures must be a tuple of Picture")
     return tuple(pictures)
 
 
-def checked_result(result: Any) -> StepResult:
+def checked_result(result: StepResult) -> StepResult:
     """Return `result` if it is a sound StepResult, with plain Python numbers."""
     _expect(result, StepResult, "step returned {}, not a StepResult")
     _expect(result.observation, str, "the observation is {}, not text")
@@ -76,7 +76,7 @@ def checked_result(result: Any) -> StepResult:
     )
 
 
-def checked_verdicts(verdicts: Any, n: int) -> list[Verdict | None]:
+def checked_verdicts(verdicts: object, n: int) -> list[Verdict | None]:
     """Return `verdicts` if they are `n` sound ones."""
     if not isinstance(verdicts, (list, tuple)) or len(verdicts) != n:
         raise TypeError(f"finish returned {describe(verdicts)}, not a list of {n} verdicts")
@@ -89,11 +89,11 @@ def checked_verdicts(verdicts: Any, n: int) -> list[Verdict | None]:
     return list(verdicts)
 
 
-def _check_ids(resources: Any, what: str) -> None:
+def _check_ids(resources: object, what: str) -> None:
     if not isinstance(resources, Mapping) or not all(isinstance(ids, (tuple, list)) for ids in resources.values()):
         raise TypeError(f'{what} must map a kind to ids, such as {{"mask": ("1",)}}')
 
 
-def _expect(value: Any, kind: Any, problem: str) -> None:
+def _expect(value: object, kind: type | UnionType, problem: str) -> None:
     if not isinstance(value, kind):
         raise TypeError(problem.format(describe(value)))

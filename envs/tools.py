@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from ..configs.plain_data import from_plain
 
@@ -40,8 +40,8 @@ class Argument:
     refers_to: str | None = None
 
     @property
-    def schema(self) -> dict[str, Any]:
-        schema: dict[str, Any] = {"description": self.description} if self.description else {}
+    def schema(self) -> dict[str, object]:
+        schema: dict[str, object] = {"description": self.description} if self.description else {}
         if self.type == "box":
             return {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4} | schema
         if self.type != "any":
@@ -75,7 +75,7 @@ class ToolSpec:
         return tuple(dict.fromkeys(a.refers_to for a in self.arguments if a.refers_to and a.required))
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, object]:
         """The tool as `{"type": "function", "function": {...}}`, as chat templates take it."""
         parameters = {
             "type": "object",
@@ -90,7 +90,7 @@ class ToolSpec:
         """The form of a call: `SEGMENT_OBJECT_AT(x, y)`. Optional arguments end with a question mark."""
         return f"{self.name}({', '.join(a.name if a.required else a.name + '?' for a in self.arguments)})"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "name": self.name,
             "description": self.description,
@@ -101,25 +101,25 @@ class ToolSpec:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ToolSpec:
+    def from_json(cls, data: Mapping[str, object]) -> ToolSpec:
         return from_plain(cls, data)
 
 
-def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
+def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, object] | None) -> ToolSpec:
     """Make a tool from a JSON schema of type `object`, as MCP servers and other libraries give it.
 
     `ToolSpec.schema` is the way back. Types that `ArgumentType` lacks become `any`.
     """
     parameters = parameters or {}
-    required = parameters.get("required") or ()
+    required, properties = parameters.get("required") or (), parameters.get("properties")
     arguments = tuple(
         _argument(key, schema if isinstance(schema, Mapping) else {}, key in required)
-        for key, schema in (parameters.get("properties") or {}).items()
+        for key, schema in (properties.items() if isinstance(properties, Mapping) else ())
     )
     return ToolSpec(name, " ".join((description or "").split()), arguments)
 
 
-def _argument(name: str, schema: Mapping[str, Any], required: bool) -> Argument:
+def _argument(name: str, schema: Mapping[str, object], required: bool) -> Argument:
     kind = schema.get("type")
     if isinstance(kind, list):
         kinds = [k for k in kind if k != "null"]
