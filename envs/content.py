@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from .agent import Message
-
 IMAGE_SIGN = "[image]"
 """Replaces a picture where only text is read."""
 
@@ -64,10 +62,10 @@ def text_of(content: Content) -> str:
     return "\n".join(block["text"] if block["type"] == "text" else IMAGE_SIGN for block in content)
 
 
-def pictures_of(messages: Sequence[Message]) -> list[Picture]:
+def pictures_of(messages: Sequence[Mapping[str, object]]) -> list[Picture]:
     """Return the pictures of a conversation in reading order."""
-    contents = [message.get("content", "") for message in messages]
-    return [b["image"] for c in contents if not isinstance(c, str) for b in c if b["type"] == "image"]
+    contents = [message.get("content") for message in messages]
+    return [b["image"] for c in contents if isinstance(c, list | tuple) for b in c if b["type"] == "image"]
 
 
 def with_text_before(text: str, content: Content) -> Content:
