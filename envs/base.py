@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict
+
+from typing_extensions import TypeVar
 
 from .agent import Message
 from .calls import ToolCall, parse_call
@@ -25,6 +27,8 @@ Split = Literal["train", "eval"]
 PromptStyle = Literal["terse", "full", "native"]
 """The prompt explains how to act (`full`), or states only the task (`terse`), or the model's chat template shows the
 tools (`native`)."""
+State = TypeVar("State", default=Any)  # a rollout's state
+Task = TypeVar("Task", bound=Mapping[str, object], default=Any)  # a JSON row
 
 
 class ImageStore(Protocol):
@@ -96,7 +100,17 @@ class FixedTurns:
         return self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
 
 
-class Env(ABC):
+class EnvOptions(TypedDict, total=False):
+    """Options of each `MultiTurnEnv` apart from `max_turns`."""
+
+    turn_timeout_s: float
+    workers: int
+    image_store: ImageStore | None
+    image_tasks: int
+    prompt_style: PromptStyle | None
+
+
+class Env(ABC, Generic[State, Task]):
     """A kind of task in which an agent acts with tools.
 
     A subclass lists its `tools`, and writes `reset` and `step`. Keyword arguments of its constructor are the
@@ -111,24 +125,24 @@ class Env(ABC):
     answers_misuse: ClassVar[bool] = False
     """Whether `step` answers calls that do not fit the declared tools itself, as others' environments do."""
 
-    def __init__(self, tokenizer: Any = None, **config: Any) -> None:
+    def __init__(self, tokenizer: object = None, **config: object) -> None:
         if config:
             known = "no options" if type(self).__init__ is Env.__init__ else "other options"
             raise TypeError(f"{type(self).__name__} has {known}: unknown {', '.join(sorted(config))}")
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
 
     @abstractmethod
-    def reset(self, task: Mapping[str, Any]) -> tuple[Any, list[Message]]:
+    def reset(self, task: Task) -> tuple[State, list[Message]]:
         """Begin a rollout of `task`: return its state, and the first messages for the agent.
 
         The messages depend only on the task: all rollouts of a task share one prompt.
         """
 
     @abstractmethod
-    def step(self, state: Any, call: ToolCall) -> StepResult:
+    def step(self, state: State, call: ToolCall) -> StepResult:
         """Carry out one call. It may change `state`, which belongs to this rollout."""
 
-    def context(self, state: Any) -> StepContext:
+    def context(self, state: State) -> StepContext:
         """Return the facts that calls are checked against. The runner adds the resources that steps `produced`."""
         return StepContext(modality=self.modality)
 
@@ -147,7 +161,7 @@ class Env(ABC):
             return explain_calls(self.tools)
         return "" if type(self).parse is not Env.parse else "Everything that you write is taken as your answer."
 
-    def finish(self, states: Sequence[Any]) -> Sequence[Verdict | None]:
+    def finish(self, states: Sequence[State]) -> Sequence[Verdict | None]:
         """Judge the rollouts of one task together when all have ended. Returns one verdict for each state, in order.
 
         `states` lacks rollouts that the environment failed and includes those that a limit ended. None: the rewards of
@@ -159,11 +173,11 @@ class Env(ABC):
         """Return the tools that a chat template shows to the policy; by default all."""
         return self.tools
 
-    def images(self, state: Any) -> tuple[Picture, ...]:
+    def images(self, state: State) -> tuple[Picture, ...]:
         """Return the pictures of the task: one for a still, one per frame for a video."""
         return ()
 
-    def expected(self, task: Mapping[str, Any]) -> str | None:
+    def expected(self, task: Task) -> str | None:
         """Return the right answer for the record; None if it is not known."""
         answer = task.get("answer")
         return None if answer is None else str(answer)
@@ -183,15 +197,15 @@ class Env(ABC):
         """
         raise ValueError(f"{type(self).__name__} makes no tasks of its own: name a file of tasks in data.source")
 
-    def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
+    def demonstrate(self, task: Task, route: str = "right", seed: int = 0) -> Demonstrator:
         """Show one route of `routes` through a task. Raises ValueError for an environment that shows none."""
         raise ValueError(f"{type(self).__name__} has no demonstrations: give sft.data")
 
-    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+    def routes(self, task: Task) -> Sequence[str]:
         """Return the routes that `demonstrate` knows for `task`, `right` first."""
         return ()
 
-    def prefetch(self, tasks: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - doing nothing is right for most
+    def prefetch(self, tasks: Sequence[Task]) -> None:
         """Prepare for rollouts of these tasks while the agent writes its first turn."""
 
 

@@ -9,10 +9,10 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from .agent import Message
-from .base import Demonstrator, Split, StepResult
+from .base import Demonstrator, EnvOptions, Split, StepResult
 from .calls import ToolCall, format_call
 from .multi_turn import MultiTurnEnv
 from .tools import Argument, ToolSpec
@@ -35,7 +35,7 @@ class CalculatorState:
     results: list[int] = field(default_factory=list)
 
 
-class CalculatorEnv(MultiTurnEnv):
+class CalculatorEnv(MultiTurnEnv[CalculatorState]):
     """Tasks `{"start": 3, "operations": [["add", 4], ["multiply", 2]], "answer": "14"}`.
 
     CALCULATE names its result (`r1`), and ANSWER ends the rollout. Reward 1 for the right answer, else 0.
@@ -57,23 +57,25 @@ class CalculatorEnv(MultiTurnEnv):
         ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True),
     )
 
-    def __init__(self, tokenizer: Any = None, *, operations: int = 2, **config: Any) -> None:
-        super().__init__(tokenizer, **config)
+    def __init__(
+        self, tokenizer: object = None, *, operations: int = 2, max_turns: int = 8, **config: Unpack[EnvOptions]
+    ) -> None:
+        super().__init__(tokenizer, max_turns=max_turns, **config)
         if operations < 1:
             raise ValueError(f"operations must be at least 1, not {operations}")
         self.operations = operations
 
     @classmethod
-    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
+    def task_of_question(cls, question: str, images: Sequence[str]) -> None:
         return None
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
         """Return `n` tasks. The hash of a task's expression decides its split."""
         rng = random.Random(f"{split} {seed}")
-        tasks: list[dict[str, Any]] = []
+        tasks = []
         while len(tasks) < n:
             value = start = rng.randrange(2, 10)
-            operations: list[list[Any]] = []
+            operations: list[list[str | int]] = []
             for _ in range(rng.randrange(1, self.operations + 1)):
                 operation, b = rng.choice(OPERATIONS), rng.randrange(2, 10)
                 operations.append([operation, b])
@@ -102,7 +104,7 @@ class CalculatorEnv(MultiTurnEnv):
         text = f"{name}: {a} {_SIGNS[operation]} {b} = {state.results[-1]}"
         return StepResult(text, produced={"result": (name,)})
 
-    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+    def routes(self, task: Mapping[str, object]) -> Sequence[str]:
         """Return the right way, a guess, and one that leaves out the last operation."""
         return ("right", "guess", "stop_early")
 

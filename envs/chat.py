@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Unpack
 
 from .agent import Message
-from .base import StepResult
+from .base import EnvOptions, StepResult
 from .calls import ToolCall
 from .content import Block, Content
 from .multi_turn import MultiTurnEnv
@@ -15,7 +15,7 @@ from .pictures import picture_of
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class ChatEnv(MultiTurnEnv):
+class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
     """Tasks `{"messages": [{"role": "user", "content": "…"}], "answer": "…"}` with an optional `answer`.
 
     Content is text, or blocks: `{"type": "text", "text": "…"}` and `{"type": "image", "image": "file.png"}` (or a data
@@ -27,14 +27,14 @@ class ChatEnv(MultiTurnEnv):
 
     name = "chat"
 
-    def __init__(self, tokenizer: Any = None, **config: Any) -> None:
-        super().__init__(tokenizer, **{"max_turns": 1, **config})
+    def __init__(self, tokenizer: object = None, *, max_turns: int = 1, **config: Unpack[EnvOptions]) -> None:
+        super().__init__(tokenizer, max_turns=max_turns, **config)
 
     @classmethod
-    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
+    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, object]:
         return {"messages": [{"role": "user", "content": question}]}
 
-    def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
+    def reset(self, task: Mapping[str, object]) -> tuple[Mapping[str, object], list[Message]]:
         """Return the messages of the task. Raises ValueError if they are no conversation."""
         messages = task.get("messages")
         if not isinstance(messages, list) or not messages:
@@ -52,14 +52,14 @@ class ChatEnv(MultiTurnEnv):
     def explain(self) -> str:
         return ""
 
-    def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
+    def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
         text = str(call.arguments["text"])
         expected = self.expected(state)
         correct = None if expected is None else " ".join(text.lower().split()) == " ".join(expected.lower().split())
         return StepResult("", reward=float(bool(correct)), done=True, answer=text, correct=correct)
 
 
-def content_from(given: str | list[Any], where: str) -> Content:
+def content_from(given: str | list[object], where: str) -> Content:
     """Return the content of a message of a file: text unchanged, blocks with their pictures opened.
 
     Raises ValueError that begins with `where`.
@@ -69,7 +69,7 @@ def content_from(given: str | list[Any], where: str) -> Content:
     blocks: list[Block] = []
     for block in given:
         kind = block.get("type") if isinstance(block, Mapping) else None
-        value = block.get(kind) if isinstance(kind, str) else None
+        value = block.get(kind) if isinstance(block, Mapping) and isinstance(kind, str) else None
         if kind not in ("text", "image") or not isinstance(value, str):
             raise ValueError(
                 f'{where}: a block must be {{"type": "text", "text": …}} or {{"type": "image", "image": …}}'

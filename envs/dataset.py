@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Unpack
 
-from .base import StepResult
+from .base import EnvOptions, StepResult
 from .calls import ToolCall, means_call, parse_call
 from .chat import ChatEnv
 from .explain import OPTIONAL_CALLS, explain_calls
@@ -23,8 +23,15 @@ class DatasetEnv(ChatEnv):
 
     name = "dataset"
 
-    def __init__(self, tokenizer: Any = None, *, tools: Sequence[str] = (), **config: Any) -> None:
-        super().__init__(tokenizer, **{**({"max_turns": 8} if tools else {}), **config})
+    def __init__(
+        self,
+        tokenizer: object = None,
+        *,
+        tools: Sequence[str] = (),
+        max_turns: int | None = None,
+        **config: Unpack[EnvOptions],
+    ) -> None:
+        super().__init__(tokenizer, max_turns=(8 if tools else 1) if max_turns is None else max_turns, **config)
         self.functions = {tool.spec.name: tool for tool in load_tools(tools)}
         if self.functions:
             self.tools = (*(tool.spec for tool in self.functions.values()), ANSWER)
@@ -33,10 +40,7 @@ class DatasetEnv(ChatEnv):
         """Explain the tools. Without tools, leave the user's prompts unchanged."""
         if not self.functions:
             return ""
-        return explain_calls(
-            [tool.spec for tool in self.functions.values()],
-            OPTIONAL_CALLS,
-        )
+        return explain_calls(self.offered(), OPTIONAL_CALLS)
 
     def offered(self) -> Sequence[ToolSpec]:
         return [tool.spec for tool in self.functions.values()]
@@ -54,7 +58,7 @@ class DatasetEnv(ChatEnv):
             return call
         return ToolCall(ANSWER.name, {"text": text.strip()}, text)
 
-    def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
+    def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
         if call.name in self.functions:
             return self.functions[call.name].run(call.arguments)
         if state.get("answer") is not None:

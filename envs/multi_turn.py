@@ -28,7 +28,7 @@ from .agent import (
     knows,
     sees,
 )
-from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
+from .base import Env, ImageStore, Picture, PromptStyle, Split, State, StepResult, Task, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
 from .explain import with_explanation, with_system
@@ -53,7 +53,7 @@ from .under_way import (
 logger = logging.getLogger(__name__)
 
 
-class MultiTurnEnv(Env):
+class MultiTurnEnv(Env[State, Task]):
     """An environment whose rollouts run in batched turns. Subclasses write `reset` and `step`.
 
     max_turns: turns after which a rollout ends unanswered. turn_timeout_s: the time limit of one `reset` or `step`.
@@ -71,7 +71,7 @@ class MultiTurnEnv(Env):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         max_turns: int = 8,
         turn_timeout_s: float = 30.0,
@@ -79,7 +79,7 @@ class MultiTurnEnv(Env):
         image_store: ImageStore | None = None,
         image_tasks: int = 16,
         prompt_style: PromptStyle | None = None,
-        **config: Any,
+        **config: object,
     ) -> None:
         super().__init__(tokenizer, **config)
         if prompt_style not in (None, *get_args(PromptStyle)):
@@ -87,7 +87,7 @@ class MultiTurnEnv(Env):
         self.prompt_style: PromptStyle | None = prompt_style
         self.style: PromptStyle = prompt_style or "terse"
         self._reader: CallReader | None = None
-        self._offered: list[dict[str, Any]] | None = None
+        self._offered: list[dict[str, object]] | None = None
         self.sees = False
         """Whether the policy that acts is shown pictures; known when a trial begins."""
         for option, value in (("max_turns", max_turns), ("workers", workers)):
@@ -106,7 +106,7 @@ class MultiTurnEnv(Env):
 
     def run_trial(
         self,
-        task_data_list: Sequence[Mapping[str, Any]],
+        task_data_list: Sequence[Mapping[str, object]],
         agent: Agent,
         num_rollouts: int,
         *,
@@ -218,7 +218,9 @@ class MultiTurnEnv(Env):
                 hand_over(on_group, task)
         return trial_result([], [], [], generating, environment)
 
-    def opening(self, task: Mapping[str, Any], agent: object) -> tuple[list[Message], list[dict[str, Any]] | None]:
+    def opening(
+        self, task: Mapping[str, object], agent: object
+    ) -> tuple[list[Message], list[dict[str, object]] | None]:
         """Return the input of `agent` before its first turn: the messages, and the schemas of the tools for its chat
         template. Raises the exceptions of `reset`."""
         self._meet(agent)
@@ -296,7 +298,7 @@ class MultiTurnEnv(Env):
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
-    def _begin(self, tasks: Sequence[Mapping[str, Any]], num_rollouts: int) -> list[RolloutUnderWay]:
+    def _begin(self, tasks: Sequence[Any], num_rollouts: int) -> list[RolloutUnderWay]:
         try:
             self.prefetch(tasks)
         except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
@@ -317,7 +319,7 @@ class MultiTurnEnv(Env):
             rollout.seconds += outcome.seconds
         return rollouts
 
-    def _reset(self, rollout: RolloutUnderWay) -> tuple[Any, list[Message], StepContext, tuple[Picture, ...]]:
+    def _reset(self, rollout: RolloutUnderWay) -> tuple[State, list[Message], StepContext, tuple[Picture, ...]]:
         begun = self.reset(rollout.task)
         if not isinstance(begun, tuple) or len(begun) != 2:
             raise TypeError(f"reset returned {describe(begun)}, not (state, messages)")
@@ -389,7 +391,7 @@ class MultiTurnEnv(Env):
             )
         return trajectories
 
-    def _expected(self, task: Any) -> str | None:
+    def _expected(self, task: Task) -> str | None:
         try:
             expected = self.expected(task)
             return None if expected is None else clean_text(str(expected))

@@ -177,7 +177,7 @@ class Answer:
 class RolloutUnderWay:
     """One rollout of a task, from its first message to its verdict."""
 
-    task: Mapping[str, Any]
+    task: Any
     number: int = 0
     """Which rollout of its task."""
     state: Any = None
@@ -295,7 +295,7 @@ class RolloutUnderWay:
         group: str,
         tools: Sequence[ToolSpec],
         expected: str | None,
-        meta: Mapping[str, Any],
+        meta: Mapping[str, object],
     ) -> Trajectory:
         """Return the rollout as far as it got."""
         branch = {} if self.parent is None else {PARENT: self.parent.number, SHARED: self.shared}
