@@ -1,7 +1,7 @@
 """Environments of other projects. Each needs an extra of the package and loads when a run names it."""
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 PLUGINS = {
     "gymnasium": "grpo_tui.envs.plugins.text_games.TextGameEnv",
@@ -14,7 +14,7 @@ PLUGINS = {
 """The class behind each short name in `environment.class_path` and in `env_class_path` of a row."""
 
 
-def optional(module: str, extra: str) -> Any:
+def optional(module: str, extra: str) -> ModuleType:
     """Import a library of an extra. Raises ValueError, which names the extra to install."""
     try:
         return importlib.import_module(module)

@@ -9,15 +9,18 @@ import hashlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from ..agent import Message
-from ..base import Demonstrator, FixedTurns, Split, StepResult
+from ..base import Demonstrator, EnvOptions, FixedTurns, Split, StepResult
 from ..calls import ToolCall, format_call
 from ..extraction import ENVIRONMENT, make_extractor
 from ..multi_turn import MultiTurnEnv
 from ..tools import Argument, ToolSpec
 from . import optional
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
 
 EVAL_SHARE = 64
 """Of 256: the questions whose hash is below are held out."""
@@ -32,7 +35,7 @@ NOTE = ToolSpec("NOTE", "Writes something down before answering.", (Argument("te
 ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
 
 
-class ReasoningGymEnv(MultiTurnEnv):
+class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
     """One data set of reasoning-gym. The reward is its own score, 0 to 1.
 
     dataset: its name there, such as `chain_sum`. options: its settings, such as `{"num_digits": 2}`. scratch_pad: the
@@ -48,15 +51,15 @@ class ReasoningGymEnv(MultiTurnEnv):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         dataset: str = "chain_sum",
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         scratch_pad: bool = False,
         instruction: str = "",
         answer: str = ENVIRONMENT,
         max_turns: int | None = None,
-        **config: Any,
+        **config: Unpack[EnvOptions],
     ) -> None:
         super().__init__(tokenizer, max_turns=max_turns or (4 if scratch_pad else 1), **config)
         self.dataset = dataset
@@ -65,19 +68,19 @@ class ReasoningGymEnv(MultiTurnEnv):
         self.instruction = instruction
         self.extract = make_extractor(answer)
         self.tools = (NOTE, ANSWER) if scratch_pad else ()
-        self._made: dict[int, Any] = {}
-        self._entries: dict[tuple[int, int], dict[str, Any]] = {}
+        self._made: dict[int, ProceduralDataset] = {}
+        self._entries: dict[tuple[int, int], dict[str, object]] = {}
         self._lock = threading.Lock()
         self._data(0)  # a wrong name or option is said now, not in the first rollout
 
     # ------------------------------------------------------------------------------------------------ tasks
 
-    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         """Return `n` tasks. The hash of a question decides its split, so no question is in both.
 
         Raises ValueError if the data set has too few different questions.
         """
-        tasks: list[dict[str, Any]] = []
+        tasks = []
         for index in range(min(SIZE, 200 + 40 * n)):
             entry = self._entry(seed, index)
             held_out = hashlib.sha1(str(entry["question"]).encode()).digest()[0] < EVAL_SHARE
@@ -87,7 +90,7 @@ class ReasoningGymEnv(MultiTurnEnv):
                     return tasks
         raise ValueError(f"{self.dataset} made only {len(tasks)} of {n} {split} tasks; ask for fewer")
 
-    def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
+    def reset(self, task: Mapping[str, int | str]) -> tuple[dict[str, object], list[Message]]:
         entry = self._entry(int(task["seed"]), int(task["index"]))
         parts = [str(entry["question"]), self.instruction]
         if self.scratch_pad:
@@ -108,7 +111,7 @@ class ReasoningGymEnv(MultiTurnEnv):
         tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
         return ToolCall("ANSWER", {"text": (tagged[-1] if tagged else text).strip()}, text)
 
-    def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
+    def step(self, state: dict[str, object], call: ToolCall) -> StepResult:
         text = call.arguments["text"]
         if call.name == "NOTE":
             return StepResult("noted")
@@ -116,10 +119,10 @@ class ReasoningGymEnv(MultiTurnEnv):
         correct = score >= CORRECT
         return StepResult("correct" if correct else "wrong", score, True, text.strip(), correct)
 
-    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+    def routes(self, task: Mapping[str, int | str]) -> Sequence[str]:
         return ("right", "give_up")
 
-    def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
+    def demonstrate(self, task: Mapping[str, int | str], route: str = "right", seed: int = 0) -> Demonstrator:
         if route not in self.routes(task):
             raise ValueError(f"ReasoningGymEnv has no route {route!r}, only right, give_up")
         answer = _text(self._entry(int(task["seed"]), int(task["index"]))["answer"])
@@ -130,7 +133,7 @@ class ReasoningGymEnv(MultiTurnEnv):
 
     # ------------------------------------------------------------------------------------------------ data
 
-    def _score(self, answer: str, entry: dict[str, Any]) -> float:
+    def _score(self, answer: str, entry: dict[str, object]) -> float:
         if len(answer) > MAX_ANSWER or "__" in answer:
             return 0.0
         try:
@@ -139,7 +142,7 @@ class ReasoningGymEnv(MultiTurnEnv):
             return 0.0
         return min(1.0, max(0.0, score)) if score == score else 0.0
 
-    def _entry(self, seed: int, index: int) -> dict[str, Any]:
+    def _entry(self, seed: int, index: int) -> dict[str, object]:
         with self._lock:
             entry = self._entries.get((seed, index))
             if entry is None:
@@ -148,7 +151,7 @@ class ReasoningGymEnv(MultiTurnEnv):
                 entry = self._entries[seed, index] = self._data(seed)[index]
             return entry
 
-    def _data(self, seed: int) -> Any:
+    def _data(self, seed: int) -> ProceduralDataset:
         if seed not in self._made:
             reasoning_gym = optional("reasoning_gym", "reasoning-gym")
             try:
@@ -158,11 +161,11 @@ class ReasoningGymEnv(MultiTurnEnv):
         return self._made[seed]
 
 
-def _text(answer: Any) -> str:
+def _text(answer: object) -> str:
     return answer if isinstance(answer, str) else str(answer)
 
 
-def _explain(dataset: str, options: Mapping[str, Any], problem: Exception) -> str:
+def _explain(dataset: str, options: Mapping[str, object], problem: Exception) -> str:
     import difflib
 
     from reasoning_gym.factory import DATASETS

@@ -12,9 +12,9 @@ import importlib
 import json
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...configs.sections.environment import MCP
 from ..base import StepResult
@@ -23,6 +23,10 @@ from ..loading import EnvLoadError
 from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line
 from . import optional
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+    from pydantic import BaseModel
 
 START_SECONDS = 30.0
 """Seconds in which a server must list its tools."""
@@ -37,7 +41,7 @@ class McpTool:
     spec: ToolSpec
     server: McpServer
 
-    def run(self, arguments: Mapping[str, Any]) -> StepResult:
+    def run(self, arguments: Mapping[str, object]) -> StepResult:
         """Call it. The policy gets the errors of the tool. A server that is gone fails the rollout.
 
         Raises RuntimeError.
@@ -69,14 +73,14 @@ class McpServer:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self._session: Any = None
+        self._session: asyncio.Future[ClientSession] | None = None
         self._stop: asyncio.Event | None = None
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the answer of `tools/list`. Raises the exceptions of the connection."""
         return wait(self._list(), START_SECONDS)
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, Any]:
         """Return the answer of `tools/call`. Raises RuntimeError without one."""
         try:
             return wait(self._call(name, dict(arguments)), CALL_SECONDS)
@@ -93,7 +97,7 @@ class McpServer:
             found += answer["tools"]
         return found
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _call(self, name: str, arguments: dict[str, object]) -> dict[str, Any]:
         session = await self._open()
         try:
             return _plain(await session.call_tool(name, arguments))
@@ -103,14 +107,14 @@ class McpServer:
             self._session = None  # the next call starts anew, also before the lost session has been left
             raise
 
-    async def _open(self) -> Any:
+    async def _open(self) -> ClientSession:
         if self._session is None:
-            opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             submit(self._hold(opened))
             self._session = opened
         return await asyncio.shield(self._session)
 
-    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+    async def _hold(self, opened: asyncio.Future[ClientSession]) -> None:
         """Keep the session open until it ends: the task that entered its contexts must leave them."""
         stop = self._stop = asyncio.Event()
         try:
@@ -129,7 +133,7 @@ class McpServer:
                 self._session = None
 
 
-def _transport(target: str) -> Any:
+def _transport(target: str) -> contextlib.AbstractAsyncContextManager[Sequence[Any]]:
     mcp = optional("mcp", "mcp")
     if target.startswith(("http://", "https://")):
         return importlib.import_module("mcp.client.streamable_http").streamable_http_client(target)
@@ -139,7 +143,7 @@ def _transport(target: str) -> Any:
     return mcp.stdio_client(mcp.StdioServerParameters(command=words[0], args=words[1:]))
 
 
-def _plain(answer: Any) -> dict[str, Any]:
+def _plain(answer: BaseModel) -> dict[str, Any]:
     """Return an answer under the names of the protocol, in any version of the library."""
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 

@@ -12,16 +12,19 @@ import threading
 import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..agent import Message
-from ..base import Split, StepResult, Verdict
+from ..base import EnvOptions, Split, StepResult, Verdict
 from ..calls import ToolCall
 from ..multi_turn import MultiTurnEnv
 from ..seeds import split_seeds
 from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line
 from . import optional
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
 
 BESIDE = ("done", "reward", "metadata")
 """Fields of an observation that the policy does not read."""
@@ -43,16 +46,16 @@ class OpenEnvEnv(MultiTurnEnv):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         url: str,
         action: str | None = None,
         observation: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         instruction: str = "",
         success_score: float | None = None,
         max_turns: int = 16,
-        **config: Any,
+        **config: Unpack[EnvOptions],
     ) -> None:
         super().__init__(tokenizer, max_turns=max_turns, **config)
         if not url.startswith(("http://", "https://", "ws://", "wss://")):
@@ -74,10 +77,10 @@ class OpenEnvEnv(MultiTurnEnv):
             schema = {"properties": fields, "required": required}
             self.tools = (tool_of_schema(ACT, "Acts in the environment.", schema),)
 
-    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         return [{"url": self.url, "seed": number} for number in split_seeds(split, n, seed)]
 
-    def reset(self, task: Mapping[str, Any]) -> tuple[Episode, list[Message]]:
+    def reset(self, task: Mapping[str, int | str]) -> tuple[Episode, list[Message]]:
         """Open a connection for this rollout, reset with the task's seed."""
         episode = Episode(self.url, self.turn_timeout_s)
         answer = episode.ask("reset", {**self.options, **({"seed": task["seed"]} if "seed" in task else {})})
@@ -90,7 +93,7 @@ class OpenEnvEnv(MultiTurnEnv):
     def step(self, state: Episode, call: ToolCall) -> StepResult:
         arguments = dict(call.arguments)
         if self.mcp:
-            data: dict[str, Any] = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
+            data: Mapping[str, object] = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
         elif self.field is not None:
             data = {self.field: arguments["text"]}
         else:
@@ -111,7 +114,7 @@ class OpenEnvEnv(MultiTurnEnv):
             state.close()
         return [None] * len(states)
 
-    def _text(self, observation: Any) -> str:
+    def _text(self, observation: object) -> str:
         if not isinstance(observation, Mapping):
             return str(observation or "")
         if self.observation is not None:
@@ -126,7 +129,7 @@ class OpenEnvEnv(MultiTurnEnv):
             return only
         return json.dumps(told, ensure_ascii=False) if told else ""
 
-    def _action_fields(self) -> dict[str, dict[str, Any]]:
+    def _action_fields(self) -> dict[str, dict[str, object]]:
         try:
             with urllib.request.urlopen(f"{self.url}/schema", timeout=self.turn_timeout_s) as answer:
                 schema = json.load(answer)["action"]
@@ -167,7 +170,7 @@ class Episode:
             raise ConnectionError(f"{address} takes no connection: {one_line(problem)}") from problem
         self._closing = weakref.finalize(self, _close, self._socket)
 
-    def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, kind: str, data: Mapping[str, object]) -> dict[str, Any]:
         """Return the answer to one message. Raises ActionRefused, ConnectionError."""
         with self._turn:
             try:
@@ -192,7 +195,7 @@ class Episode:
         self._closing()
 
 
-def _close(socket: Any) -> None:
+def _close(socket: ClientConnection) -> None:
     try:
         socket.send(json.dumps({"type": "close"}))
         socket.close()
@@ -200,7 +203,7 @@ def _close(socket: Any) -> None:
         return
 
 
-def _tool_result(observation: Mapping[str, Any]) -> str:
+def _tool_result(observation: Mapping[str, object]) -> str:
     if observation.get("error"):
         error = observation["error"]
         return f"error: {error.get('message') if isinstance(error, Mapping) else error}"

@@ -10,10 +10,11 @@ import random
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import Unpack
 
 from ..agent import Message
-from ..base import Split, StepResult
+from ..base import EnvOptions, Split, StepResult
 from ..calls import ToolCall
 from ..multi_turn import MultiTurnEnv
 from ..seeds import split_seeds
@@ -27,7 +28,7 @@ ACT = "ACT"
 """The tool by which a numbered action is given."""
 
 
-class TextGameEnv(MultiTurnEnv):
+class TextGameEnv(MultiTurnEnv["Player", Mapping[str, int | str]]):
     """A game of TextArena or Gymnasium. Its rewards are the environment's own.
 
     game: `textarena:NAME` or `gymnasium:NAME`. options: arguments of its `make`. instruction: text before the first
@@ -39,14 +40,14 @@ class TextGameEnv(MultiTurnEnv):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         game: str,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         instruction: str = "",
         success_score: float | None = None,
         max_turns: int = 16,
-        **config: Any,
+        **config: Unpack[EnvOptions],
     ) -> None:
         super().__init__(tokenizer, max_turns=max_turns, **config)
         self.library, _, self.game = game.partition(":")
@@ -59,10 +60,10 @@ class TextGameEnv(MultiTurnEnv):
             action = Argument("action", "integer", "the number of an action", minimum=0, below=number)
             self.tools = (ToolSpec(ACT, "Does one thing in the game.", (action,)),)
 
-    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         return [{"game": f"{self.library}:{self.game}", "seed": number} for number in split_seeds(split, n, seed)]
 
-    def reset(self, task: Mapping[str, Any]) -> tuple[Player, list[Message]]:
+    def reset(self, task: Mapping[str, int | str]) -> tuple[Player, list[Message]]:
         player = Player(self._start(int(task["seed"])))
         text = "\n\n".join(part for part in (self.instruction, player.game.text) if part)
         return player, [Message(role="user", content=text or "Begin.")]
@@ -105,7 +106,7 @@ class TextArenaGame:
     """The number of numbered actions (None: an action is text)."""
     _turn = threading.Lock()
 
-    def __init__(self, library: Any, name: str, options: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, library: ModuleType, name: str, options: Mapping[str, object], seed: int) -> None:
         self._random = random.Random(seed).getstate()
         with self._own_random():
             self._env = library.make(name, **options)
@@ -152,7 +153,7 @@ class TextArenaGame:
 class GymnasiumGame:
     """An environment of Gymnasium that observes in words."""
 
-    def __init__(self, library: Any, name: str, options: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, library: ModuleType, name: str, options: Mapping[str, object], seed: int) -> None:
         self._env = library.make(name, **options)
         space = self._env.action_space
         discrete = isinstance(space, library.spaces.Discrete)

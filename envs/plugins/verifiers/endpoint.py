@@ -11,9 +11,13 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from .exchange import Exchange, NoRoom, Turn
+
+if TYPE_CHECKING:
+    from aiohttp.web import Request, StreamResponse
 
 SESSION = "X-Session-ID"
 BODY = 256 * 2**20
@@ -37,7 +41,7 @@ class Endpoint:
         finally:
             self._exchanges.pop(trace, None)
 
-    async def context(self, v1: Any) -> Any:
+    async def context(self, v1: ModuleType) -> object:
         """Return the `ModelContext` of verifiers that asks here."""
         if not self._url:
             self._url = await self._start()
@@ -54,7 +58,7 @@ class Endpoint:
         await site.start()
         return f"http://127.0.0.1:{runner.addresses[0][1]}/{self._secret}"
 
-    async def _complete(self, request: Any) -> Any:
+    async def _complete(self, request: Request) -> StreamResponse:
         web = importlib.import_module("aiohttp.web")
         exchange = self._exchanges.get(request.headers.get(SESSION, ""))
         if exchange is None:
@@ -97,7 +101,7 @@ def _written(turn: Turn) -> dict[str, Any]:
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message in one form, however a harness writes it."""
-    made: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
+    made: dict[str, object] = {"role": message["role"], "content": message.get("content") or ""}
     if message.get("tool_calls"):
         functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
         made["tool_calls"] = [{"id": key, "name": f["name"], "arguments": f["arguments"]} for key, f in functions]
@@ -106,7 +110,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _error(message: str, code: str | None = None) -> dict[str, Any]:
+def _error(message: str, code: str | None = None) -> dict[str, object]:
     return {"error": {"message": message, "type": "invalid_request_error", "code": code}}
 
 

@@ -8,10 +8,10 @@ import random
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from ...agent import Message
-from ...base import Split, StepResult, Verdict
+from ...base import EnvOptions, Split, StepResult, Verdict
 from ...calls import ToolCall, means_call, parse_calls
 from ...content import text_of
 from ...explain import OPTIONAL_CALLS, explain_calls
@@ -37,7 +37,7 @@ class Rollout:
 
     exchange: Exchange
     turns: int = 0
-    _given_up: Any = field(init=False, repr=False)
+    _given_up: weakref.finalize = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._given_up = weakref.finalize(self, self.exchange.give_up)
@@ -50,17 +50,14 @@ class HarnessRollouts(MultiTurnEnv):
     id: str
     has_calls = False
 
-    def __init__(self, tokenizer: Any, **config: Any) -> None:
-        super().__init__(tokenizer, **config)
+    def __init__(self, tokenizer: object, *, max_turns: int, **config: Unpack[EnvOptions]) -> None:
+        super().__init__(tokenizer, max_turns=max_turns, **config)
         self._special = tuple(map(str, getattr(tokenizer, "all_special_tokens", None) or ()))
 
     def explain(self) -> str:
         if not self.tools:
             return ""
-        return explain_calls(
-            self.tools,
-            OPTIONAL_CALLS,
-        )
+        return explain_calls(self.tools, OPTIONAL_CALLS)
 
     def parse(self, text: str) -> ToolCall:
         if self.tools:
@@ -103,13 +100,13 @@ class VerifiersEnv(HarnessRollouts):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         id: str,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
         success_score: float | None = None,
         max_turns: int | None = None,
-        **config: Any,
+        **config: Unpack[EnvOptions],
     ) -> None:
         self.id = id
         self.env = load(id, dict(args or {}))
@@ -159,9 +156,9 @@ class VerifiersEnv(HarnessRollouts):
 
     # ------------------------------------------------------------------------------------------------ one rollout
 
-    def reset(self, task: Mapping[str, Any]) -> tuple[Rollout, list[Message]]:
+    def reset(self, task: Mapping[str, int | str]) -> tuple[Rollout, list[Message]]:
         """Start the environment's own rollout. The messages are those of its first request for a completion."""
-        row = dict(self._table(task.get("data", "train"))[int(task["row"]) - 1])
+        row = dict(self._table(str(task.get("data", "train")))[int(task["row"]) - 1])
         rollout = Rollout(Exchange(lambda exchange: self.env.rollout(row, client(exchange), "policy", {})))
         messages = rollout.exchange.next(self.turn_timeout_s)
         if messages is None:

@@ -36,12 +36,12 @@ class Exchange:
     last request, if it named any.
     """
 
-    def __init__(self, play: Callable[[Exchange], Awaitable[Any]]) -> None:
+    def __init__(self, play: Callable[[Exchange], Awaitable[object]]) -> None:
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._events: queue.Queue[list[Message] | None] = queue.Queue()
-        self._waiting: asyncio.Future[Any] | None = None
+        self._waiting: asyncio.Future[Turn] | None = None
         self._messages: list[dict[str, Any]] = []
-        self._outcome: Any = None
+        self._outcome: object = None
         self._ended = threading.Event()
         self._task = submit(self._run(play))
 
@@ -81,7 +81,7 @@ class Exchange:
     def give_up(self) -> None:
         self._task.cancel()
 
-    async def _run(self, play: Callable[[Exchange], Awaitable[Any]]) -> None:
+    async def _run(self, play: Callable[[Exchange], Awaitable[object]]) -> None:
         try:
             self._outcome = await play(self)
         except BaseException as problem:
@@ -90,7 +90,7 @@ class Exchange:
             self._ended.set()
             self._events.put(None)
 
-    async def ask(self, prompt: Sequence[Any]) -> Turn:
+    async def ask(self, prompt: Sequence[object]) -> Turn:
         """Return the agent's next turn to the environment's rollout. Raises ValueError if the conversation cannot be
         one sequence of tokens."""
         messages = [dumped(m) for m in prompt]
@@ -108,7 +108,7 @@ class Exchange:
         finally:
             self._waiting = None
 
-    def said(self, message: Any) -> None:
+    def said(self, message: object) -> None:
         """Add the agent's turn as the environment keeps it."""
         self._messages.append(dumped(message))
 
@@ -126,25 +126,25 @@ def client(exchange: Exchange) -> Any:
     types = library().types
 
     class PolicyClient(library().Client):
-        def setup_client(self, config: Any) -> Any:
+        def setup_client(self, config: object) -> object:
             return config
 
-        async def to_native_tool(self, tool: Any) -> Any:
+        async def to_native_tool(self, tool: object) -> object:
             return tool
 
-        async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
+        async def to_native_prompt(self, messages: object) -> tuple[object, dict[str, object]]:
             return messages, {}
 
-        async def get_native_response(self, prompt: Any, *_: Any, **__: Any) -> Any:
+        async def get_native_response(self, prompt: Sequence[object], *_: object, **__: object) -> Turn:
             try:
                 return await exchange.ask(prompt)
             except NoRoom as error:
                 raise library().OverlongPromptError(str(error)) from error
 
-        async def raise_from_native_response(self, response: Any) -> None:
+        async def raise_from_native_response(self, response: object) -> None:
             """A turn is always a valid response."""
 
-        async def from_native_response(self, response: Turn) -> Any:
+        async def from_native_response(self, response: Turn) -> object:
             calls = [types.ToolCall(id=k, name=n, arguments=json.dumps(a)) for k, n, a in response.calls] or None
             reason = "length" if response.cut else "tool_calls" if calls else "stop"
             exchange.said(types.AssistantMessage(content=response.text, tool_calls=calls))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from ...agent import Message
@@ -17,7 +18,7 @@ from ...user_code import UserCodeError, find_module, one_line
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def library() -> Any:
+def library() -> ModuleType:
     """Import `verifiers`, untyped: it resolves its names on use. Raises ValueError if it is not usable."""
     try:
         found = importlib.import_module("verifiers")
@@ -89,7 +90,7 @@ class RubricParts:
             weights |= dict(zip(names, map(float, part.weights), strict=True))
         return cls(weights)
 
-    def scores(self, metrics: Mapping[str, Any], reward: float) -> tuple[tuple[Score, ...], dict[str, float]]:
+    def scores(self, metrics: Mapping[str, object], reward: float) -> tuple[tuple[Score, ...], dict[str, float]]:
         """Return a state's scores and its other columns."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         if self.weights is None:

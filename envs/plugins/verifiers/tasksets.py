@@ -13,10 +13,11 @@ import importlib
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, Unpack
 
 from ...agent import Message
-from ...base import Split, Verdict
+from ...base import EnvOptions, Split, Verdict
 from ...tools import ToolSpec, tool_of_schema
 from ...trajectory import Score
 from ...user_code import one_line
@@ -44,16 +45,16 @@ class TasksetEnv(HarnessRollouts):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         id: str,
-        args: Mapping[str, Any] | None = None,
-        harness: Mapping[str, Any] | None = None,
-        runtime: Mapping[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
+        harness: Mapping[str, object] | None = None,
+        runtime: Mapping[str, object] | None = None,
         limit: int = 10_000,
         success_score: float = 1.0,
         max_turns: int | None = None,
-        **config: Any,
+        **config: Unpack[EnvOptions],
     ) -> None:
         self.id = id
         self.success_score = success_score
@@ -66,7 +67,7 @@ class TasksetEnv(HarnessRollouts):
         self.tools = self._first_tools()
         self.has_calls = bool(self.tools)
 
-    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         """Return at most `n` tasks in an order of `seed`. A tenth is held out, by a hash of their keys."""
         order = sorted(range(len(self._tasks)), key=lambda i: hashed(self._tasks[i].key))
         held_out = max(1, len(order) // HOLD_OUT)
@@ -74,7 +75,7 @@ class TasksetEnv(HarnessRollouts):
         random.Random(seed).shuffle(places)
         return [{"taskset": self.id, "row": i, "key": self._tasks[i].key} for i in places[:n]]
 
-    def reset(self, task: Mapping[str, Any]) -> tuple[Rollout, list[Message]]:
+    def reset(self, task: Mapping[str, int | str]) -> tuple[Rollout, list[Message]]:
         """Start an episode. The messages are those of the harness's first request for a completion."""
         rollout, tools = self._begun(int(task["row"]))
         if tools != self.tools:
@@ -128,7 +129,7 @@ class TasksetEnv(HarnessRollouts):
 class _Served:
     """An `Env` of verifiers with its serving resources, which are opened on the background loop at the first use."""
 
-    def __init__(self, env: Any, v1: Any) -> None:
+    def __init__(self, env: Any, v1: ModuleType) -> None:
         self.env, self.v1 = env, v1
         self._opening: asyncio.Future[None] | None = None
 
@@ -137,7 +138,7 @@ class _Served:
         await asyncio.shield(opening)
 
 
-def _load(id: str, args: dict[str, Any], harness: dict[str, Any], runtime: dict[str, Any]) -> _Served:
+def _load(id: str, args: dict[str, object], harness: dict[str, object], runtime: dict[str, object]) -> _Served:
     """Make the environment of a taskset. Raises ValueError in one sentence."""
     try:
         v1 = importlib.import_module("verifiers.v1")
