@@ -89,9 +89,8 @@ class McpServer:
 
     async def _list(self) -> list[dict[str, Any]]:
         session = await self._open()
-        found: list[dict[str, Any]] = []
         answer = _plain(await session.list_tools())
-        found += answer["tools"]
+        found = [*answer["tools"]]
         while answer.get("nextCursor"):
             answer = _plain(await session.list_tools(cursor=answer["nextCursor"]))
             found += answer["tools"]

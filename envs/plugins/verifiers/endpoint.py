@@ -90,7 +90,7 @@ class Endpoint:
 
 
 def _written(turn: Turn) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    message: dict[str, object] = {"role": "assistant", "content": turn.text}
     if turn.calls:
         message["tool_calls"] = [
             {"id": key, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
@@ -99,7 +99,7 @@ def _written(turn: Turn) -> dict[str, Any]:
     return message
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(message: Mapping[str, Any]) -> dict[str, object]:
     """Return a message in one form, however a harness writes it."""
     made: dict[str, object] = {"role": message["role"], "content": message.get("content") or ""}
     if message.get("tool_calls"):

@@ -21,7 +21,7 @@ class Turn:
     """One turn of the agent. calls: id, name and arguments of each. cut: a limit ended it."""
 
     text: str
-    calls: tuple[tuple[str, str, dict[str, Any]], ...] = ()
+    calls: tuple[tuple[str, str, dict[str, object]], ...] = ()
     cut: bool = False
 
 
@@ -40,7 +40,7 @@ class Exchange:
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._events: queue.Queue[list[Message] | None] = queue.Queue()
         self._waiting: asyncio.Future[Turn] | None = None
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, object]] = []
         self._outcome: object = None
         self._ended = threading.Event()
         self._task = submit(self._run(play))

@@ -104,7 +104,7 @@ def component(name: str) -> str:
     return f"{TOTAL}_{name}" if name in TAKEN else name
 
 
-def load(id: str, args: dict[str, Any]) -> Any:
+def load(id: str, args: Mapping[str, object]) -> Any:
     """Make the environment of a package's `load_environment`. Raises ValueError in one sentence."""
     vf = library()
     with own_signals():
