@@ -37,6 +37,7 @@ from ..process import load_serving_policy, serving_agent, serving_settings
 from ..store.folder import OnlineFolder
 from ..store.opening import open_store
 from ..store.snapshots import SnapshotReader
+from ..store.update_log import UpdateLogs
 from ..store.update_queue import QueueError, Trouble
 from .answers import Answer, answer_as_json
 from .backend import EngineBackend
@@ -149,7 +150,15 @@ def serve(
             engine=engine,
             source=source,
             follower=follower,
-            keeper=RecordKeeper(writer, queue, online.kl, sinks=[wandb], tokens=tokens, engine=store.name),
+            keeper=RecordKeeper(
+                writer,
+                queue,
+                online.kl,
+                sinks=[wandb],
+                tokens=tokens,
+                engine=store.name,
+                logs=None if online.is_shared else UpdateLogs(run_dir),
+            ),
             queue=queue,
             enqueuer=Enqueuer(written, tell=problem),
             control=control,

@@ -16,6 +16,7 @@ from ...record.step_recorder import MetricSink
 from ...runs.schema import JOURNAL_POSITION, recorded_position
 from ...runs.types import EventKind, Use, UseKind
 from ...runs.write.writer import RunWriter
+from ..store.update_log import UpdateLogs
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
 from .inference_engine import Learned
 
@@ -62,7 +63,8 @@ class RecordKeeper:
     """Writes requests and journal rows. The step is the number of the request.
 
     engine: marks its own requests in a journal that several engines read; updates of other engines are recorded at the
-    present step. sinks: further outputs for numbers, such as wandb.
+    present step. sinks: further outputs for numbers, such as wandb. logs: the update logs of a worker on this machine.
+    A row is copied after it is logged: the logs keep the numbers if the queue is lost.
     No method raises into serving.
     """
 
@@ -75,6 +77,7 @@ class RecordKeeper:
         sinks: Iterable[MetricSink] = (),
         tokens: bool = True,
         engine: str = "",
+        logs: UpdateLogs | None = None,
     ) -> None:
         self.writer = writer
         self.queue = queue
@@ -82,6 +85,7 @@ class RecordKeeper:
         self.sinks = list(sinks)
         self.tokens = tokens
         self.engine = engine
+        self._logs, self._logged = logs, 0
         self.heard: Callable[[Mapping[str, Any]], None] = lambda row: None
         """Receives each row of the journal."""
         self.step = 0
@@ -121,6 +125,9 @@ class RecordKeeper:
         except QueueError as error:
             log.warning("%s", error)
             return 0
+        if self._logs is not None and rows and rows[-1].n > self._logged:
+            self._logged = self._logs.last()["n"]
+            rows = [row for row in rows if row.n <= self._logged]
         for row in rows:
             with self.writer.together(journal=row.n):
                 self._copy(row)

@@ -57,8 +57,9 @@ class UpdateLogs:
         updates.
         """
         updates = [row for row in rows if row.row.get("kind") == "update"]
-        _append(self.audit, rows, _audit_number, audit_line)
+        # The contribution log is first: `last` takes the numbers of updates from it.
         _append(self.contribution, updates, _contribution_number, lambda row: json.dumps({"n": row.n, **row.row}))
+        _append(self.audit, rows, _audit_number, audit_line)
 
 
 def audit_line(row: JournalRow) -> str:

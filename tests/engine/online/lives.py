@@ -146,11 +146,12 @@ def record(folder: Path, online: dict[str, Any]) -> None:
     """The engine copies the journal into the record."""
     from grpo_tui.configs.sections.online import KLConfig
     from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
+    from grpo_tui.engine.online.store.update_log import UpdateLogs
     from grpo_tui.engine.runs.write.writer import RunWriter
 
     writer = RunWriter(folder, process="engine")
     with engine_queue(folder, online) as queue:
-        keeper = RecordKeeper(writer, queue, KLConfig())
+        keeper = RecordKeeper(writer, queue, KLConfig(), logs=UpdateLogs(folder))
         while keeper.copy_journal():
             continue
         keeper.finish()
