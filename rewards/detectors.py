@@ -267,7 +267,7 @@ def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return _trouble("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
 
 
-@detector("errors", share=True, urgent=0.5)
+@detector("errors", share=True, urgent=0.25)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts that failed, or whose tools did."""
     return _trouble("errors", "ended in an error or met one", batches, limits, lambda r: r.failed)

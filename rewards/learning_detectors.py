@@ -3,6 +3,7 @@ and one that does not move. Registered with those of `detectors.py`. No torch, n
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, detector, halves, ids_of, improvement, spread_of, worse
+from .detectors import SAME, Finding, detector, groups_of, halves, ids_of, improvement, spread_of, total_of, worse
 from .reward_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -22,6 +23,8 @@ STEPS = 4
 """Steps that a trend of texts and rewards takes at least."""
 KL_STEPS = 5
 """Steps within which KL may not rise beyond its limit."""
+ENOUGH = 16
+"""Groups whose rewards differ, without a gradient."""
 STILL_STEPS, STILL_KL_STEPS = 5, 10
 """Updates after which a policy must have moved, by its weights and by its KL."""
 RATE_LEFT = 0.01
@@ -129,6 +132,8 @@ def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> lis
 )
 def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find updates with gradients that leave the policy unchanged, by its weights, its learning rate or its KL."""
+    if found := _no_gradient(batches[-STILL_STEPS:], limits):
+        return found
     updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]
     if not updates or updates[-1] is not batches[-1] or len(updates) < STILL_STEPS:
         return []
@@ -153,12 +158,31 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     return _kl_still(batches, updates, limits, warming)
 
 
+def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find steps without any gradient, although rewards differ within groups."""
+    if len(batches) < STILL_STEPS or any(b.metrics[metric.GRAD_NORM] > 0 for b in batches):
+        return []
+    groups = groups_of(r for b in batches for r in b.rollouts if r.total is not None and math.isfinite(r.total))
+    differ = [g for g in groups if max(map(total_of, g)) - min(map(total_of, g)) > SAME]
+    if len(differ) < ENOUGH:
+        return []
+    most = max(max(map(total_of, g)) - min(map(total_of, g)) for g in differ)
+    message = (
+        "nothing is trained: look for rewards that are too small (groups that hardly differ are left out), adapters "
+        f"that are 0, and frozen parameters. Rewards differ in {len(differ):,} groups of {len(batches)} steps, by "
+        f"{most:.2g} at most, and every gradient is 0."
+    )
+    ids = ids_of(differ[0], limits)
+    return [Finding("no_movement", message, 0.0, 0.0, ids, "gradient", "failure", batches[0].step)]
+
+
 def _kl_still(
     batches: Sequence[Batch], updates: Sequence[Batch], limits: DiagnosisConfig, warming: bool
 ) -> list[Finding]:
     """Find a KL that stays noise, or too small to be seen in rollouts. A KL of D nats a rollout lets one of
     sqrt(2 / D) rollouts differ at most (Pinsker). warming: the learning rate rises at each step."""
-    kl = [b.metrics[metric.KL_MEAN] for b in updates if metric.KL_MEAN in b.metrics]
+    measured = [b for b in updates if b.rollouts] or updates  # further updates with the same rollouts have their KL
+    kl = [b.metrics[metric.KL_MEAN] for b in measured if metric.KL_MEAN in b.metrics]
     if len(kl) < STILL_KL_STEPS or not any(kl):
         return []
     latest = kl[len(kl) // 2 :]

@@ -39,6 +39,8 @@ Z = 4.0
 EXCESS, EXCESS_OF_STEP = (0.15, 0.3), (2.0, 0.5)
 """-log p above and below the entropy, as a share of it: with the entropy of each rollout, and of the step alone.
 Rollouts of groups without a signal are not in the loss, and that selection shifts the mean by up to 0.2."""
+KINDS, BY_CHANCE = 0.5, 0.01
+"""Share of steps with one kind of task, and words that the prompts of a step share by chance."""
 DISTINCT = 0.5
 """Distinct tasks of a step, as a share of its groups."""
 
@@ -119,6 +121,32 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
     return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids, began=began)]
+
+
+@detector("ordered_tasks", need.TASKS, need.PROMPTS)
+def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find steps whose prompts share a word that few other prompts have: each step shows one kind of task."""
+    steps = [b.fact("words", lambda b: {r.task: frozenset(r.prompt.split()) for r in b.rollouts}) for b in batches]
+    counts = Counter(word for tasks in steps for words in tasks.values() for word in words)
+    every = sum(map(len, steps))
+    if len(batches) < 2 * STEPS:
+        return []
+    alike = []
+    for batch, tasks in zip(batches, steps, strict=True):
+        shared = frozenset.intersection(*tasks.values())
+        rarest = min(shared, key=lambda word: counts[word], default="")
+        # the number of words that so many tasks share by chance, if each task has them as often as all have
+        if rarest and len(counts) * (counts[rarest] / every) ** len(tasks) < BY_CHANCE:
+            alike.append((batch, rarest))
+    share = len(alike) / len(batches)
+    if share <= KINDS or len({word for _, word in alike}) < 2:
+        return []
+    (batch, word), began = alike[-1], batches[0].step
+    message = (
+        f"a step has one kind of task: shuffle the data. In {len(alike)} of {len(batches)} steps all prompts share a "
+        f"word that few others have: {word!r} in step {batch.step}."
+    )
+    return [Finding("few_tasks", message, share, KINDS, ids_of(batch.rollouts, limits), "order", began=began)]
 
 
 @detector("mixed_groups", need.TASKS)

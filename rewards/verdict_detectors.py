@@ -173,19 +173,33 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("unanswered", need.ANSWERS, need.SUCCESS)
 def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts in which no answer can be read, from the first step on."""
-    rollouts = rollouts_of(batches)
+    """Find rollouts in which no answer can be read, from the first step on. A limit that ends them is a fault of its
+    own, unless the rollouts of the evaluation hold answers."""
+    rollouts, held_out = rollouts_of(batches), batches[-1].held_out
     if len(batches) != STEPS or len(rollouts) < ENOUGH or batches[0].step not in (0, 1):
         return []
-    without = [r for r in rollouts if r.unreadable or not (r.answer or "").strip()]
+    without = [r for r in rollouts if not _answers(r)]
     share = len(without) / len(rollouts)
-    if share <= SOLVED or any(r.correct for r in without) or fmean(r.cut for r in rollouts) > 0.5:
+    if share <= SOLVED or any(r.correct for r in without):
+        return []
+    others = fmean(map(_answers, held_out.rollouts)) if held_out is not None and held_out.rollouts else 0.0
+    if others > 0.5:
+        fault = (
+            "rollouts of training hold no answer, and those of the evaluation do: compare temperature, limits, stop "
+            "strings and chat template"
+        )
+    elif fmean(r.cut for r in rollouts) <= 0.5:
+        fault = "the policy does not know the form of the task: compare the chat template with that of the model"
+    else:
         return []
     message = (
-        f"the policy does not know the form of the task: compare the chat template with that of the model. In "
-        f"{len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
+        f"{fault}. In {len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
     )
     return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
+
+
+def _answers(rollout: RolloutSummary) -> bool:
+    return not rollout.unreadable and bool((rollout.answer or "").strip())
 
 
 def _plain(text: str) -> str:

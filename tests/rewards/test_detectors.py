@@ -307,6 +307,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "advantage_order": "rewards and advantages",
         "advantage_scale": "rewards and advantages",
         "few_tasks": "ids of tasks",
+        "ordered_tasks": "ids of tasks and prompts without images",
         "trained_tokens": "numbers of tokens in the loss and in the turns",
         "surprising_tokens": "log-probs of tokens and the metric train/entropy",
         "no_diversity": "texts of the agent",

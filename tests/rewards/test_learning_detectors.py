@@ -238,6 +238,28 @@ def test_a_kl_that_no_rollout_would_show_is_no_movement():
     assert find("no_movement", tokens(batches(2e-4, short, LIMITS.window))) == [], "the warm-up is over"
 
 
+def test_updates_without_new_rollouts_have_no_kl_of_their_own():
+    still = [with_metrics(s, kl=1e-9) for s in range(1, 13)]
+    assert [f.subject for f in find("no_movement", still)] == ["kl"]
+    first = replace(still[0], rollouts=rollouts(1, lambda i: i % 2, answer, False))
+    assert find("no_movement", [first, *still[1:]]) == []
+
+
+def test_rewards_that_differ_without_a_gradient_are_found():
+    def batches(size: float, *grads: float) -> list[Batch]:
+        return [
+            replace(with_metrics(s, grad=grad), rollouts=rollouts(s, lambda i: size * (i % 2), answer, False))
+            for s, grad in enumerate(grads, 1)
+        ]
+
+    for size in (1.0, 1e-4):
+        [found] = find("no_movement", batches(size, *[0.0] * 5))
+        assert (found.subject, found.grade, found.began) == ("gradient", "failure", 1)
+    assert find("no_movement", batches(1.0, 0.0, 0.0, 0.0, 0.0, 0.1)) == []
+    assert find("no_movement", batches(1.0, *[0.0] * 4)) == [], "too few steps"
+    assert find("no_movement", batches(0.0, *[0.0] * 5)) == [], "equal rewards have no gradient"
+
+
 def test_a_reference_that_differs_before_any_update():
     assert [f.detector for f in find("reference_mismatch", [with_metrics(1, kl=0.9)])] == ["reference_mismatch"]
     assert find("reference_mismatch", [with_metrics(1, kl=1e-4)]) == []

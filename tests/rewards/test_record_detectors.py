@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_tui.configs import metric_names as metric
-from grpo_tui.rewards.batches import Batch, RolloutSummary
+from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
 from grpo_tui.rewards.detectors import Finding
 from grpo_tui.rewards.diagnosis import Diagnosis
 
@@ -35,7 +35,7 @@ def right(step: int, task: int, i: int) -> RolloutSummary:
         task=f"t{step % 3}{task}",
         expected=expected,
         answer=answer,
-        prompt=f"task {step % 3} {task}",
+        prompt=f"task {(step + task) % 3} {task}",
         written=10,
         advantage=reward - mean,
         surprise=0.9,
@@ -165,6 +165,26 @@ def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them()
     assert found.detector == "untrained_tokens" and "whole rollouts" in found.message
     cut = training(lambda r, s, t, i: replace(r, masked=i > 0, cut=i > 0))
     assert "untrained_tokens" not in {f.detector for f in warnings(cut)}
+
+
+def test_steps_of_one_kind_of_task_are_found():
+    """Each step shows one of four kinds."""
+    [found] = warnings(training(lambda r, s, t, i: replace(r, prompt=f"kind{s % 4} {r.prompt}")))
+    assert (found.detector, found.subject) == ("few_tasks", "order") and "shuffle" in found.message
+    assert warnings(training(lambda r, s, t, i: replace(r, prompt=f"kind{(s + t) % 4} {r.prompt}"))) == []
+    assert warnings(training(lambda r, *_: replace(r, prompt=f"Answer: {r.prompt}"))) == [], "a word of all prompts"
+
+
+def test_rollouts_without_answers_are_compared_with_those_of_the_evaluation():
+    """All training rollouts are cut off before an answer, and the evaluation has answers at first."""
+    cut = training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"{r.id} well", cut=True))
+    for others, found in (([right(1, t, 0) for t in range(TASKS)], True), (cut[0].rollouts, False)):
+        diagnosis = Diagnosis()
+        diagnosis.evaluated(HeldOut(0, others, None))
+        for batch in cut:
+            diagnosis.observe(batch)
+        messages = [f.finding.message for f in diagnosis.found() if f.finding.detector == "unanswered"]
+        assert [("those of the evaluation do" in m) for m in messages] == [True] * found
 
 
 def test_advantages_that_a_deviation_near_0_divides_are_too_large():

@@ -182,7 +182,8 @@ REMEDIES: Mapping[str, str] = {
     ),
     "no_movement": (
         "Keep the trained weights in float32, raise the learning rate to that of the model's size (`grpo-tui config "
-        "show`), and see that something is trainable."
+        "show`), and see that something is trainable. Small rewards need a larger scale, or "
+        "a lower `training.min_group_std`."
     ),
     "action_collapse": (
         "Raise the sampling temperature or the KL weight, and penalise repeated calls. Check whether the reward pays "
@@ -231,14 +232,18 @@ REMEDIES: Mapping[str, str] = {
     "accepted_without_answer": "Read the rollouts: let the grader require an answer, and pay nothing for form alone.",
     "constant_reward": "Call the reward function with a wrong answer: it should give less than for a right one.",
     "unanswered": (
-        "Look at a prompt in `grpo-tui inspect`: set `model.chat_template` to that of the model, or explain the form."
+        "Look at a prompt and its rollouts in `grpo-tui inspect`: set `model.chat_template` to that of the model, "
+        "explain the form, or set `training.temperature` to 1."
     ),
     "advantage_order": (
         "Look at the order of rollouts between rewards and advantages, at the grouping, and at the sign. `grpo-tui "
         "check --recompute` names the first number that differs."
     ),
     "advantage_scale": "Compare each rollout with the others of its group: `training.num_generations` above 1.",
-    "few_tasks": "Remove duplicates from the data, or let the environment make more tasks (`environment.train_tasks`).",
+    "few_tasks": (
+        "Shuffle the data, remove duplicates from it, or let the environment make more tasks "
+        "(`environment.train_tasks`)."
+    ),
     "trained_tokens": "Mask every token that the policy did not sample: the prompt, and the answers of tools.",
     "surprising_tokens": "Train on the sampled token ids, with the tokenizer and chat template of the sampler.",
     "no_diversity": "Set `training.temperature` to 1, with `top_p` 1 and `top_k` 0.",
