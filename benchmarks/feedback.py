@@ -9,7 +9,7 @@ waits until an update has used its feedback.
 | answers | the right answer |
 | ratings | right or wrong |
 | reversed | right or wrong; one of three sources reverses all of its ratings |
-| majority | none: the vote of eight samples labels each request |
+| majority | none: the vote of eight samples labels each request. Callers pause after 32 questions |
 
 A row has the success of default (greedy) answers on the same held-out questions by the untouched base and by the last
 version, and the log-likelihood of unrelated texts at the start and under the last validated candidate. Rows that
@@ -24,6 +24,7 @@ import contextlib
 import json
 import random
 import re
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -51,6 +52,9 @@ SHARE = 0.3
 RESULTS = Path("~/.cache/grpo-tui/feedback.jsonl").expanduser()
 START_S = TIMEOUT_S = 1200.0
 """Long enough for a busy machine."""
+PART = 32
+"""Questions between two pauses: as many as may wait for their votes."""
+IDLE_S = 30.0
 SETTLED_S = 600.0
 """A validation takes less."""
 CLI = [sys.executable, "-m", "grpo_tui.tui.cli"]
@@ -152,13 +156,14 @@ def _waits(outcome: Mapping[str, Any]) -> bool:
     return outcome["update"] is None and bool(re.search("waits|being drawn", outcome.get("reason", "")))
 
 
-def _until_idle(queue: SqliteQueue, until: float) -> None:
-    """Wait until votes have led to no update for a minute."""
-    last, since = -1, time.monotonic()
-    while time.monotonic() < until and time.monotonic() - since < 60:
-        update = int(queue.get("update", 0))
-        if update != last or queue.depth():
-            last, since = update, time.monotonic()
+def _until_recorded(run_dir: Path, queue: SqliteQueue, until: float) -> None:
+    """Wait until nothing was recorded or learnt for `IDLE_S`: the votes of all answers are drawn."""
+    last, since = (-1, -1), time.monotonic()
+    while time.monotonic() < until and time.monotonic() - since < IDLE_S:
+        with contextlib.closing(sqlite3.connect(f"file:{run_dir / 'record.sqlite'}?mode=ro", uri=True)) as record:
+            found = record.execute("SELECT count(*) FROM rows").fetchone()[0], int(queue.get("update", 0))
+        if found != last or queue.depth():
+            last, since = found, time.monotonic()
         time.sleep(2)
 
 
@@ -173,15 +178,19 @@ def measure(arm: str, task: str, seed: int, given: argparse.Namespace) -> dict[s
         callers = Callers(client, base, task, arm, seed)
         before = callers.success(f"{base}@0", held, 2 * given.callers)
         print(f"{arm}, {task}, seed {seed}: base {before:.3f}, {time.monotonic() - began:.0f} s", flush=True)
-        callers.run(questions, given.callers)
-        asked = time.monotonic() - began
         queue = SqliteQueue(OnlineFolder(run_dir).queue)
+        # Callers who never pause leave no time for votes, so those of the arm `majority` pause after each part.
+        size = PART if arm == "majority" else len(questions)
+        for start in range(0, len(questions), size):
+            callers.run(questions[start : start + size], given.callers)
+            if arm == "majority":
+                _until_recorded(run_dir, queue, time.monotonic() + given.wait)
+        asked = time.monotonic() - began
         until = time.monotonic() + given.wait
-        if arm == "majority":
-            _until_idle(queue, until)
         callers.wait_for_versions(queue, until)
         after = callers.success(base, held, 2 * given.callers)
-        journal = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
+        log = run_dir / "update_contribution.jsonl"
+        journal = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         updates = [row for row in journal if row.get("update") and "kl_start" in row]
         texts = (queue.get("validating") or {}).get("texts") or {}
         found = {
