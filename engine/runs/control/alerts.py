@@ -241,9 +241,10 @@ REMEDIES: Mapping[str, str] = {
     ),
     "advantage_scale": "Compare each rollout with the others of its group: `training.num_generations` above 1.",
     "few_tasks": (
-        "Shuffle the data, remove duplicates from it, or let the environment make more tasks "
-        "(`environment.train_tasks`)."
+        "Shuffle the data (`training.trl.shuffle_dataset`), remove duplicates from it, or let the environment make "
+        "more tasks (`environment.train_tasks`)."
     ),
+    "ordered_tasks": "Shuffle the data (`training.trl.shuffle_dataset`).",
     "trained_tokens": "Mask every token that the policy did not sample: the prompt, and the answers of tools.",
     "surprising_tokens": "Train on the sampled token ids, with the tokenizer and chat template of the sampler.",
     "no_diversity": "Set `training.temperature` to 1, with `top_p` 1 and `top_k` 0.",
