@@ -159,11 +159,13 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
 
 
 def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find steps without any gradient, although rewards differ within groups."""
+    """Find steps without any gradient, although rewards differ within groups whose task is not solved."""
     if len(batches) < STILL_STEPS or any(b.metrics[metric.GRAD_NORM] > 0 for b in batches):
         return []
     groups = groups_of(r for b in batches for r in b.rollouts if r.total is not None and math.isfinite(r.total))
-    differ = [g for g in groups if max(map(total_of, g)) - min(map(total_of, g)) > SAME]
+    differ = [
+        g for g in groups if max(map(total_of, g)) - min(map(total_of, g)) > SAME and not all(r.correct for r in g)
+    ]
     if len(differ) < ENOUGH:
         return []
     most = max(max(map(total_of, g)) - min(map(total_of, g)) for g in differ)

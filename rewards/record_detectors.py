@@ -126,17 +126,17 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
 @detector("ordered_tasks", need.TASKS, need.PROMPTS)
 def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find steps whose prompts share a word that few other prompts have: each step shows one kind of task."""
-    steps = [b.fact("words", lambda b: {r.task: frozenset(r.prompt.split()) for r in b.rollouts}) for b in batches]
-    counts = Counter(word for tasks in steps for words in tasks.values() for word in words)
-    every = sum(map(len, steps))
+    steps = [b.fact("words", _words) for b in batches]
     if len(batches) < 2 * STEPS:
         return []
+    counts, every = Counter[str](), sum(tasks for tasks, _ in steps)
+    for _, words in steps:
+        counts.update(words)
     alike = []
-    for batch, tasks in zip(batches, steps, strict=True):
-        shared = frozenset.intersection(*tasks.values())
-        rarest = min(shared, key=lambda word: counts[word], default="")
+    for batch, (tasks, words) in zip(batches, steps, strict=True):
+        rarest = min((w for w, times in words.items() if times == tasks), key=lambda word: counts[word], default="")
         # the number of words that so many tasks share by chance, if each task has them as often as all have
-        if rarest and len(counts) * (counts[rarest] / every) ** len(tasks) < BY_CHANCE:
+        if rarest and len(counts) * (counts[rarest] / every) ** tasks < BY_CHANCE:
             alike.append((batch, rarest))
     share = len(alike) / len(batches)
     if share <= KINDS or len({word for _, word in alike}) < 2:
@@ -147,6 +147,12 @@ def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"word that few others have: {word!r} in step {batch.step}."
     )
     return [Finding("few_tasks", message, share, KINDS, ids_of(batch.rollouts, limits), "order", began=began)]
+
+
+def _words(batch: Batch) -> tuple[int, Counter[str]]:
+    """Return the number of tasks of a step, and of the prompts that have each word."""
+    prompts = {r.task: r.prompt for r in batch.rollouts}
+    return len(prompts), Counter(word for prompt in prompts.values() for word in set(prompt.split()))
 
 
 @detector("mixed_groups", need.TASKS)

@@ -258,6 +258,8 @@ def test_rewards_that_differ_without_a_gradient_are_found():
     assert find("no_movement", batches(1.0, 0.0, 0.0, 0.0, 0.0, 0.1)) == []
     assert find("no_movement", batches(1.0, *[0.0] * 4)) == [], "too few steps"
     assert find("no_movement", batches(0.0, *[0.0] * 5)) == [], "equal rewards have no gradient"
+    solved = [replace(b, rollouts=[replace(r, correct=True) for r in b.rollouts]) for b in batches(1e-4, *[0.0] * 5)]
+    assert find("no_movement", solved) == []
 
 
 def test_a_reference_that_differs_before_any_update():

@@ -80,9 +80,13 @@ class PromptBar(Widget):
 
     def takes(self, event: Key) -> bool:
         """Take a key that another widget got before the prompt had the focus. Returns whether it was one."""
-        if event is self._heard or self._later is None:
+        if event is self._heard:
             return False
-        self._early.append(Key(event.key, event.character))
+        key = Key(event.key, event.character)
+        if self._later is None:  # it took longer than `LONGEST_S`
+            self.app.post_message(key)
+        else:
+            self._early.append(key)
         return True
 
     def holds(self, event: Key) -> bool:
