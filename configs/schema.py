@@ -23,6 +23,7 @@ from .sections import (
 )
 from .sections.data import holds_tasks
 
+CHAT_ENV = "grpo_tui.envs.chat.ChatEnv"
 DATASET_ENV = "grpo_tui.envs.dataset.DatasetEnv"
 BUILTIN_ADAPTERS = {"builtin:tiny": "builtin:tiny-sft", "builtin:tiny-vl": "builtin:tiny-vl-sft"}
 """The adapters that each built-in model starts from."""
@@ -58,7 +59,7 @@ def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
     - The model decides learning rate, lengths, batch and precision (`model_defaults`).
     - `DatasetEnv` reads a dataset of prompts.
     - A model other than the built-in one starts without adapters. Each built-in model has its own.
-    - With the user's own data or reward functions, curiosity and coherence are off.
+    - With the user's own data or reward functions, and in conversations, curiosity and coherence are off.
     """
     data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
     follows: dict[str, dict[str, object]] = {"environment": {}, "model": {}, "rewards": {}}
@@ -67,7 +68,8 @@ def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
     if model.get("base", BUILTIN_MODEL) != BUILTIN_MODEL:
         base = model.get("base")
         follows["model"]["sft_adapters"] = BUILTIN_ADAPTERS.get(base) if isinstance(base, str) else None
-    if environment.get("reward_funcs") or "class_path" in follows["environment"]:
+    class_path = environment.get("class_path", follows["environment"].get("class_path"))
+    if environment.get("reward_funcs") or class_path in (CHAT_ENV, DATASET_ENV):
         follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
     for choice in chosen(given):
         section, _, key = choice.key.partition(".")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...configs.schema import RunConfig
-from ...configs.sections import EnvironmentConfig, LoggingConfig, OnlineConfig, RolloutsConfig
+from ...configs.schema import CHAT_ENV, RunConfig
+from ...configs.sections import EnvironmentConfig, LoggingConfig, OnlineConfig, RewardsConfig, RolloutsConfig
 from ..launch.start import start_run
 from ..runs.types import RunInfo
 from .results import EvaluationError
 from .subjects import find_subject
 
-_ENVIRONMENT = "grpo_tui.envs.chat.ChatEnv"
 _TURN = 512
 """Tokens of an answer at the most."""
 
@@ -32,7 +31,8 @@ def chat_config(policy: str, runs_dir: Path) -> RunConfig:
     changed = {
         "mode": "online",
         "name": f"chat with {subject.name}",
-        "environment": EnvironmentConfig(class_path=_ENVIRONMENT, eval_tasks=0),
+        "environment": EnvironmentConfig(class_path=CHAT_ENV, eval_tasks=0),
+        "rewards": RewardsConfig(w_curiosity=0.0, w_coherence=0.0),  # they compare turns, and need a pass of the model
         "rollouts": RolloutsConfig(),  # this process answers, also where the run used servers
         "logging": LoggingConfig(wandb="off"),
         "online": OnlineConfig(

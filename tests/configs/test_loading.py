@@ -119,3 +119,12 @@ def test_a_document_whose_aliases_multiply_is_refused():
         bomb += f"{name}: &{name} [{', '.join([f'*{previous}'] * 9)}]\n"
     with pytest.raises(ConfigError, match="alias"):
         parse_yaml(bomb, "bomb.yaml")
+
+
+@pytest.mark.parametrize(("environment", "weight"), [("chat.ChatEnv", 0.0), ("visual.VisualEnv", 0.01)])
+def test_conversations_have_no_curiosity_unless_a_weight_is_set(environment: str, weight: float):
+    class_path = f"environment.class_path=grpo_tui.envs.{environment}"
+    rewards = load_config(overrides=[class_path]).rewards
+    assert (rewards.w_curiosity, rewards.w_coherence) == (weight, weight)
+    assert rewards.needs_embeddings == bool(weight)
+    assert load_config(overrides=[class_path, "rewards.w_curiosity=0.2"]).rewards.w_curiosity == 0.2

@@ -90,10 +90,11 @@ def _conversations(model: str, overrides: list[str]) -> dict[str, Option]:
     """Let a model of the user's own hold conversations, unless another environment or data is set."""
     from ...configs.loading import Option
     from ...configs.model_defaults import BUILTIN
+    from ...configs.schema import CHAT_ENV
 
     if model.startswith(BUILTIN) or any(o.startswith(("environment.", "data.")) for o in overrides):
         return {}
     return {
-        "environment.class_path": Option("--model", "grpo_tui.envs.chat.ChatEnv"),
+        "environment.class_path": Option("--model", CHAT_ENV),
         "environment.eval_tasks": Option("--model", 0),
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ....configs.schema import RunConfig
+from ....configs.schema import CHAT_ENV, RunConfig
 from ....envs.agent import Message, sees
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
@@ -24,7 +24,6 @@ from ..store.snapshots import published_versions
 from .conversations import Conversation, Told, Turn
 from .feedback import FeedbackKeeper
 from .http.asking import future_and_reply
-from .http.conversation import CHAT_ENVIRONMENT
 from .http.problems import HttpProblem
 from .http.schema import Feedback
 from .inference_engine import InferenceEngine
@@ -72,7 +71,7 @@ class EngineBackend:
 
     def writes_text(self, environment: str, ensemble: bool | None) -> bool:
         """Return whether the running batch answers tasks of an environment class, each with one text."""
-        chats = environment == CHAT_ENVIRONMENT or self._chats
+        chats = environment == CHAT_ENV or self._chats
         return self._keeps_rows and (chats if ensemble is None else not ensemble)
 
     def tools_problem(self) -> str:

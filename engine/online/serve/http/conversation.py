@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from .....configs.pictures import open_picture
+from .....configs.schema import CHAT_ENV
 from .....configs.sections import EnvironmentConfig
 from .....envs.base import Env
 from ....runs.durable import replace_file
 from .problems import HttpProblem
 from .schema import ChatMessage, ImagePart
 
-CHAT_ENVIRONMENT = "grpo_tui.envs.chat.ChatEnv"
 MAX_PIXELS = 1 << 24
 FILE_KEYS = ("image", "images", "video", "frames", "file_name")
 """Keys that name picture files, at any depth of a task (`ChatEnv` reads them from its messages)."""
@@ -129,7 +129,7 @@ def row_of(
             400, "a picture can be asked about in one question, without turns before it", param="messages"
         )
     told = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
-    return {"env_class_path": CHAT_ENVIRONMENT, "env_config": {}, "task_data": {"messages": told}}
+    return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": told}}
 
 
 def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
