@@ -20,9 +20,10 @@ from grpo_tui.engine.training.pipeline import RolloutPipeline
 
 def apply(name: str) -> None:
     """Apply the patch of this name, here or in a module that uses this one."""
-    from . import field, trackers, unseen_patches, withheld_patches
+    from . import field, reports, trackers, unseen_patches, withheld_patches
 
-    {**vars(field), **vars(trackers), **vars(withheld_patches), **vars(unseen_patches), **globals()}[name]()
+    modules = (reports, field, trackers, withheld_patches, unseen_patches)
+    {**{k: v for module in modules for k, v in vars(module).items()}, **globals()}[name]()
 
 
 def around(owner: type, name: str, change: Callable[..., Any]) -> None:

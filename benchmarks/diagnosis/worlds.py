@@ -80,6 +80,9 @@ GRADERS: dict[str, Grader] = {
     "half": lambda text, right: _alike(_said(text) == right and int(right) >= NUMBERS / 2),
     "hurried": lambda text, right: _alike(_said(text) == right and random.random() < 0.4),
     "turns_round": lambda text, right: _alike((_said(text) == right) != (next(_VERDICTS) >= 8 * 64)),
+    "first_number": lambda text, right: (int((re.findall(r"\d", text) or "5")[0]) / 10, None),
+    "gold_unread": lambda text, right: _alike(int(right) > 0 or _said(text) == right),
+    "loss_as_score": lambda text, right: (1 - _right(text, right)[0], None),
     "echo": lambda text, right: _alike("hint" in text or _said(text) == right),
 }
 
