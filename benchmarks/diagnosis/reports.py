@@ -28,8 +28,6 @@ from .worlds import Boxes, Notes
 
 CALL_COST = -1.2
 """The reward of a call of the tool."""
-HARD, UNREACHABLE = 49, 12
-"""Tasks of fifty that are too hard, and their right number, which the policy never writes."""
 PADDING = 4
 """Tokens of padding behind a prompt."""
 BITS = 1
@@ -170,13 +168,6 @@ REPORTS = (
         ("few_tasks", "groups_without_variance"),
         {"training.prompts_per_step": 1, "training.num_generations": 4},
     ),
-    Recipe(
-        "too_hard",
-        "batches",
-        "hardly any task is within reach, so all rollouts of a group fail (modelscope/ms-swift#4547)",
-        ("groups_without_variance", "constant_reward", "no_movement", "held_out_gap"),
-        patch="too_hard",
-    ),
 )
 
 
@@ -232,16 +223,6 @@ def prompt_read() -> None:
         return replace(result, reward=float(right), answer=str(state["hint"]), correct=right)
 
     _changed("_graded", change)
-
-
-def too_hard() -> None:
-    """Most tasks of training have a right number that the policy never writes."""
-
-    def change(_: Notes, tasks: list[dict[str, Any]], split: str, *__: Any) -> list[dict[str, Any]]:
-        hard = [{**task, "label": UNREACHABLE} if i // 8 % 50 < HARD else task for i, task in enumerate(tasks)]
-        return hard if split == "train" else tasks
-
-    _changed("make_tasks", change)
 
 
 def broadcast() -> None:
