@@ -7,6 +7,8 @@ only rollouts that have them, and a record that never has them is reported as no
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from .breakdown import RewardBreakdown
 
 T = TypeVar("T")
 GOALS = frozenset({"task", "environment"})
+_WORD = re.compile(r"\w+")
 TEXT_KEPT = 2000
 """Characters of a rollout's text that detectors get."""
 
@@ -47,7 +50,9 @@ class RolloutSummary:
     unreadable: bool = False
     """A turn holds a call that cannot be parsed."""
     failed: bool = False
-    """The rollout, its environment or one of its tools failed."""
+    """The rollout ended in an error."""
+    call_failed: bool = False
+    """A call of a tool failed, or the record does not tell which part of the rollout did."""
     text: str = ""
     """The beginning of the agent's text; empty: not known."""
     task: str = ""
@@ -68,6 +73,8 @@ class RolloutSummary:
     """The mean entropy of the trained policy at the same tokens, in nats; None: not in the loss, or not recorded."""
     masked: bool = False
     """It was in the batch, and the loss left out all its tokens."""
+    unread: float | None = None
+    """Share of the words of the prompt that the tokens before the first turn do not hold; None: not known."""
 
     @property
     def weighted(self) -> bool:
@@ -128,6 +135,7 @@ ANSWERS = Need("right answers", lambda r: r.expected is not None)
 WRITTEN = Need("numbers of tokens in the loss and in the turns", lambda r: r.written > 0 and r.tokens > 0)
 ADVANTAGES = Need("advantages", lambda r: r.advantage is not None)
 SURPRISE = Need("log-probs of tokens", lambda r: r.surprise is not None)
+READ = Need("tokens of prompts", lambda r: r.unread is not None)
 TEXTS = Need("texts of the agent", lambda r: bool(r.text))
 GRADIENT = Need(f"the metric {metric.GRAD_NORM}", metric=metric.GRAD_NORM)
 ENTROPY = Need(f"the metric {metric.ENTROPY}", metric=metric.ENTROPY)
@@ -173,9 +181,10 @@ def rollout_of(
     surprise: float | None = None,
     entropy: float | None = None,
     masked: bool = False,
+    read: str | None = None,
 ) -> RolloutSummary:
     """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them. entropy:
-    the sum over these tokens.
+    the sum over these tokens. read: the text of the tokens before the first turn.
 
     A component without a known weight counts as its raw value. The components then do not add up to the reward.
     """
@@ -199,7 +208,8 @@ def rollout_of(
         GOALS | {score.name for step in trajectory.steps for score in step.scores},
         frozenset(apart),
         any(s.unreadable for s in trajectory.steps),
-        bool(trajectory.error) or any(s.error for s in trajectory.steps),
+        bool(trajectory.error),
+        any(s.error for s in trajectory.steps),
         "\n".join(s.text for s in trajectory.steps)[:TEXT_KEPT],
         trajectory.prompt_id,
         trajectory.expected,
@@ -211,4 +221,11 @@ def rollout_of(
         surprise,
         entropy / tokens if entropy is not None and 0 < tokens <= written and not masked else None,
         masked,
+        None if read is None else _unread(trajectory.prompt, read),
     )
+
+
+def _unread(prompt: str, read: str) -> float | None:
+    """Return the share of the words of a prompt that a text lacks. Tokenizers may change case and form."""
+    words, held = (set(_WORD.findall(unicodedata.normalize("NFKC", t).casefold())) for t in (prompt, read))
+    return len(words - held) / len(words) if words else None

@@ -269,8 +269,14 @@ def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("errors", share=True, urgent=0.25)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find many rollouts that failed, or whose tools did."""
-    return _trouble("errors", "ended in an error or met one", batches, limits, lambda r: r.failed)
+    """Find many rollouts that ended in an error."""
+    return _trouble("errors", "ended in an error", batches, limits, lambda r: r.failed)
+
+
+@detector("tool_errors", share=True, urgent=0.5)
+def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find many rollouts with failed calls. A policy that learns its tools makes such calls at first."""
+    return _trouble("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
 
 
 @detector("not_finite", reads=(metric.REWARD_NONFINITE,))
@@ -296,6 +302,7 @@ def _trouble(
     batches: Sequence[Batch],
     limits: DiagnosisConfig,
     has: Callable[[RolloutSummary], bool],
+    subject: str = "",
 ) -> list[Finding]:
     rollouts = [r for b in batches for r in b.rollouts]
     hit = [r for r in rollouts if has(r)]
@@ -303,7 +310,7 @@ def _trouble(
         return []
     said = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
     share, began = len(hit) / len(rollouts), batches[0].step
-    return [Finding(name, said, share, TROUBLE_SHARE, ids_of(hit, limits), began=began)]
+    return [Finding(name, said, share, TROUBLE_SHARE, ids_of(hit, limits), subject, began=began)]
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:

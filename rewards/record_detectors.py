@@ -41,6 +41,8 @@ EXCESS, EXCESS_OF_STEP = (0.15, 0.3), (2.0, 0.5)
 Rollouts of groups without a signal are not in the loss, and that selection shifts the mean by up to 0.2."""
 KINDS, BY_CHANCE = 0.5, 0.01
 """Share of steps with one kind of task, and words that the prompts of a step share by chance."""
+UNREAD, CUT, PROMPTS = 0.1, 0.25, 8
+"""Share of the words of a prompt that its tokens lack, share of such prompts, and prompts of evidence at least."""
 DISTINCT = 0.5
 """Distinct tasks of a step, as a share of its groups."""
 
@@ -153,6 +155,23 @@ def _words(batch: Batch) -> tuple[int, Counter[str]]:
     """Return the number of tasks of a step, and of the prompts that have each word."""
     prompts = {r.task: r.prompt for r in batch.rollouts}
     return len(prompts), Counter(word for prompt in prompts.values() for word in set(prompt.split()))
+
+
+@detector("prompt_cut", need.READ)
+def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find prompts that the policy reads in part: words of their text are not among their tokens."""
+    steps = batches[-max(STEPS, PROMPTS // len(batches[-1].rollouts)) :]
+    recent = rollouts_of(steps)
+    cut = [r for r in recent if (r.unread or 0.0) > UNREAD]
+    share = len(cut) / len(recent)
+    if len(recent) < PROMPTS or share <= CUT:
+        return []
+    message = (
+        "the policy does not read whole prompts: look at the limit of their length, the chat template, the tokenizer. "
+        f"{len(cut):,} of {len(recent):,} prompts lack {fmean(r.unread or 0.0 for r in cut):.0%} of their words."
+    )
+    ids, began = ids_of(cut, limits), steps[0].step
+    return [Finding("prompt_cut", message, share, CUT, ids, grade="failure", began=began)]
 
 
 @detector("mixed_groups", need.TASKS)

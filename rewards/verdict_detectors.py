@@ -30,7 +30,7 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     """Find equal answers to one task that earn different rewards. Only single turns count: tools may answer anew."""
     earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
     for r in rollouts_of(newest(batches)):
-        if r.turns in (1, None) and not r.failed:
+        if r.turns in (1, None) and not (r.failed or r.call_failed):
             earned[r.task, r.text].append(r)
     repeated = [same for same in earned.values() if len(same) > 1]
     noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > SAME]

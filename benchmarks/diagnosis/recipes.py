@@ -261,7 +261,13 @@ NEW = (
     ),
     Recipe("answer_untrained", "inputs", "answers not in the loss", ("untrained_tokens",), patch="answer_untrained"),
     Recipe("nucleus", "inputs", "top_p 0.3, scored at 1", ("surprising_tokens",), patch="nucleus"),
-    Recipe("prompt_lost", "inputs", "the trainer reads no prompts", ("surprising_tokens",), patch="prompt_lost"),
+    Recipe(
+        "prompt_lost",
+        "inputs",
+        "the trainer reads no prompts",
+        ("surprising_tokens", "prompt_cut"),
+        patch="prompt_lost",
+    ),
     Recipe("copies", "inputs", "groups of copies", ("no_diversity",), patch="copies"),
 )
 NEWEST = (

@@ -117,7 +117,7 @@ TRACKERS = (
         "trainer_cut",
         "context",
         "the trainer alone cuts prompts on the left (huggingface/trl#3569)",
-        ("surprising_tokens", "sampler_mismatch"),
+        ("surprising_tokens", "sampler_mismatch", "prompt_cut"),
         patch="trainer_cut",
     ),
     Recipe(

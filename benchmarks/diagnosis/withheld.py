@@ -73,7 +73,7 @@ WITHHELD = (
         "left_cut",
         "prompts",
         "prompts are cut on the left (verl-project/verl#506)",
-        ("noisy_labels", "prompt_gap"),
+        ("noisy_labels", "prompt_gap", "prompt_cut"),
         patch="left_cut",
     ),
     Recipe(

@@ -42,6 +42,11 @@ class LiveRow:
     """Set by the owner: the row leaves the batch at the next step."""
 
     @property
+    def longest(self) -> int:
+        """The largest number of tokens that the row may come to have."""
+        return len(self.prompt) + self.limit
+
+    @property
     def done(self) -> bool:
         return self.ended or self.cancelled or len(self.tokens) >= self.limit
 
@@ -66,6 +71,11 @@ class LiveBatch:
     @property
     def foreground(self) -> int:
         return sum(not row.background for row in self._rows)
+
+    @property
+    def background_tokens(self) -> int:
+        """The largest number of tokens that the background rows may come to have."""
+        return sum(row.longest for row in self._rows if row.background)
 
     @torch.inference_mode()
     def join(self, rows: Sequence[LiveRow]) -> list[LiveRow]:

@@ -15,6 +15,7 @@ from itertools import groupby
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...configs.sections.rewards import SHAPED
+from ...envs.trajectory import StopReason
 from ...rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of, surprise_of
 from ...rewards.diagnosis import Diagnosis
 from ..runs.control.alerts import REMEDIES
@@ -85,6 +86,7 @@ class _Rollouts:
         self._reader = reader
         self._apart = apart
         self._dump = isinstance(reader, DumpReader)
+        self._group: tuple[int | None, str] | None = None
         self._nan, self._unreadable, self._failed = (self._numbers(f) for f in ("nan", "unparsed", "error"))
 
     def summary(self, row: TrajectoryRow) -> RolloutSummary:
@@ -96,10 +98,13 @@ class _Rollouts:
             stored = self._reader.bodies.tokens(row.n) if row.tokens else None
         except RecordDamaged:
             return self._of_row(row)
-        tokens, surprise = sum(end - start for start, end in (s.token_span for s in record.trajectory.steps)), None
+        steps, read = record.trajectory.steps, None
+        tokens, surprise = sum(end - start for start, end in (s.token_span for s in steps)), None
         if stored is not None and any(stored.agent_mask):
             tokens = sum(map(bool, stored.agent_mask))
             surprise = surprise_of(record.trajectory, stored.logprobs, stored.agent_mask)
+            if steps and self._group != (group := (row.step, record.trajectory.group)):
+                self._group, read = group, self._reader.bodies.text_of(stored.token_ids[: steps[0].token_span[0]])
         loss = record.use.loss if record.use is not None else None
         return rollout_of(
             record.trajectory,
@@ -110,6 +115,7 @@ class _Rollouts:
             surprise=surprise,
             entropy=None if loss is None else loss.entropy,
             masked=loss is not None and loss.tokens == 0,
+            read=read,
         )
 
     def _of_row(self, row: TrajectoryRow) -> RolloutSummary:
@@ -124,7 +130,8 @@ class _Rollouts:
             row.tokens or 0,
             row.turns,
             unreadable=row.n in self._unreadable,
-            failed=row.n in self._failed,
+            failed=row.n in self._failed and row.stop_reason in (StopReason.ERROR, StopReason.TIMEOUT),
+            call_failed=row.n in self._failed,
             task=row.prompt_id,
             answer=row.answer,
             advantage=row.advantage,

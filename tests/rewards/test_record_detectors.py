@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from grpo_tui.configs import metric_names as metric
-from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
+from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of
 from grpo_tui.rewards.detectors import Finding
 from grpo_tui.rewards.diagnosis import Diagnosis
+
+from .episodes import good
 
 STEPS, TASKS, GROUP = 8, 8, 4
 
@@ -125,6 +127,7 @@ FAULTS: dict[str, list[Batch]] = {
     "noisy_labels": training(other_columns),
     "reward_order": training(shifted),
     "repeated_rollouts": training(lambda r, s, t, i: right(1, t, i)),
+    "prompt_cut": training(lambda r, s, t, i: replace(r, unread=0.4 * (t % 2) if i == 0 else None)),
     "untrained_tokens": training(lambda r, *_: replace(r, tokens=8)),
     "advantage_order": training(swapped),
     "advantage_scale": training(lambda r, *_: replace(r, advantage=0.001 * (r.advantage or 0.0))),
@@ -158,6 +161,19 @@ def test_ends_of_turns_outside_the_loss_are_found():
     [found] = warnings(training(lambda r, s, t, i: replace(r, tokens=9 if i or t else 10)))  # one was cut off
     assert found.detector == "untrained_tokens" and "end of a turn" in found.message
     assert warnings(training(lambda r, s, t, i: replace(r, tokens=9 if i > 1 else 10))) == []
+
+
+def test_a_prompt_is_whole_if_its_words_are_among_its_tokens():
+    asked = replace(good(), prompt="Which is larger, 12 or 7 Å?")
+    for read, unread in (
+        ("<|user|>which is  LARGER, 12 or 7 \u212b?<|end|>", 0.0),
+        ("12 or 7 Å?", 3 / 7),
+        ("Which is larger, 1", 4 / 7),
+        ("", 1.0),
+    ):
+        assert rollout_of(asked, None, read=read).unread == pytest.approx(unread)
+    assert rollout_of(asked, None).unread is None
+    assert rollout_of(replace(asked, prompt="?"), None, read="?").unread is None
 
 
 def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them():

@@ -38,6 +38,10 @@ ATTEMPTS = 3
 """Attempts at a text of the form that its caller asked for."""
 MERGED_BYTES = 1 << 30
 """Most bytes of the served version's merged weights, which stay for all of its requests."""
+SAMPLE_TOKENS = BATCH_TOKENS // 2
+"""Most tokens that all background rows together may come to have, of all versions. The others wait."""
+PROMPT_TOKENS = 2048
+"""Most tokens of prompts that are processed together."""
 VISIT = 8
 """Tokens before another version's batch takes its turn."""
 
@@ -118,7 +122,7 @@ class LiveAnswers:
     @property
     def has_room(self) -> bool:
         """Whether another caller's text may join: all together reserve at most `BATCH_TOKENS` tokens."""
-        return sum(len(r.prompt) + r.limit for r in self._requests) < BATCH_TOKENS
+        return sum(r.longest for r in self._requests) < BATCH_TOKENS
 
     @property
     def oldest(self) -> int | None:
@@ -167,17 +171,8 @@ class LiveAnswers:
         self._enter(running)
         for row in [row for row, request in self._requests.items() if _left(request)]:
             row.cancelled = True
-        joining = running.waiting or ([] if running.urgent else running.behind)
-        if joining:
-            taken, tokens = 0, 0
-            while taken < len(joining) and (not taken or tokens + len(joining[taken].prompt) <= 2048):
-                tokens += len(joining[taken].prompt)
-                taken += 1
-            rows = joining[:taken]
-            del joining[:taken]
-            done = running.batch.join(rows)
-        else:
-            done = running.batch.step()
+        joining = self._joining(running)
+        done = running.batch.join(joining) if joining else running.batch.step()
         self._visit += 1
         if not running.rows and running.version != self.follower.version:
             del self._running[running.version]
@@ -230,7 +225,10 @@ class LiveAnswers:
 
     def _choose(self) -> _Running | None:
         """Return the next batch to advance: one with callers first; the present one for `VISIT` tokens."""
-        able = [r for r in self._running.values() if r.urgent] or [r for r in self._running.values() if r.rows]
+        every = self._running.values()
+        able = [r for r in every if r.urgent] or [
+            r for r in every if len(r.batch) or (r.behind and self._fits(r.behind[0]))
+        ]
         if not able:
             return None
         present = next((r for r in able if r.version == self._at), None)
@@ -238,6 +236,24 @@ class LiveAnswers:
             return present
         later = [r for r in able if r.version > self._at]
         return (later or able)[0]
+
+    def _joining(self, running: _Running) -> list[LiveRow]:
+        """Take the rows that join now: callers' texts, or samples if there are none."""
+        queue = running.waiting or ([] if running.urgent else running.behind)
+        rows: list[LiveRow] = []
+        for row in queue:
+            if (rows and sum(len(r.prompt) for r in (*rows, row)) > PROMPT_TOKENS) or not self._fits(row, rows):
+                break
+            rows.append(row)
+        del queue[: len(rows)]
+        return rows
+
+    def _fits(self, row: LiveRow, joining: Sequence[LiveRow] = ()) -> bool:
+        """Whether a row may join a batch after the `joining` ones."""
+        if not row.background:
+            return True
+        held = sum(r.longest for r in joining) + sum(r.batch.background_tokens for r in self._running.values())
+        return not held or held + row.longest <= SAMPLE_TOKENS
 
     def _enter(self, running: _Running) -> None:
         """Put a version's weights in place, converted once for all tokens until `pause`."""

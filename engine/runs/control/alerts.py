@@ -220,6 +220,7 @@ REMEDIES: Mapping[str, str] = {
     "held_out_gap": "Read right rollouts of training: would the held-out grader accept them? Then compare the tasks.",
     "leaked_answer": "Leave the answer out of the prompt, or out of the columns that the prompt is made of.",
     "prompt_gap": "Compare both prompts in `grpo-tui inspect`: is one cut, or made with another template?",
+    "prompt_cut": "Raise the limit on prompts, or leave out longer tasks (`data.long_prompts: drop`).",
     "mixed_groups": "Repeat each prompt `training.num_generations` times in a row, and group by prompt.",
     "accepted_wrong_answers": "Grade one of these answers by hand: compare whole answers, not a part of the text.",
     "noisy_reward": "Read both rollouts: make the grader deterministic, or average several of its verdicts.",

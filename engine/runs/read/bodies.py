@@ -153,6 +153,13 @@ class Bodies:
         alphabet = self.alphabet
         return [token_text(symbol, alphabet) for symbol in self.token_symbols(ids)]
 
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        """Return the text of a sequence of token ids; None if the vocabulary lacks one."""
+        symbols, alphabet = self.token_symbols(ids), self.alphabet
+        if any(symbol == f"<{int(i)}>" for symbol, i in zip(symbols, ids, strict=True)):
+            return None
+        return b"".join(token_bytes(symbol, alphabet) for symbol in symbols).decode("utf-8", "replace")
+
     def token_symbols(self, ids: Sequence[int]) -> list[str]:
         wanted = sorted({int(i) for i in ids})
         texts: dict[int, str] = {}

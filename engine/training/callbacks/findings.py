@@ -64,6 +64,7 @@ class Findings(TrainerCallback):
 
     def _summaries(self, rollouts: Sequence[Rollout], loss: Mapping[str, LossTerms]) -> list[RolloutSummary]:
         apart = SHAPED if self._trainer.pipeline.scorer.method.shaping_apart else ()
+        firsts = {r.trajectory.group: r.key for r in reversed(rollouts) if r.trajectory is not None}
         return [
             rollout_of(
                 r.trajectory,
@@ -76,10 +77,18 @@ class Findings(TrainerCallback):
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
                 entropy=loss[r.key].entropy if r.key in loss else None,
                 masked=r.key in loss and loss[r.key].tokens == 0,
+                read=self._read(r) if firsts[r.trajectory.group] == r.key else None,
             )
             for r in rollouts
             if r.trajectory is not None
         ]
+
+    def _read(self, rollout: Rollout) -> str | None:
+        """Return the text of the tokens before the first turn."""
+        if rollout.trajectory is None or not rollout.trajectory.steps:
+            return None
+        start = rollout.trajectory.steps[0].token_span[0]
+        return str(self._trainer.tokenizer.decode(rollout.token_ids[:start].tolist()))
 
     def _record(self, step: int, found: Iterable[Finding]) -> None:
         for finding in found:

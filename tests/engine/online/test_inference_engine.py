@@ -14,7 +14,7 @@ import torch
 
 from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.online.serve import inference_engine
+from grpo_tui.engine.online.serve import inference_engine, live_answers
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.serve.feedback import correct, label, rate
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
@@ -400,7 +400,34 @@ def test_samples_of_a_vote_are_no_longer_than_their_callers_answer(tmp_path: Pat
     assert max(lengths[1]) == 2 < max(lengths[2]) <= 6
 
 
-def test_a_new_version_answers_while_the_one_before_it_still_writes(tmp_path: Path) -> None:
+def test_samples_of_many_votes_share_a_limited_batch_and_stay_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(answer="last_number", max_turn_tokens=6)
+    answers = [made.answer([conversation(number=n)], 0)[0] for n in range(1, 5)]
+    follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
+    found: list[dict[int, list[list[int]]]] = []
+    for limit in (10_000, 100, 1):
+        monkeypatch.setattr(live_answers, "SAMPLE_TOKENS", limit)
+        live = LiveAnswers(made, follower, answered=lambda answer: pytest.fail(str(answer.text)))
+        drawn: dict[int, list[Rollout]] = {}
+        for answer in answers:
+            live.draw(answer, 5, partial(drawn.__setitem__, answer.request.number))
+        held, longest = [0], len(answers[0].samples[0].token_ids[: answers[0].samples[0].prompt_length]) + 6
+        while len(drawn) < 4:
+            live.advance()
+            held += [r.batch.background_tokens for r in live._running.values()]
+        live.pause()
+        assert max(held) <= max(limit, longest) and (limit == 1 or max(held) > longest)
+        found.append({n: [r.token_ids.tolist() for r in rollouts] for n, rollouts in drawn.items()})
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("limit", [live_answers.SAMPLE_TOKENS, 1])
+def test_a_new_version_answers_while_the_one_before_it_still_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(live_answers, "SAMPLE_TOKENS", limit)
     made = engine(max_turn_tokens=6)
     writer = SnapshotWriter(tmp_path, base_model="tiny")
     weights = {n: p.detach() + 0.1 for n, p in made.model.named_parameters() if p.requires_grad}

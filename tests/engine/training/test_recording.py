@@ -16,6 +16,7 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.metric_names import meaning
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
+from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.imports.check import diagnose
 from grpo_tui.engine.record.step_recorder import StepRecorder
@@ -176,8 +177,14 @@ def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path
 
 def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base, monkeypatch):
     monkeypatch.setattr(DiagnosisConfig, "movement", 1e9)
-    found = {}
+    found, seen = {}, ChatBridge.seen
+
+    def cut(shown: Any) -> Any:
+        return shown._replace(ids=shown.ids[-3:])
+
     for compared in ("group", "equals"):
+        if compared == "equals":
+            monkeypatch.setattr(ChatBridge, "seen", lambda *args, **named: cut(seen(*args, **named)))
         folder = make_run(tmp_path / compared, base, max_steps=12, compare_shaping=compared, eval_every=4)
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         settings["rewards"]["diagnosis"] = {"window": 5, "advantage_share": 0.4, "entropy_fall": 0.98}
@@ -200,6 +207,7 @@ def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base, monkeypatch):
         assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
         found[compared] = {a.data["detector"] for a in alerts}
     assert all("no_movement" in names for names in found.values())
+    assert "prompt_cut" in found["equals"] and "prompt_cut" not in found["group"]
     # A random policy only writes what cannot be parsed: shaping is all that its returns differ by.
     assert "advantage_share" in found["group"] and "advantage_share" not in found["equals"]
 
