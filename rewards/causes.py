@@ -55,6 +55,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "untrained_tokens": (*LEARNT, *STILL),
     "reward_order": (*LEARNT, "noisy_reward", "advantage_order"),
     "leaked_answer": LEARNT,
+    "silence_paid": LEARNT,
     "noisy_labels": (*LEARNT, "prompt_gap", "noisy_reward", "rejected_answers"),
     "prompt_gap": (*LEARNT, *STILL),
     "advantage_scale": (*STILL, "advantage_order"),

@@ -15,7 +15,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import LEAST_ENTROPY, SAME, Finding, detector, deviation, groups_of, ids_of
+from .detectors import LEAST_ENTROPY, SAME, Finding, detector, deviation, groups_of, ids_of, improvement
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -38,11 +38,14 @@ Z = 4.0
 """Standard errors between -log p of tokens and the entropy: by chance in 6 of 100,000 looks."""
 EXCESS, EXCESS_OF_STEP = (0.15, 0.3), (2.0, 0.5)
 """-log p above and below the entropy, as a share of it: with the entropy of each rollout, and of the step alone.
-Rollouts of groups without a signal are not in the loss, and that selection shifts the mean by up to 0.2."""
+Rollouts of groups without a signal are not in the loss, and that selection shifts the mean by up to 0.2. Where few are
+in the loss, the entropy is that of harder tasks, so only an excess above it counts."""
 KINDS, BY_CHANCE = 0.5, 0.01
 """Share of steps with one kind of task, and words that the prompts of a step share by chance."""
 UNREAD, CUT, PROMPTS = 0.1, 0.25, 8
 """Share of the words of a prompt that its tokens lack, share of such prompts, and prompts of evidence at least."""
+SINGLE = 8
+"""Steps of one group each that show whether the policy improves."""
 DISTINCT = 0.5
 """Distinct tasks of a step, as a share of its groups."""
 
@@ -114,6 +117,13 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     """Find steps whose groups share few tasks."""
     counts = [(len({r.task for r in b.rollouts}), len({r.group for r in b.rollouts})) for b in batches]
     tasks, groups = sum(n for n, _ in counts), sum(n for _, n in counts)
+    if groups == len(batches) >= SINGLE and not improvement(batches, limits):
+        message = (
+            f"each of {groups} steps has one prompt, so a step undoes what another learned: raise "
+            "training.prompts_per_step, or the prompts of a batch."
+        )
+        ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+        return [Finding("few_tasks", message, 1.0, 1.0, ids, "step", began=began)]
     if len(batches) < STEPS or groups < ENOUGH or groups < 4 * len(batches) or tasks > DISTINCT * groups:
         return []
     every = len({r.task for r in rollouts_of(batches)})
@@ -223,7 +233,8 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     recent = batches[-STEPS:]
     if len(recent) < STEPS:
         return []
-    known = any(r.entropy is not None for r in rollouts_of(batches))
+    known = sum(r.entropy is not None for r in rollouts_of(recent)) >= ENOUGH
+    selected = not known and any(r.entropy is not None for r in rollouts_of(batches))
     limit_above, limit_below = EXCESS if known else EXCESS_OF_STEP
     entropies = [(r, r.entropy if known else b.metrics[metric.ENTROPY]) for b in recent for r in b.rollouts]
     excess = [(r, h) for r, h in entropies if h is not None and r.surprise is not None]
@@ -241,7 +252,7 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
             "the tokens in the loss are not those that the policy sampled: train on the sampled ids after the sampled "
             "prompt, not on tokenised text, and score at the temperature of the sampler with its weights"
         )
-    elif z < -Z and entropy > LEAST_ENTROPY and surprise < (limit := (1 - limit_below) * entropy):
+    elif not selected and z < -Z and entropy > LEAST_ENTROPY and surprise < (limit := (1 - limit_below) * entropy):
         fault = (
             "the policy samples likelier tokens than it is scored for: temperature 1, top_p 1, top_k 0 and no dropout "
             "fit both"
@@ -295,17 +306,31 @@ def rollouts_of(batches: Iterable[Batch]) -> list[RolloutSummary]:
 
 
 def correlation_within(
-    groups: Iterable[Sequence[RolloutSummary]],
+    groups: Sequence[Sequence[RolloutSummary]],
     x: Callable[[RolloutSummary], float],
     y: Callable[[RolloutSummary], float],
+    given: Callable[[RolloutSummary], float] | None = None,
 ) -> float | None:
-    """Return the correlation of two numbers within groups; None with too few rollouts or without variance."""
-    pairs: list[tuple[float, float]] = []
-    for group in groups:
-        xs, ys = [x(r) for r in group], [y(r) for r in group]
-        mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-        pairs += [(a - mean_x, b - mean_y) for a, b in zip(xs, ys, strict=True)]
-    squares = math.fsum(a * a for a, _ in pairs), math.fsum(b * b for _, b in pairs)
-    if len(pairs) < 4 * ENOUGH or min(squares) <= SAME:
+    """Return the correlation of two numbers within groups; None with too few rollouts or without variance.
+
+    given: a third number, whose linear effect on both is taken out (partial correlation).
+    """
+    columns = [_within(groups, number) for number in (x, y, *([given] if given is not None else []))]
+    for column in columns[2:]:
+        square = math.fsum(c * c for c in column)
+        for i in range(2) if square > SAME else ():
+            slope = math.fsum(a * c for a, c in zip(columns[i], column, strict=True)) / square
+            columns[i] = [a - slope * c for a, c in zip(columns[i], column, strict=True)]
+    squares = [math.fsum(a * a for a in column) for column in columns[:2]]
+    if len(columns[0]) < 4 * ENOUGH or min(squares) <= SAME:
         return None
-    return math.fsum(a * b for a, b in pairs) / math.sqrt(squares[0] * squares[1])
+    return math.fsum(a * b for a, b in zip(*columns[:2], strict=True)) / math.sqrt(squares[0] * squares[1])
+
+
+def _within(groups: Iterable[Sequence[RolloutSummary]], number: Callable[[RolloutSummary], float]) -> list[float]:
+    """Return a number of each rollout minus its mean in the group."""
+    found: list[float] = []
+    for group in groups:
+        values = [number(r) for r in group]
+        found += [v - fmean(values) for v in values]
+    return found

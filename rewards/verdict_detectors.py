@@ -5,15 +5,16 @@ Registered with those of `detectors.py`. No torch, no numpy.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
-from .detectors import SAME, SOLVED, Finding, detector, groups_of, ids_of
-from .record_detectors import DETECTORS, ENOUGH, ORDERED, STEPS, correlation_within, goal, newest, rollouts_of
+from .detectors import SAME, SOLVED, Finding, detector, groups_of, ids_of, total_of
+from .record_detectors import DETECTORS, ENOUGH, ORDERED, STEPS, Z, correlation_within, goal, newest, rollouts_of
 
 __all__ = ["DETECTORS"]  # with those of the modules above
 
@@ -21,6 +22,8 @@ NOISE = 0.1
 """Share of verdicts that contradict each other, or accept another answer than the expected one."""
 CONTRADICTED = 0.25
 """Share of right answers that are rejected."""
+QUIETER = 0.2
+"""Rise in the share of rollouts without an answer."""
 CHANCE = 1e-4
 """Probability that a reward becomes constant by chance."""
 
@@ -71,7 +74,7 @@ def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rewards that do not follow the verdicts within their groups."""
     latest = newest(batches)
-    correlation = correlation_within(groups_of(rollouts_of(latest)), lambda r: float(bool(r.correct)), goal)
+    correlation = correlation_within(groups_of(rollouts_of(latest)), _verdict, goal, lambda r: len(r.actions))
     if correlation is None or correlation >= ORDERED:
         return []
     what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
@@ -180,7 +183,7 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         return []
     without = [r for r in rollouts if not _answers(r)]
     share = len(without) / len(rollouts)
-    if share <= SOLVED or any(r.correct for r in without):
+    if min(share, _silent(batches[0])) <= SOLVED or any(r.correct for r in without):
         return []
     others = fmean(map(_answers, held_out.rollouts)) if held_out is not None and held_out.rollouts else 0.0
     if others > 0.5:
@@ -196,6 +199,37 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"{fault}. In {len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
     )
     return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
+
+
+@detector("silence_paid", need.REWARDS, need.ANSWERS)
+def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a policy that stops answering because rollouts without an answer earn more than the others of a group."""
+    share, at_first = _silent(batches[-1]), _silent(batches[0])
+    if share <= SOLVED or share - at_first <= QUIETER:
+        return []
+    gains, silent = list[float](), list[RolloutSummary]()
+    for group in groups_of(rollouts_of(batches)):
+        quiet = [r for r in group if not _answers(r)]
+        if quiet and len(quiet) < len(group) and not any(r.correct for r in quiet):
+            silent += quiet
+            gains.append(fmean(map(total_of, quiet)) - fmean(total_of(r) for r in group if _answers(r)))
+    if len(gains) < ENOUGH or fmean(gains) <= Z * stdev(gains) / math.sqrt(len(gains)):
+        return []
+    message = (
+        "not answering pays more than trying: look at the costs of wrong answers and of calls. "
+        f"{share:.0%} of the rollouts hold no answer ({at_first:.0%} at first). In {len(gains):,} groups they earn "
+        f"{fmean(gains):.2g} more than those with an answer."
+    )
+    ids, began = ids_of(silent, limits), batches[0].step
+    return [Finding("silence_paid", message, share, SOLVED, ids, began=began)]
+
+
+def _silent(batch: Batch) -> float:
+    return batch.fact("silent", lambda b: fmean(not _answers(r) for r in b.rollouts))
+
+
+def _verdict(rollout: RolloutSummary) -> float:
+    return float(bool(rollout.correct))
 
 
 def _answers(rollout: RolloutSummary) -> bool:

@@ -317,6 +317,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "truncation": "tokens or turns of the agent",
         "clipped": "the metric train/clip_fraction",
         "kl_weight": "the metric kl/beta and the metric kl/mean",
+        "silence_paid": "rewards and right answers",
         "prompt_cut": "tokens of prompts",
     }
 

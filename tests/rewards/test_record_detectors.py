@@ -111,6 +111,16 @@ def shifted(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
     return replace(r, total=late, contributions={"task": late}, advantage=late - 0.5)
 
 
+def silent(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+    """Wrong answers cost 2, and more and more rollouts hold no answer."""
+    quiet = i < step // 2
+    return scored(replace(r, answer=None, text=f"?? {r.id}"), 0.0, False) if quiet else scored(r, *costly(r))
+
+
+def costly(r: RolloutSummary) -> tuple[float, bool]:
+    return (1.0 if r.correct else -2.0), bool(r.correct)
+
+
 def other_columns(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
     other = right(step, (task + step) % TASKS, i)
     return replace(other, id=r.id, group=r.group, task=f"{step}{task}", prompt=f"task {task}")
@@ -127,6 +137,7 @@ FAULTS: dict[str, list[Batch]] = {
     "noisy_labels": training(other_columns),
     "reward_order": training(shifted),
     "repeated_rollouts": training(lambda r, s, t, i: right(1, t, i)),
+    "silence_paid": training(silent),
     "prompt_cut": training(lambda r, s, t, i: replace(r, unread=0.4 * (t % 2) if i == 0 else None)),
     "untrained_tokens": training(lambda r, *_: replace(r, tokens=8)),
     "advantage_order": training(swapped),
@@ -174,6 +185,34 @@ def test_a_prompt_is_whole_if_its_words_are_among_its_tokens():
         assert rollout_of(asked, None, read=read).unread == pytest.approx(unread)
     assert rollout_of(asked, None).unread is None
     assert rollout_of(replace(asked, prompt="?"), None, read="?").unread is None
+
+
+def test_steps_of_one_prompt_that_teach_nothing_are_found():
+    steps = training(lambda r, s, t, i: replace(right(1, t, i), id=r.id, group=r.group, task=f"{s}", text=f"{r.id} so"))
+    alone = [replace(b, rollouts=b.rollouts[:GROUP]) for b in steps]
+    [found] = warnings(alone)
+    assert (found.detector, found.subject) == ("few_tasks", "step")
+    assert warnings([replace(b, rollouts=b.rollouts[: 2 * GROUP]) for b in steps]) == []
+
+
+def test_a_reward_may_charge_for_calls():
+    def charged(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+        calls = (i + task) % 3
+        return replace(scored(r, (r.total or 0.0) - 3 * calls, r.correct), actions=("LOOK",) * calls, text=f"{r.id} a")
+
+    assert "reward_order" not in {f.detector for f in warnings(training(charged))}
+    hidden = training(lambda *given: replace(charged(*given), actions=()))
+    assert "reward_order" in {f.detector for f in warnings(hidden)}
+
+
+def test_tokens_are_surprising_also_where_no_group_has_a_signal():
+    def lost(surprise: float) -> list[Batch]:
+        return training(
+            lambda r, s, t, i: replace(r, surprise=surprise if s > 1 else 0.9, entropy=0.9 if s == 1 else None)
+        )
+
+    assert warnings(lost(4.0))[0].detector == "surprising_tokens"
+    assert warnings(lost(0.2)) == [], "tasks that are solved are left out, and have little entropy"
 
 
 def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them():
