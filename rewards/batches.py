@@ -73,6 +73,8 @@ class RolloutSummary:
     """The mean entropy of the trained policy at the same tokens, in nats; None: not in the loss, or not recorded."""
     masked: bool = False
     """It was in the batch, and the loss left out all its tokens."""
+    used: float | None = None
+    """The mean advantage of its tokens in the loss, from the loss itself; None: not known."""
     unread: float | None = None
     """Share of the words of the prompt that the tokens before the first turn do not hold; None: not known."""
 
@@ -135,6 +137,7 @@ ANSWERS = Need("right answers", lambda r: r.expected is not None)
 WRITTEN = Need("numbers of tokens in the loss and in the turns", lambda r: r.written > 0 and r.tokens > 0)
 ADVANTAGES = Need("advantages", lambda r: r.advantage is not None)
 SURPRISE = Need("log-probs of tokens", lambda r: r.surprise is not None)
+USED = Need("advantages in the loss", lambda r: r.used is not None)
 READ = Need("tokens of prompts", lambda r: r.unread is not None)
 TEXTS = Need("texts of the agent", lambda r: bool(r.text))
 GRADIENT = Need(f"the metric {metric.GRAD_NORM}", metric=metric.GRAD_NORM)
@@ -181,6 +184,7 @@ def rollout_of(
     surprise: float | None = None,
     entropy: float | None = None,
     masked: bool = False,
+    used: float | None = None,
     read: str | None = None,
 ) -> RolloutSummary:
     """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them. entropy:
@@ -221,6 +225,7 @@ def rollout_of(
         surprise,
         entropy / tokens if entropy is not None and 0 < tokens <= written and not masked else None,
         masked,
+        used,
         None if read is None else _unread(trajectory.prompt, read),
     )
 

@@ -44,6 +44,8 @@ KINDS, BY_CHANCE = 0.5, 0.01
 """Share of steps with one kind of task, and words that the prompts of a step share by chance."""
 UNREAD, CUT, PROMPTS = 0.1, 0.25, 8
 """Share of the words of a prompt that its tokens lack, share of such prompts, and prompts of evidence at least."""
+APART = 0.1
+"""Difference of two advantages of a rollout, as a share of the size of advantages."""
 SINGLE = 8
 """Steps of one group each that show whether the policy improves."""
 DISTINCT = 0.5
@@ -82,6 +84,24 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     )
     ids, began = ids_of(batches[-1].rollouts, limits), latest[0].step
     return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
+
+
+@detector("used_advantages", need.ADVANTAGES, need.USED)
+def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rollouts whose tokens have another advantage in the loss than the rollout."""
+    latest = newest(batches)
+    rollouts = rollouts_of(latest)
+    scale = math.sqrt(fmean((r.advantage or 0.0) ** 2 for r in rollouts))
+    other = [r for r in rollouts if abs((r.used or 0.0) - (r.advantage or 0.0)) > APART * scale]
+    share = len(other) / len(rollouts)
+    if len(rollouts) < ENOUGH or scale <= SAME or share <= DISTINCT:
+        return []
+    message = (
+        "the loss uses other advantages than those of the rollouts: its rows or tokens are out of order. That is so in "
+        f"{len(other):,} of {len(rollouts):,} rollouts, such as {other[0].used:.2g} for {other[0].advantage:.2g}."
+    )
+    ids, began = ids_of(other, limits), latest[0].step
+    return [Finding("advantage_order", message, share, DISTINCT, ids, "loss", "failure", began)]
 
 
 @detector("advantage_scale", need.REWARDS, need.ADVANTAGES)

@@ -115,6 +115,7 @@ class _Rollouts:
             surprise=surprise,
             entropy=None if loss is None else loss.entropy,
             masked=loss is not None and loss.tokens == 0,
+            used=None if loss is None else loss.advantage,
             read=read,
         )
 

@@ -65,6 +65,10 @@ class GateCode(StrEnum):
     """The client asked for its own sampling."""
 
 
+SAME_POLICY = 1e-3
+"""Distance of the mean ratio π/π_old from 1 up to which the two are one policy."""
+
+
 @dataclass(frozen=True)
 class LossTerms:
     """The terms of one rollout in the loss of an update: sums over its agent tokens, log-probs in nats.
@@ -81,6 +85,13 @@ class LossTerms:
     policy: float | None
     kl: float
     entropy: float
+
+    @property
+    def advantage(self) -> float | None:
+        """The mean advantage of the tokens; None unless π was π_old, where it follows from the policy term."""
+        if self.policy is None or not self.tokens or any(self.low) or any(self.high):
+            return None
+        return -self.policy / self.tokens if abs(sum(self.ratio) - self.tokens) < SAME_POLICY * self.tokens else None
 
 
 @dataclass(frozen=True)

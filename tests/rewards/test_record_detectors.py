@@ -215,6 +215,12 @@ def test_tokens_are_surprising_also_where_no_group_has_a_signal():
     assert warnings(lost(0.2)) == [], "tasks that are solved are left out, and have little entropy"
 
 
+def test_the_loss_uses_the_advantages_of_the_rollouts():
+    assert warnings(training(lambda r, *_: replace(r, used=(r.advantage or 0.0) * 1.02))) == []
+    [found] = warnings(training(lambda r, s, t, i: replace(r, used=right(s, t, (i + 1) % GROUP).advantage)))
+    assert (found.detector, found.subject, found.grade) == ("advantage_order", "loss", "failure")
+
+
 def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them():
     [found] = warnings(training(lambda r, s, t, i: replace(r, masked=i > 0)))
     assert found.detector == "untrained_tokens" and "whole rollouts" in found.message

@@ -77,6 +77,7 @@ class Findings(TrainerCallback):
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
                 entropy=loss[r.key].entropy if r.key in loss else None,
                 masked=r.key in loss and loss[r.key].tokens == 0,
+                used=loss[r.key].advantage if r.key in loss else None,
                 read=self._read(r) if firsts[r.trajectory.group] == r.key else None,
             )
             for r in rollouts

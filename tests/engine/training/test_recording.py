@@ -115,6 +115,7 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
     writer.flush(10)
     writer.close()
     reader = RunReader(folder)
+    used = 0
     for step, samples in kept.items():
         for sample in samples:
             record = reader.bodies.trajectory(sample.trajectory.id)
@@ -126,11 +127,15 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
             assert np.allclose(np.asarray(tokens.advantages), sample.advantages, atol=1e-3)
             assert np.allclose(tokens.logprobs, sample.logprobs, atol=1e-2)
             assert record.advantage == pytest.approx(sample.advantages[sample.agent_mask].mean(), abs=1e-5)
+            if record.use is not None and record.use.loss is not None:
+                assert record.use.loss.advantage == pytest.approx(record.advantage, abs=1e-3)
+                used += 1
             for turn, advantage in enumerate(record.step_advantages):
                 where = sample.agent_mask & (sample.turn_ids == turn)
                 assert advantage == pytest.approx(sample.advantages[where].mean(), abs=1e-5)
         totals = [s.breakdown.total for s in samples]
         assert dict(reader.metrics.points("rewards/total/mean"))[step] == pytest.approx(np.mean(totals), abs=1e-6)
+    assert used >= 2
     latest = reader.metrics.latest()
     for phase in ("generate", "environment", "reward", "logprobs", "backward", "record", "step"):
         assert latest[f"time/{phase}"] >= 0, phase
