@@ -47,6 +47,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "mixed_groups": (*LEARNT, *STILL, "advantage_order", "noisy_reward", "noisy_labels"),
     "not_finite": (*LEARNT, *STILL, "advantage_order", "advantage_scale"),
     "other_template": (*LEARNT, *STILL),
+    "random_policy": (*LEARNT, *STILL),
     "prompt_cut": (*LEARNT, *STILL, "noisy_labels", "prompt_gap", "surprising_tokens", "rejected_answers"),
     "repeated_rollouts": (*LEARNT, "few_tasks", "no_movement", "surprising_tokens"),
     "surprising_tokens": (*LEARNT, "trained_tokens", "logprob_mismatch"),

@@ -27,6 +27,9 @@ ENOUGH = 16
 """Groups whose rewards differ, without a gradient."""
 STILL_STEPS, STILL_KL_STEPS = 5, 10
 """Updates after which a policy must have moved, by its weights and by its KL."""
+RANDOM_STEPS, RANDOM_ENTROPY = 3, 4.0
+"""Steps and entropy, in nats, of a policy that writes at random: an even choice among 55 tokens. Language models have
+0.1 to 3."""
 RATE_LEFT = 0.01
 """Share of the highest learning rate below which the policy hardly moves. A schedule that ends is there for a step."""
 UNSEEN_KL, WARM_KL = 1e-3, 1e-2
@@ -112,6 +115,22 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     grade = "hint" if better else "warning"
     ids, began = ids_of(batches[-1].rollouts, limits), batches[-steps].step
     return [Finding("kl_rise", message, rise, limits.kl_rise, ids, grade=grade, began=began)]
+
+
+@detector("random_policy", need.ENTROPY)
+def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a policy that writes almost at random from the first step on."""
+    if len(batches) != RANDOM_STEPS or batches[0].step not in (0, 1):
+        return []
+    entropy = min(b.metrics[metric.ENTROPY] for b in batches)
+    if entropy <= RANDOM_ENTROPY:
+        return []
+    message = (
+        f"the policy writes almost at random: are weights missing, or is the temperature too high? Its entropy is "
+        f"{entropy:.2g} nats, that of an even choice among {math.exp(entropy):,.0f} tokens."
+    )
+    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    return [Finding("random_policy", message, entropy, RANDOM_ENTROPY, ids, grade="failure", began=began)]
 
 
 @detector("reference_mismatch", need.KL)

@@ -125,7 +125,7 @@ FIELD = (
         "melted",
         "decoding",
         "a temperature of 4 in sampling and loss (radixark/miles#338)",
-        ("entropy_rise", "unanswered"),
+        ("random_policy", "entropy_rise", "unanswered"),
         {"training.temperature": 4.0},
     ),
     Recipe(

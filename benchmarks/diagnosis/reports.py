@@ -135,7 +135,7 @@ REPORTS = (
         "fresh_weights",
         "loading",
         "weights are missing in the checkpoint, and begin at random (deepspeedai/DeepSpeedExamples#627)",
-        ("unanswered", "groups_without_variance", "constant_reward"),
+        ("random_policy", "unanswered", "groups_without_variance", "constant_reward"),
         patch="fresh_weights",
     ),
     Recipe(

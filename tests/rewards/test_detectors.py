@@ -282,6 +282,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "reward_without_success": "rewards and which rollouts are correct",
         "entropy_collapse": "the metric train/entropy",
         "entropy_rise": "the metric train/entropy",
+        "random_policy": "the metric train/entropy",
         "logprob_mismatch": "the metric rollout/logprob_mismatch",
         "sampler_mismatch": "the metric sampler/kl and the metric kl/mean",
         "length_collapse": "tokens or turns of the agent",

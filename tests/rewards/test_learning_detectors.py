@@ -158,6 +158,7 @@ def with_metrics(step: int, **values: float) -> Batch:
         "grad": metric.GRAD_NORM,
         "noise": metric.KL_UNCHANGED,
         "rate": metric.LEARNING_RATE,
+        "entropy": metric.ENTROPY,
     }
     return Batch(step, [], {names[name]: value for name, value in {"grad": 1.0, **values}.items()})
 
@@ -278,3 +279,10 @@ def test_a_kl_that_rises_is_a_warning_if_success_falls(after: Callable[[int], bo
         for s in range(1, 6)
     ]
     assert [f.grade for f in find("kl_rise", batches)] == [grade]
+
+
+@pytest.mark.parametrize(("entropy", "first", "found"), [(5.5, 1, True), (3.5, 1, False), (5.5, 2, False)])
+def test_a_policy_that_writes_at_random_is_found_at_the_start(entropy: float, first: int, found: bool):
+    batches = [with_metrics(first + i, entropy=entropy) for i in range(3)]
+    assert bool(find("random_policy", batches)) == found
+    assert find("random_policy", batches[:2]) == []

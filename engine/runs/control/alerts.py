@@ -218,6 +218,7 @@ REMEDIES: Mapping[str, str] = {
         "Constrain decoding to the format of calls, show an example in the prompt, or penalise unreadable calls."
     ),
     "held_out_gap": "Read right rollouts of training: would the held-out grader accept them? Then compare the tasks.",
+    "random_policy": "Load the right checkpoint (the log names missing weights), and sample at temperature 1.",
     "used_advantages": "Run `grpo-tui check --recompute`, which names the first number that differs.",
     "silence_paid": "Charge less for wrong answers and for calls, or more for a rollout without an answer.",
     "tool_errors": "Fix the tool, or leave such rollouts out of the loss: they teach whatever the failure rewarded.",
