@@ -21,6 +21,8 @@ from .breakdown import RewardBreakdown
 T = TypeVar("T")
 GOALS = frozenset({"task", "environment"})
 _WORD = re.compile(r"\w+")
+_ROLE = re.compile(r"^\[\w+\] ", re.MULTILINE)
+"""The role of a message, which a prompt of several messages names."""
 TEXT_KEPT = 2000
 """Characters of a rollout's text that detectors get."""
 
@@ -232,5 +234,6 @@ def rollout_of(
 
 def _unread(prompt: str, read: str) -> float | None:
     """Return the share of the words of a prompt that a text lacks. Tokenizers may change case and form."""
-    words, held = (set(_WORD.findall(unicodedata.normalize("NFKC", t).casefold())) for t in (prompt, read))
+    texts = _ROLE.sub("", prompt), read
+    words, held = (set(_WORD.findall(unicodedata.normalize("NFKC", t).casefold())) for t in texts)
     return len(words - held) / len(words) if words else None

@@ -103,8 +103,9 @@ class _Rollouts:
         if stored is not None and any(stored.agent_mask):
             tokens = sum(map(bool, stored.agent_mask))
             surprise = surprise_of(record.trajectory, stored.logprobs, stored.agent_mask)
-            if steps and self._group != (group := (row.step, record.trajectory.group)):
-                self._group, read = group, self._reader.bodies.text_of(stored.token_ids[: steps[0].token_span[0]])
+            group, start = (row.step, record.trajectory.group), steps[0].token_span[0] if steps else 0
+            if start and self._group != group:
+                self._group, read = group, self._reader.bodies.text_of(stored.token_ids[:start])
         loss = record.use.loss if record.use is not None else None
         return rollout_of(
             record.trajectory,

@@ -184,6 +184,7 @@ def test_a_prompt_is_whole_if_its_words_are_among_its_tokens():
     ):
         assert rollout_of(asked, None, read=read).unread == pytest.approx(unread)
     assert rollout_of(asked, None).unread is None
+    assert rollout_of(replace(asked, prompt="[system] Be brief.\n\nAdd 1"), None, read="be brief add 1").unread == 0
     assert rollout_of(replace(asked, prompt="?"), None, read="?").unread is None
 
 

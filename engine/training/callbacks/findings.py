@@ -85,11 +85,10 @@ class Findings(TrainerCallback):
         ]
 
     def _read(self, rollout: Rollout) -> str | None:
-        """Return the text of the tokens before the first turn."""
-        if rollout.trajectory is None or not rollout.trajectory.steps:
-            return None
-        start = rollout.trajectory.steps[0].token_span[0]
-        return str(self._trainer.tokenizer.decode(rollout.token_ids[:start].tolist()))
+        """Return the text of the tokens before the first turn; None if there are none."""
+        steps = () if rollout.trajectory is None else rollout.trajectory.steps
+        start = steps[0].token_span[0] if steps else 0
+        return str(self._trainer.tokenizer.decode(rollout.token_ids[:start].tolist())) if start else None
 
     def _record(self, step: int, found: Iterable[Finding]) -> None:
         for finding in found:
