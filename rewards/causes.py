@@ -69,6 +69,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "constant_reward": (*LEARNT, *STILL, "accepted_without_answer", "noisy_reward", "accepted_wrong_answers"),
     "accepted_wrong_answers": (*LEARNT, "accepted_without_answer", "rejected_answers"),
     "few_tasks": LEARNT,
+    "single_prompt": LEARNT,
     "repetition": LEARNT,
     "length_reward": LEARNT,
     "accepted_without_answer": LEARNT,

@@ -137,13 +137,6 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     """Find steps whose groups share few tasks."""
     counts = [(len({r.task for r in b.rollouts}), len({r.group for r in b.rollouts})) for b in batches]
     tasks, groups = sum(n for n, _ in counts), sum(n for _, n in counts)
-    if groups == len(batches) >= SINGLE and not improvement(batches, limits):
-        message = (
-            f"each of {groups} steps has one prompt, so a step undoes what another learned: raise "
-            "training.prompts_per_step, or the prompts of a batch."
-        )
-        ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
-        return [Finding("few_tasks", message, 1.0, 1.0, ids, "step", began=began)]
     if len(batches) < STEPS or groups < ENOUGH or groups < 4 * len(batches) or tasks > DISTINCT * groups:
         return []
     every = len({r.task for r in rollouts_of(batches)})
@@ -153,6 +146,21 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
     return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids, began=began)]
+
+
+@detector("single_prompt", need.TASKS, need.KL)
+def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find steps of one prompt each that move the policy far, and improve nothing."""
+    moved = max(b.metrics[metric.KL_MEAN] for b in batches)
+    single = all(len({r.group for r in b.rollouts}) == 1 for b in batches)
+    if len(batches) < SINGLE or not single or moved <= limits.kl_rise or improvement(batches, limits):
+        return []
+    message = (
+        f"each of {len(batches)} steps has one prompt, so a step undoes what another learned. KL to the reference came "
+        f"to {moved:.2g} nats a token, and nothing improved."
+    )
+    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    return [Finding("single_prompt", message, moved, limits.kl_rise, ids, began=began)]
 
 
 @detector("ordered_tasks", need.TASKS, need.PROMPTS)

@@ -165,7 +165,7 @@ REPORTS = (
         "one_group",
         "batches",
         "a step has four rollouts of one prompt (XueZeyue/DanceGRPO#55)",
-        ("few_tasks", "groups_without_variance"),
+        ("few_tasks", "single_prompt", "groups_without_variance"),
         {"training.prompts_per_step": 1, "training.num_generations": 4},
     ),
 )

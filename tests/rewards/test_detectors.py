@@ -319,6 +319,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "clipped": "the metric train/clip_fraction",
         "kl_weight": "the metric kl/beta and the metric kl/mean",
         "silence_paid": "rewards and right answers",
+        "single_prompt": "ids of tasks and the metric kl/mean",
         "used_advantages": "advantages and advantages in the loss",
         "prompt_cut": "tokens of prompts",
     }

@@ -219,6 +219,7 @@ REMEDIES: Mapping[str, str] = {
     ),
     "held_out_gap": "Read right rollouts of training: would the held-out grader accept them? Then compare the tasks.",
     "random_policy": "Load the right checkpoint (the log names missing weights), and sample at temperature 1.",
+    "single_prompt": "Raise `training.prompts_per_step`, so that a step has several prompts.",
     "used_advantages": "Run `grpo-tui check --recompute`, which names the first number that differs.",
     "silence_paid": "Charge less for wrong answers and for calls, or more for a rollout without an answer.",
     "tool_errors": "Fix the tool, or leave such rollouts out of the loss: they teach whatever the failure rewarded.",

@@ -28,6 +28,7 @@ from grpo_tui.engine.training.callbacks.recording import GRPORecording
 from grpo_tui.engine.training.phases import StepClock
 from grpo_tui.engine.training.rft import build_trainer, run_rft
 from grpo_tui.envs.trajectory import Trajectory
+from grpo_tui.rewards import learning_detectors
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .parts import make_trainer, policy, tokenizer
@@ -222,6 +223,7 @@ def test_a_chosen_cause_stops_the_run_with_a_checkpoint(tmp_path, base, monkeypa
     from grpo_tui.engine.training.__main__ import run
 
     monkeypatch.setattr(DiagnosisConfig, "movement", 1e9)
+    monkeypatch.setattr(learning_detectors, "RANDOM_ENTROPY", 1e9)  # this policy is random
     folder = make_run(tmp_path / "stopped", base, max_steps=12, eval_every=20)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     for name, code, status in (("no_movment", 1, "crashed"), ("no_movement", 0, "stopped")):
