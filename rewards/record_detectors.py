@@ -314,6 +314,23 @@ def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     return [Finding("no_diversity", message, share, ALIKE, ids, began=began)]
 
 
+@detector("not_finite", reads=(metric.REWARD_NONFINITE,))
+def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find NaN or infinity in a metric or a reward of the latest step."""
+    latest = batches[-1]
+    bad = [r for r in latest.rollouts if r.total is not None and not math.isfinite(r.total)]
+    names = sorted(name for name, value in latest.metrics.items() if not math.isfinite(value))
+    dropped = latest.metrics.get(metric.REWARD_NONFINITE, 0.0)
+    if not bad and not names and not dropped > 0:
+        return []
+    where = [f"the reward of {len(bad)} trajectories"] if bad else []
+    where += [f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"] if names else []
+    where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
+    count = len(bad) + len(names) + (dropped if dropped > 0 else 0)
+    message = f"NaN or infinity in {'; '.join(where)}."
+    return [Finding("not_finite", message, count, 0.0, ids_of(bad, limits), grade="failure")]
+
+
 def goal(rollout: RolloutSummary) -> float:
     """Return the reward for the task alone, or the whole reward where its parts are not known."""
     parts = [v for n, v in rollout.contributions.items() if n in GOALS or n in rollout.goals]
