@@ -1,17 +1,17 @@
 """A pretrained model learns real tasks: ours against TRL, at the same processor time.
 
-    python -m benchmarks.pretrained [--tasks NAME ...] [--seeds 0 1 2] [--seconds 240] [--marks 4]
-                                    [--results runs/pretrained.jsonl] [--picture FILE.png]
+    python -m benchmarks.pretrained [--tasks NAME ...] [--trainers NAME ...] [--seeds 0 1 2] [--seconds 240] [--marks 4]
+                                    [--results runs/pretrained.jsonl] [--picture FILE.png] [--device cpu|cuda]
 
 SmolLM2-135M with LoRA and the default hyperparameters, 4 x 8 rollouts a step. Both trainers get the same tasks,
 rewards, prompts, limits, adapters to start from, and processor seconds of training. TRL is its `GRPOTrainer` with
 `TunedRollout` of `benchmarks.stock_rollout`, micro-batches of 8 and no gradient checkpointing. Both compute in bfloat16
 if this CPU multiplies it fast, else in float32. Each saves its adapters at every mark, and `grpo-tui eval` measures
-greedy success on 96 held-out tasks.
+greedy success on 96 held-out tasks. `--device` is that of the SFT and of the evaluations; trainings run on the CPU.
 
 | task | |
 |---|---|
-| products, sums | `products` and `chain_sum` of reasoning-gym with one digit; the answer is the last number |
+| sums, longer sums | `chain_sum` of reasoning-gym, two and three terms of one digit; the answer is the last number |
 | calculator | one call of a tool, then the answer |
 | calculations | three calls, each with the result of the one before: four turns |
 
@@ -40,11 +40,19 @@ from .smollm2 import smollm2
 
 OURS, STOCK = "grpo-tui", "TRL"
 GYM, CALCULATOR = "grpo_tui.envs.plugins.gym.ReasoningGymEnv", "grpo_tui.envs.calculator.CalculatorEnv"
-DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-NUMBER = {"options": DIGIT, "instruction": "Answer with the number only.", "answer": "last_number"}
+NUMBER = {"dataset": "chain_sum", "instruction": "Answer with the number only.", "answer": "last_number"}
+DIGITS = {"min_digits": 1, "max_digits": 1}
 TASKS: dict[str, dict[str, Any]] = {
-    "products": {"class_path": GYM, "config": {"dataset": "products", **NUMBER}, "turns": 1},
-    "sums": {"class_path": GYM, "config": {"dataset": "chain_sum", **NUMBER}, "turns": 1},
+    "sums": {
+        "class_path": GYM,
+        "config": {**NUMBER, "options": {"min_terms": 2, "max_terms": 2, **DIGITS}},
+        "turns": 1,
+    },
+    "longer sums": {
+        "class_path": GYM,
+        "config": {**NUMBER, "options": {"min_terms": 3, "max_terms": 3, **DIGITS}},
+        "turns": 1,
+    },
     "calculator": {"class_path": CALCULATOR, "config": {"operations": 1}, "turns": 3, "sft": 24},
     "calculations": {"class_path": CALCULATOR, "config": {"operations": 3}, "turns": 6, "sft": 32},
 }
@@ -56,7 +64,9 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--trainers", nargs="*", choices=[OURS, STOCK], default=[OURS, STOCK])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seconds", type=int, default=240, help="processor seconds of training")
     parser.add_argument("--marks", type=int, default=4)
     parser.add_argument("--results", type=Path, default=Path("runs/pretrained.jsonl"))
@@ -71,7 +81,7 @@ def main() -> None:
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for seed in given.seeds:
         for task in given.tasks:
-            for trainer in (OURS, STOCK):
+            for trainer in given.trainers:
                 key = [trainer, task, seed, given.seconds, given.marks]
                 row, _ = kept.get(key, partial(measure, trainer, task, seed, given))
                 rows.setdefault((task, trainer), []).append(row)
@@ -82,8 +92,8 @@ def main() -> None:
         curves = [[success for _, success in row["curve"]] for row in found]
         cells = [interval([c[i] for c in curves]) for i in (0, len(curves[0]) // 2, -1)]
         cells.append(interval([c[-1] - c[0] for c in curves]))
-        other = [row["curve"][-1][1] for row in rows[(task, STOCK)]]
-        apart = [c[-1] - o for c, o in zip(curves, other, strict=True)]
+        other = [row["curve"][-1][1] for row in rows.get((task, STOCK), [])]
+        apart = [c[-1] - o for c, o in zip(curves, other, strict=False)]
         cells.append(interval(apart) if trainer == OURS else "")
         print(f"| {task} | {trainer} | {interval([r['steps'] for r in found])} | " + " | ".join(cells) + " |")
     if given.picture:
@@ -94,17 +104,18 @@ def measure(trainer: str, task: str, seed: int, given: argparse.Namespace) -> di
     """Train in a process of its own and evaluate its adapters. The curve has processor seconds and held-out success."""
     folder = given.results.parent / "pretrained" / f"{task}-{seed}-{trainer}"
     folder.mkdir(parents=True, exist_ok=True)
+    start = adapters_of_sft(task, folder.parent, given.device)
     command = [sys.executable, "-m", "benchmarks.pretrained", "--one", trainer, task, str(seed), str(folder)]
-    command += ["--seconds", str(given.seconds), "--marks", str(given.marks)]
+    command += ["--seconds", str(given.seconds), "--marks", str(given.marks), "--device", given.device]
     environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    # Trainers would take a GPU that they see.
+    done = subprocess.run(command, capture_output=True, text=True, env={**environment, "CUDA_VISIBLE_DEVICES": ""})
     found = [text for text in done.stdout.splitlines() if text.startswith("RESULT ")]
     if not found:
         sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
     result = json.loads(found[-1].removeprefix("RESULT "))
-    start = adapters_of_sft(task, folder.parent)
     config = folder / "config.yaml"
-    config.write_text(json.dumps(settings(task, seed, start)))
+    config.write_text(json.dumps(settings(task, seed, start, given.device)))
     points = [(0.0, start or str(smollm2())), *((seconds, str(folder / name)) for seconds, name in result["marks"])]
     command = [
         sys.executable,
@@ -121,13 +132,13 @@ def measure(trainer: str, task: str, seed: int, given: argparse.Namespace) -> di
     return {"steps": result["steps"], "curve": list(zip([s for s, _ in points], success, strict=True))}
 
 
-def settings(task: str, seed: int, adapters: str | None) -> dict[str, Any]:
+def settings(task: str, seed: int, adapters: str | None, device: str) -> dict[str, Any]:
     """The configuration of a training, at the default hyperparameters of this model."""
     row = TASKS[task]
-    formats = dict.fromkeys(("weights", "compute", "sampling"), half_precision("cpu")[0])
+    formats = dict.fromkeys(("weights", "compute", "sampling"), half_precision(device)[0])
     return {
         "seed": seed,
-        "model": {"base": str(smollm2()), "device": "cpu", "sft_adapters": adapters, **formats},
+        "model": {"base": str(smollm2()), "device": device, "sft_adapters": adapters, **formats},
         "environment": {
             "class_path": row["class_path"],
             "config": {**row["config"], "max_turns": row["turns"]},
@@ -142,14 +153,14 @@ def settings(task: str, seed: int, adapters: str | None) -> dict[str, Any]:
     }
 
 
-def adapters_of_sft(task: str, folder: Path) -> str | None:
+def adapters_of_sft(task: str, folder: Path, device: str) -> str | None:
     """Train the adapters that a task starts from, once. None where it starts from the model."""
     steps = TASKS[task].get("sft")
     if steps is None:
         return None
     made = folder.resolve() / f"sft-{task}"
     if not made.exists():
-        config = settings(task, 1000, None)
+        config = settings(task, 1000, None, device)
         config |= {"mode": "sft", "sft": {"max_steps": steps, "demonstrations": 256, "eval_tasks": 0}}
         config["sft"]["output_dir"] = str(made)
         (folder / f"sft-{task}.yaml").write_text(json.dumps(config))
@@ -168,7 +179,7 @@ def train(trainer: str, task: str, seed: int, folder: Path, given: argparse.Name
     from .grpo_step import build_ours, build_stock
 
     warnings.simplefilter("ignore")
-    config = RunConfig.model_validate(settings(task, seed, adapters_of_sft(task, folder.parent)))
+    config = RunConfig.model_validate(settings(task, seed, adapters_of_sft(task, folder.parent, given.device), "cpu"))
     marks: list[tuple[float, str]] = []
 
     class Budget(TrainerCallback):
@@ -206,7 +217,7 @@ def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
         for trainer, colour in ((OURS, "tab:blue"), (STOCK, "tab:orange")):
-            for i, row in enumerate(rows[(task, trainer)]):
+            for i, row in enumerate(rows.get((task, trainer), [])):
                 axis.plot(*zip(*row["curve"], strict=True), color=colour, marker=".", label=None if i else trainer)
         axis.set(title=task, xlabel="processor seconds", ylim=(0, 1))
     axes[0][0].set_ylabel("held-out success, greedy")

@@ -79,7 +79,7 @@ def split(task: str, seed: int, train: int, held_out: int) -> tuple[list[Questio
 
 
 class Base:
-    """SmolLM2-135M-Instruct in transformers, without a server."""
+    """SmolLM2-135M-Instruct in transformers, without a server, on a GPU where there is one."""
 
     def __init__(self, dtype: str = "float32") -> None:
         import torch
@@ -87,14 +87,15 @@ class Base:
 
         folder = str(smollm2())
         self.words: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
 
     def write(self, questions: Sequence[Question], tokens: int, **how: Any) -> list[str]:
         """Return the texts of one batch, one after another for each question with `num_return_sequences`."""
         chats = [[{"role": "user", "content": q.text}] for q in questions]
         given = self.words.apply_chat_template(
             chats, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
-        )
+        ).to(self.model.device)
         out = self.model.generate(**given, max_new_tokens=tokens, **how)
         return self.words.batch_decode(out[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
 
