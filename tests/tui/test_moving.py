@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.rollout_columns import route, shared_beginning, telling
+from grpo_tui.tui.app.screens.base import PagedScreen
 from grpo_tui.tui.app.screens.dialogs import Question
 
 from .demo_run import make_run
@@ -326,3 +329,23 @@ async def test_keys_pressed_while_a_rollout_is_read_are_not_lost(run: Path, monk
         assert "reading…" in app.text and "ab12 · 8 of 320" in app.text
         await settle(app.pilot)
         assert app.screen.n == 8
+
+
+async def test_a_timer_that_is_delivered_late_hides_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Callable[[], object]] = []
+    set_timer = PagedScreen.set_timer
+
+    def kept(self: PagedScreen, delay: float, callback: Any = None, **other: Any) -> Any:
+        timers.append(callback)
+        return set_timer(self, delay, callback, **other)
+
+    monkeypatch.setattr(PagedScreen, "set_timer", kept)
+    async with running(run.parent, Stepper(run, 5)) as app:
+        for shown in ("step 1/", "steps differ"):
+            assert timers and shown in app.text
+            for late in timers:
+                late()
+            await app.pilot.pause()
+            assert shown in app.text and "reading…" not in app.text
+            timers.clear()
+            await app.press("d")

@@ -11,9 +11,6 @@ from ..data import Reads
 from ..rollout_cursor import Opened, RolloutCursor, read_opened
 from .base import PagedScreen
 
-PATIENCE_S = 0.1
-"""Seconds until a read in progress is shown."""
-
 
 class AmongRollouts(PagedScreen):
     """A screen on one rollout, read on the reading thread. The next one in the same direction is prefetched. Subclasses
@@ -50,11 +47,8 @@ class AmongRollouts(PagedScreen):
             self._arrive(kept, step, find)
 
     async def _read(self, ref: str | int, step: int, find: int) -> None:
-        late = self.set_timer(PATIENCE_S, self.show_reading)
-        try:
+        with self.patience(self.show_reading):
             opened = await self.reads.later(lambda reader: read_opened(reader, ref))
-        finally:
-            late.stop()
         self._arrive(opened, step, find)
 
     def _arrive(self, opened: Opened, step: int, find: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -53,6 +54,8 @@ def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destinati
     return Stepper(run, n, query, step=max(0, int(number[2] or 1) - 1))
 
 
+PATIENCE_S = 0.1
+"""Seconds until a read in progress is shown."""
 ALWAYS = ("?", "esc", "q")
 """Keys that are shown at every width, without labels on narrow screens."""
 READ_A_SECOND = 15
@@ -276,6 +279,18 @@ class PagedScreen(AppScreen):
 
     def shown_name(self) -> str:
         raise RuntimeError(f"{type(self).__name__} has no name for its text")
+
+    @contextmanager
+    def patience(self, show: Callable[[], object]) -> Iterator[None]:
+        """Call `show` if the block takes longer than `PATIENCE_S`, and never after it: a timer that has fired is
+        delivered even if it is stopped meanwhile."""
+        reading = [show]
+        timer = self.set_timer(PATIENCE_S, lambda: [late() for late in reading])
+        try:
+            yield
+        finally:
+            reading.clear()
+            timer.stop()
 
     def action_pager(self, variable: str = "PAGER") -> None:
         from ...export import open_outside  # here: no first paint waits for it

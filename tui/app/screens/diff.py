@@ -15,7 +15,6 @@ from ..data import Reads
 from ..widgets.diff_pane import DiffPane
 from ..widgets.line import Line
 from ..widgets.pane import Pane
-from .among_rollouts import PATIENCE_S
 from .base import PagedScreen
 
 
@@ -90,14 +89,13 @@ class DiffScreen(PagedScreen):
         self.run_worker(self._told(work), group="diff", exclusive=True)
 
     async def _told(self, work: Coroutine[object, object, None]) -> None:
-        late = self.set_timer(PATIENCE_S, lambda: self.body.put(None, "reading…"))
         try:
-            await work
+            with self.patience(lambda: self.body.put(None, "reading…")):
+                await work
         except (RecordError, LookupError) as error:
             self.body.put(None, str(error))
         finally:
             work.close()
-            late.stop()
         self.frame.refresh_lines()
 
     async def _choose(self, either: bool = False) -> None:
