@@ -92,7 +92,8 @@ class TrainingConfig(Optimisation):
     num_generations: int = Field(default=8, ge=2)
     """Rollouts per prompt: GRPO's group size."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`."""
+    """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`, or fewer whole groups
+    if no layer has to be run again then (`model.gradient_checkpointing`)."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Token budget of a backward pass, counted at `max_trajectory_tokens` a trajectory."""
 

@@ -1,7 +1,9 @@
 """Gradient checkpointing that recomputes only where the saved memory is worth it.
 
-If the activations of a micro-batch are small (`KEPT`), all of them are kept. Otherwise plain checkpointing would keep
-each layer's input and run the whole layer again in the backward pass. Two things are kept nevertheless:
+If the activations of a micro-batch fit (`room`), all of them are kept. `memory.micro_batch` makes micro-batches smaller
+for that, down to one group, because a second forward pass costs more than smaller products. Otherwise plain
+checkpointing would keep each layer's input and run the whole layer again in the backward pass. Two things are kept
+nevertheless:
 
 - the last layer: its backward pass comes first, so its activations are needed at once.
 - attention: its output is as small as the layer's input, and at long context making it costs as much as the rest of
@@ -20,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .precision import computed_in
+from .unwrap import device_of
 from .versions import enable_checkpointing
 
 _KERNELS = (
@@ -32,20 +35,34 @@ ATTENTION = frozenset(getattr(torch.ops.aten, name).default for name in _KERNELS
 """What torch's `scaled_dot_product_attention` ends in; not every build has every one."""
 
 
-KEPT = 1 << 30
-"""Bytes that the activations of a micro-batch may take before layers are run again, where the setting is `auto`."""
+KEPT = 2 << 30
+"""Bytes that the activations of a micro-batch may take in main memory before layers are run again, where the setting is
+`auto`."""
+
+
+def room(device: str) -> int:
+    """Return the bytes that the activations of a micro-batch may take: on a GPU a quarter of the free memory. There a
+    second forward pass costs as much time in Python as the first. device: cpu, cuda or mps."""
+    if device == "cuda" and torch.cuda.is_available():
+        return max(KEPT, torch.cuda.mem_get_info()[0] // 4)
+    return KEPT
 
 
 def spare_memory(model: PreTrainedModel, setting: bool | Literal["auto"], tokens: int) -> None:
     """Apply `model.gradient_checkpointing`. tokens: those of a micro-batch."""
-    text = model.config.get_text_config(decoder=True)
-    if runs_again(setting, tokens * text.num_hidden_layers * numbers_of_layer(text) * computed_in(model).itemsize):
+    if runs_again(setting, tokens * bytes_of_token(model), device_of(model).type):
         checkpoint_activations(model)
 
 
-def runs_again(setting: bool | Literal["auto"], taken: int) -> bool:
+def runs_again(setting: bool | Literal["auto"], taken: int, device: str) -> bool:
     """Return whether to recompute layers. taken: bytes of all activations of a micro-batch."""
-    return taken > KEPT if setting == "auto" else setting
+    return taken > room(device) if setting == "auto" else setting
+
+
+def bytes_of_token(model: PreTrainedModel) -> int:
+    """Return the bytes of the activations of one token in all layers."""
+    text = model.config.get_text_config(decoder=True)
+    return text.num_hidden_layers * numbers_of_layer(text) * computed_in(model).itemsize
 
 
 def numbers_of_layer(text: PreTrainedConfig) -> int:

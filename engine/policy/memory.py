@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from ...configs.schema import RunConfig
+    from ...configs.sections.training import TrainingConfig
 
 GIB = 2**30
 ADAPTER_BYTES = 16
@@ -93,10 +94,23 @@ def shape_of(config: PreTrainedConfig) -> Shape:
     )
 
 
+def micro_batch(rows: int, training: TrainingConfig, most: int | None = None) -> int:
+    """Return the trajectories of a backward pass: the largest divisor of `rows` within the limit.
+
+    most: the trajectories whose activations fit. If these are fewer, the largest micro-batch of whole groups within
+    them, where there is one.
+    """
+    limit = training.micro_batch_size or max(training.micro_batch_tokens // training.max_trajectory_tokens, 1)
+    sizes = [d for d in range(1, min(rows, limit) + 1) if rows % d == 0]
+    if most is not None and training.micro_batch_size is None and sizes[-1] > most:
+        sizes = [d for d in sizes if d <= most and d % training.num_generations == 0] or sizes
+    return sizes[-1]
+
+
 def need(shape: Shape, config: RunConfig) -> Need:
     """Estimate the memory of one device for a model of this shape."""
     from ...configs.model_facts import device_of
-    from .activations import runs_again
+    from .activations import room, runs_again
     from .token_scores import DENSE_LOGITS
     from .vocabulary_head import TILE, TILE_GPU
 
@@ -104,8 +118,9 @@ def need(shape: Shape, config: RunConfig) -> Need:
     size, computed, sampled = (BYTES[name] for name in (model.weights, model.compute, model.sampling))
     rows = training.prompts_per_step * training.num_generations
     length = training.max_trajectory_tokens
-    micro = training.micro_batch_size or max(1, training.micro_batch_tokens // length)
-    tokens = min(micro, rows) * length
+    device, token = device_of(model.device), shape.layers * shape.layer * computed
+    most = room(device) // (token * length) if model.gradient_checkpointing == "auto" else None
+    tokens = micro_batch(rows, training, most) * length
     weights = shape.parameters * size
     if model.lora is None:
         learnt = shape.parameters - shape.vision
@@ -120,8 +135,8 @@ def need(shape: Shape, config: RunConfig) -> Need:
     }
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
-    again = runs_again(model.gradient_checkpointing, tokens * shape.layers * shape.layer * computed)
-    on_gpu = device_of(model.device) != "cpu"  # there a strip is a whole tile, in float32
+    again = runs_again(model.gradient_checkpointing, tokens * token, device)
+    on_gpu = device != "cpu"  # there a strip is a whole tile, in float32
     tile = TILE_GPU * (computed + 12) if on_gpu else TILE * computed
     kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
     acting: dict[str, float] = {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * sampled}

@@ -21,11 +21,12 @@ from ...configs.sections.data import holds_tasks
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
-from ..policy.activations import spare_memory
+from ..policy.activations import bytes_of_token, room, spare_memory
 from ..policy.kl import BetaController, BetaSettings
+from ..policy.memory import micro_batch
 from ..policy.models import chosen_device, load_policy, load_sight, save_policy
 from ..policy.sources import foreign_template
-from ..policy.unwrap import base_of
+from ..policy.unwrap import base_of, device_of
 from ..policy.versions import NO_CHECKPOINTING
 from ..record.reporters import reported
 from ..record.step_recorder import StepRecorder
@@ -109,9 +110,13 @@ def build_trainer(
     if config.data.source is not None and not holds_tasks(config.data.source):
         made = RolloutRunner(agent, tokenizer, training.num_generations).environment
         rows, eval_rows = (fitting(r, agent, made, training, config.data.long_prompts) for r in (rows, eval_rows))
-    args = grpo_config(config, run_dir, world, len(rows))
+    base = base_of(model)
+    most = None
+    if config.model.gradient_checkpointing == "auto":
+        most = room(device_of(base).type) // (bytes_of_token(base) * training.max_trajectory_tokens)
+    args = grpo_config(config, run_dir, world, len(rows), most)
     micro_tokens = args.per_device_train_batch_size * training.max_trajectory_tokens
-    spare_memory(base_of(model), config.model.gradient_checkpointing, micro_tokens)
+    spare_memory(base, config.model.gradient_checkpointing, micro_tokens)
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
     orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
     controller = beta_controller(training)
@@ -196,8 +201,9 @@ def beta_controller(training: TrainingConfig) -> BetaController | None:
     return BetaController(settings)
 
 
-def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int) -> GRPOConfig:
-    """Return TRL's arguments for a run. Raises TrainingError if the processes cannot share the batch."""
+def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int, most: int | None = None) -> GRPOConfig:
+    """Return TRL's arguments for a run. most: as for `micro_batch`. Raises TrainingError if the processes cannot share
+    the batch."""
     training = config.training
     rows = training.prompts_per_step * training.num_generations
     if rows % world:
@@ -205,7 +211,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
             f"training.prompts_per_step * training.num_generations is {rows}, which {world} processes cannot share "
             "equally; make prompts_per_step a multiple of the number of processes"
         )
-    micro = micro_batch(rows // world, training)
+    micro = micro_batch(rows // world, training, most)
     beta = max(training.beta, BetaSettings.min_beta) if training.beta_mode == "auto" else training.beta
     return trl_arguments(
         GRPOConfig,
@@ -237,12 +243,6 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         remove_unused_columns=False,
         log_completions=False,
     )
-
-
-def micro_batch(rows: int, training: TrainingConfig) -> int:
-    """Return the trajectories of a backward pass: the largest divisor of `rows` within the limit."""
-    limit = training.micro_batch_size or max(training.micro_batch_tokens // training.max_trajectory_tokens, 1)
-    return max(d for d in range(1, min(rows, limit) + 1) if rows % d == 0)
 
 
 def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:

@@ -9,10 +9,26 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_tui.engine.policy.activations import ATTENTION, KEPT, checkpoint_activations, numbers_of_layer, spare_memory
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.configs.sections.training import TrainingConfig
+from grpo_tui.engine.policy import activations
+from grpo_tui.engine.policy.activations import (
+    ATTENTION,
+    KEPT,
+    bytes_of_token,
+    checkpoint_activations,
+    numbers_of_layer,
+    spare_memory,
+)
+from grpo_tui.engine.policy.memory import micro_batch
+from grpo_tui.engine.policy.models import load_policy
 from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.policy.packing import pack
+from grpo_tui.engine.policy.unwrap import base_of
 from grpo_tui.engine.policy.versions import enable_checkpointing, is_checkpointing
+from grpo_tui.engine.record.step_recorder import StepRecorder
+from grpo_tui.engine.runs.write.writer import NullWriter
+from grpo_tui.engine.training.rft import build_trainer
 
 from .parts import policy
 
@@ -103,3 +119,38 @@ def test_auto_keeps_what_is_small_enough():
         model = policy(layers=3)
         spare_memory(model, setting, tokens)
         assert is_checkpointing(model) == expected, (setting, tokens)
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "limit", "most", "expected"),
+    [
+        (32, 8, 64, None, 32),  # nothing known of the model
+        (32, 8, 64, 40, 32),
+        (32, 8, 64, 31, 16),
+        (32, 8, 64, 9, 8),
+        (32, 8, 64, 7, 32),  # not even one group: layers are run again
+        (24, 6, 20, 12, 12),
+        (30, 5, 12, 9, 5),
+        (30, 5, 3, 1, 3),
+    ],
+)
+def test_micro_batches_shrink_to_whole_groups_that_fit(rows, group, limit, most, expected):
+    given = TrainingConfig(num_generations=group, max_trajectory_tokens=100, micro_batch_tokens=100 * limit)
+    assert micro_batch(rows, given, most) == expected
+    chosen = given.model_copy(update={"micro_batch_size": rows // 2})
+    assert micro_batch(rows, chosen, most) == rows // 2
+
+
+def test_a_pass_that_fits_in_groups_runs_no_layer_again(tmp_path):
+    """The trainer takes the room from the model's activations, the longest trajectory and the group."""
+    given = {"prompts_per_step": 4, "num_generations": 4, "max_trajectory_tokens": 64, "max_turn_tokens": 16}
+    config = RunConfig.model_validate({"training": {**given, "max_steps": 1}, "environment": {"eval_tasks": 0}})
+    base = load_policy(config.model, adapters=None, trainable=True)[0]
+    group = 4 * 64 * bytes_of_token(base_of(base))
+    for most, micro, again in ((4 * group, 16, False), (3 * group, 8, False), (group, 4, False), (group - 1, 16, True)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(activations, "KEPT", most)
+            writer = NullWriter()
+            trainer, _ = build_trainer(config, tmp_path / str(most), StepRecorder(writer))
+        assert trainer.args.per_device_train_batch_size == micro
+        assert is_checkpointing(base_of(trainer.model)) == again
