@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
@@ -276,7 +276,9 @@ def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 @detector("tool_errors", share=True, urgent=0.5)
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with failed calls. A policy that learns its tools makes such calls at first."""
-    return _trouble("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
+    found = _trouble("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
+    better = improvement(batches, limits)
+    return [replace(f, message=f"{f.message[:-1]}, while {better}.", grade="hint") for f in found] if better else found
 
 
 def _trouble(

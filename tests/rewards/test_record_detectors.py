@@ -318,6 +318,18 @@ def test_failures_of_most_rollouts_are_found_before_the_window_is_full():
         assert "errors" in [f.detector for f in warnings(batches)]
 
 
+def test_failed_calls_of_a_policy_that_learns_its_tools_are_a_hint():
+    """Half of the calls fail; success rises in the first training and stays in the second."""
+    for rises, grade in ((True, "hint"), (False, "warning")):
+        learns = training(lambda r, s, t, i, rises=rises: replace(r, call_failed=i % 2 == 0, correct=rises and i < s))
+        diagnosis = Diagnosis()
+        for batch in learns[:6]:
+            diagnosis.observe(batch)
+        diagnosis.end()
+        found = next(f.finding for f in diagnosis.found() if f.finding.detector == "errors")
+        assert found.grade == grade and ("while success rose from" in found.message) == rises
+
+
 def sampled(temperature: float, seed: int) -> list[Batch]:
     """A training whose policy has other probabilities at each token, and is sampled at a temperature."""
     draw = np.random.default_rng(seed)
