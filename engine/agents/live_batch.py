@@ -18,12 +18,16 @@ from .decoder import Decoder
 from .row_cache import RowCache
 from .sampling import SamplingSettings, TokenScores, float64_device, sample
 
+KEPT_TOKENS = 2048
+"""Most tokens of the prompts that are kept for later rows."""
+
 
 @dataclass(eq=False)
 class LiveRow:
     """One text in progress. limit: maximum tokens to write. on_token: called after each token, and may set `ended`.
 
-    likeliest: number of likeliest tokens whose log-probs are kept for each token; None keeps no scores.
+    likeliest: number of likeliest tokens whose log-probs are kept for each token; None keeps no scores. keep: `Prompts`
+    keeps this prompt for later rows.
     """
 
     prompt: Sequence[int]
@@ -33,6 +37,7 @@ class LiveRow:
     background: bool = False
     on_token: Callable[[LiveRow], None] | None = None
     likeliest: int | None = None
+    keep: bool = False
     scores: list[TokenScores] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -51,6 +56,31 @@ class LiveRow:
         return self.ended or self.cancelled or len(self.tokens) >= self.limit
 
 
+class Prompts:
+    """Keys and values of encoded prompts, with the logits after each. The oldest leave when there is no more room."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, ...], tuple[RowCache, torch.Tensor]] = {}
+
+    def __contains__(self, prompt: tuple[int, ...]) -> bool:
+        return prompt in self._held
+
+    def __getitem__(self, prompt: tuple[int, ...]) -> tuple[RowCache, int, torch.Tensor]:
+        """Return a cache, the place of the prompt in it, and the logits `[V]`."""
+        cache, logits = self._held[prompt]
+        return cache, 0, logits
+
+    def keep(self, prompt: tuple[int, ...], source: RowCache, place: int, logits: torch.Tensor) -> None:
+        if len(prompt) > KEPT_TOKENS:
+            return
+        cache = RowCache(len(source.layers), 0, len(prompt))
+        cache.reserve(1, len(prompt), like=source)
+        cache.copy_row(source, place, 0)
+        self._held[prompt] = cache, logits.clone()
+        while sum(map(len, self._held)) > KEPT_TOKENS:
+            del self._held[next(iter(self._held))]
+
+
 class LiveBatch:
     """The running rows of one policy. The weights must not change while it has rows.
 
@@ -62,6 +92,7 @@ class LiveBatch:
         self._stop_ids = frozenset(stop_ids)
         self._never = never
         self._cache: RowCache | None = None
+        self._prompts = Prompts()
         self._rows: list[LiveRow] = []
         """The row at each place: foreground first."""
 
@@ -83,11 +114,17 @@ class LiveBatch:
         if not rows:
             return []
         with self._decoder.sampling(cached=True):
-            prompts = list(dict.fromkeys(tuple(row.prompt) for row in rows))
-            cache, logits = self._encode(prompts)
-            source = [prompts.index(tuple(row.prompt)) for row in rows]
-            self._draw(rows, logits[torch.as_tensor(source, device=logits.device)])
-            for row, place in zip(rows, source, strict=True):
+            prompts = dict.fromkeys(tuple(row.prompt) for row in rows)
+            known = {p: self._prompts[p] for p in prompts if p in self._prompts}
+            new = [p for p in prompts if p not in known]
+            if new:
+                cache, logits = self._encode(new)
+                known |= {p: (cache, place, logits[place]) for place, p in enumerate(new)}
+                for prompt in {tuple(row.prompt) for row in rows if row.keep}.intersection(new):
+                    self._prompts.keep(prompt, *known[prompt])
+            found = [known[tuple(row.prompt)] for row in rows]
+            self._draw(rows, torch.stack([logits for _, _, logits in found]))
+            for row, (cache, place, _) in zip(rows, found, strict=True):
                 if not row.done:
                     self._enter(row, cache, place)
         return [row for row in rows if row.done]

@@ -195,7 +195,8 @@ class LiveAnswers:
         seed = seed_of(self.engine.seed, request.number) if chosen.seed is None else chosen.seed
         seed = seed if chosen.seed is None and not index else seed_of(seed, index)
         seed = seed if attempt == 1 else seed_of(seed, attempt)
-        row = LiveRow(prompt, min(room, limit or room), sampling, seed, likeliest=chosen.likeliest)
+        voted = self.engine.drawn_later > 0  # samples of a vote begin with the same prompt
+        row = LiveRow(prompt, min(room, limit or room), sampling, seed, likeliest=chosen.likeliest, keep=voted)
         if request.on_text is None and not chosen.stop:
             return row
         stream, told = TextStream(self._text, chosen.stop), request.on_text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_tui.engine.agents import live_batch
 from grpo_tui.engine.agents.live_batch import LiveBatch, LiveRow
 from grpo_tui.engine.agents.sampling import SamplingSettings
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
@@ -78,6 +79,49 @@ def test_background_rows_wait_while_a_foreground_row_writes_and_then_write_the_s
     for one, other in zip(alone, beside, strict=True):
         assert one.tokens == other.tokens
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_samples_of_a_vote_do_not_encode_the_prompt_of_the_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[list[int]] = []
+    encode = LiveBatch._encode
+
+    def counted(self: LiveBatch, prompts: Any) -> Any:
+        encoded.append([len(p) for p in prompts])
+        return encode(self, prompts)
+
+    monkeypatch.setattr(LiveBatch, "_encode", counted)
+    drawn = SamplingSettings(1.0)
+    texts = QUESTIONS[:3]
+    alone = {t: [row(t, 12, sampling=drawn, seed=s) for s in range(3)] for t in texts}
+    batch = LiveBatch(AGENT.decoder, AGENT.chat.stop_ids)
+    for keep, times in ((False, 6), (True, 3)):
+        encoded.clear()
+        votes = {t: [replace(r, tokens=[], logprobs=[], background=True) for r in rows] for t, rows in alone.items()}
+        with acting(MODEL):
+            for t in texts:
+                batch.join([row(t, 4, keep=keep)])
+            while len(batch):
+                batch.step()
+            for t in texts:
+                batch.join(votes[t])
+            while len(batch):
+                batch.step()
+        assert len(encoded) == times
+        if not keep:
+            alone = votes
+    for t in texts:
+        for one, other in zip(alone[t], votes[t], strict=True):
+            assert one.tokens == other.tokens
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_kept_prompts_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_batch, "KEPT_TOKENS", len(prompt(QUESTIONS[1])) + len(prompt(QUESTIONS[2])))
+    batch = LiveBatch(AGENT.decoder, AGENT.chat.stop_ids)
+    with acting(MODEL):
+        for text in QUESTIONS[:3]:
+            batch.join([row(text, 2, keep=True)])
+    assert [tuple(prompt(text)) in batch._prompts for text in QUESTIONS[:3]] == [False, True, True]
 
 
 def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
