@@ -284,6 +284,7 @@ class GpuProfile:
     of the phases."""
 
     def __init__(self) -> None:
+        from grpo_tui.engine.agents.session import TransformersSession
         from grpo_tui.engine.training.phases import PhaseClock
 
         self.kernels: dict[str, Counter[str]] = {}
@@ -291,6 +292,23 @@ class GpuProfile:
         self._timed = PhaseClock.__call__
         self._open = False
         PhaseClock.__call__ = self._call()  # type: ignore[method-assign]
+        self._act = TransformersSession.act
+        TransformersSession.act = self._generate()  # type: ignore[method-assign]
+
+    def _generate(self) -> Any:
+        """Record the first turn of all rollouts. The runner adds up the seconds of this phase itself."""
+        from torch.profiler import ProfilerActivity, profile
+
+        def act(session: Any, rows: Any) -> Any:
+            if "generate" in self.kernels:
+                return self._act(session, rows)
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                made = self._act(session, rows)
+            of_kernels: Any = profiled.profiler
+            self._count("generate", of_kernels.kineto_results.events())
+            return made
+
+        return act
 
     def _call(self) -> Any:
         from torch.profiler import ProfilerActivity, profile
