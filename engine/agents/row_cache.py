@@ -7,6 +7,8 @@ spare slot that is never read. Acting rows have the first places (`swap`), so th
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -113,7 +115,8 @@ class RowLayer(CacheLayerMixin):
 
     def __init__(self, cache: RowCache):
         super().__init__()
-        self.cache = cache
+        # Not a reference, which would make a cycle: gigabytes would wait for the garbage collector.
+        self.cache: RowCache = weakref.proxy(cache)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate zeros once the shapes are known, since masked values must be finite."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -122,6 +124,25 @@ def test_kept_prompts_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         for text in QUESTIONS[:3]:
             batch.join([row(text, 2, keep=True)])
     assert [tuple(prompt(text)) in batch._prompts for text in QUESTIONS[:3]] == [False, True, True]
+
+
+def test_the_memory_of_texts_is_free_when_they_end() -> None:
+    """A cycle of references would keep gigabytes until the garbage collector runs, which is rare in a server."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    rows = [row(text, 9, background=i > 2) for i, text in enumerate(QUESTIONS)]
+    batch = LiveBatch(AGENT.decoder, AGENT.chat.stop_ids)
+    gc.collect()
+    gc.disable()
+    try:
+        with acting(MODEL):
+            batch.join(rows)
+            while len(batch):
+                assert batch._cache is not None
+                made += [weakref.ref(layer.keys) for layer in batch._cache._row_layers if layer.keys is not None]
+                batch.step()
+        assert made and not [ref for ref in made if ref() is not None]
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
