@@ -88,7 +88,8 @@ class Base:
         folder = str(smollm2())
         self.words: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.model = model.to(device)
 
     def write(self, questions: Sequence[Question], tokens: int, **how: Any) -> list[str]:
         """Return the texts of one batch, one after another for each question with `num_return_sequences`."""
