@@ -35,6 +35,7 @@ def normal_quantile(p: float) -> float:
     return NormalDist().inv_cdf(p)
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(p: float, df: int) -> float:
     """Quantile of Student's t distribution with `df` >= 1 degrees of freedom, for p in [0.5, 1)."""
     low, high = 0.0, 1.0
@@ -93,14 +94,18 @@ def bounded_interval(values: Sequence[float], low: float, high: float) -> Interv
     """Mean of independent values in [low, high], of any distribution, with a credible interval.
 
     The Bayesian bootstrap (Rubin, 1981) with a third of an observation at each bound, the neutral prior of a rate
-    (Kerman, 2011). An outcome that a few samples missed keeps it wide, where Student's interval has no width.
+    (Kerman, 2011). An outcome that a few samples missed keeps it wide, where Student's interval has no width. The order
+    of the values does not matter.
     """
-    n = len(values)
-    if n == 0:
+    if not values:
         return Interval(math.nan, math.nan, math.nan, 0)
-    mean = fmean(values)
-    all_ = (*values, min([low, *values]), max([high, *values]))
-    means = sorted(sum(map(mul, weights, all_)) for weights in _bootstrap_weights(n))
+    return _bootstrap(tuple(sorted(values)), min([low, *values]), max([high, *values]))
+
+
+@lru_cache(maxsize=1024)
+def _bootstrap(values: tuple[float, ...], low: float, high: float) -> Interval:
+    mean, n = fmean(values), len(values)
+    means = sorted(sum(map(mul, weights, (*values, low, high))) for weights in _bootstrap_weights(n))
     tail = round(len(means) * (1 - LEVEL) / 2)
     return Interval(mean, min(mean, means[tail]), max(mean, means[-1 - tail]), n)
 

@@ -223,6 +223,7 @@ def test_the_scale_of_rewards_does_not_matter() -> None:
     plain, scaled = bounded_interval([0, 1, 1, 0.5], 0, 1), bounded_interval([-3, 7, 7, 2], -3, 7)
     numbers = [10 * x - 3 for x in (plain.estimate, plain.low, plain.high)]
     assert [scaled.estimate, scaled.low, scaled.high] == pytest.approx(numbers)
+    assert bounded_interval([0.5, 1, 0, 1], 0, 1) == plain, "nor does the order of the samples"
     alike = bounded_interval([0.0] * 8, 0.0, 1.0)
     assert alike.low == 0 and 0.15 < alike.high < 0.4, "eight failures are no proof of a value of 0"
 
