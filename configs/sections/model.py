@@ -61,7 +61,7 @@ class ModelConfig(Section):
     """`nf4`: the base model in 4 bits with adapters (QLoRA), on a CUDA GPU with bitsandbytes. null: not quantized."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Run layers again in the backward pass, so that less memory holds what they computed; `auto`: where that of a
-    micro-batch of one group would take more than 2 GiB, or a quarter of the free memory of a GPU."""
+    micro-batch of one group would take more than 2 GiB, or a quarter of the memory of a GPU."""
     attn_implementation: str | None = None
     lora: LoraSection | None = LoraSection()
     """The adapters that are trained; null: all weights of the model are (full fine-tuning, with `sft_adapters` merged

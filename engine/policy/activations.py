@@ -41,10 +41,10 @@ KEPT = 2 << 30
 
 
 def room(device: str) -> int:
-    """Return the bytes that the activations of a micro-batch may take: on a GPU a quarter of the free memory. There a
-    second forward pass costs as much time in Python as the first. device: cpu, cuda or mps."""
+    """Return the bytes that the activations of a micro-batch may take: on a GPU a quarter of its memory, the same in
+    every process. There a second forward pass costs as much time in Python as the first. device: cpu, cuda or mps."""
     if device == "cuda" and torch.cuda.is_available():
-        return max(KEPT, torch.cuda.mem_get_info()[0] // 4)
+        return max(KEPT, torch.cuda.mem_get_info()[1] // 4)
     return KEPT
 
 
