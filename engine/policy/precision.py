@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ...configs.sections.model import ModelConfig
+from .fixed_weights import FixedWeight, add_product, packs
 from .patches import patched
 from .unwrap import base_of
 
@@ -87,13 +88,15 @@ def sampling_arithmetic(model: nn.Module) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(arithmetic, "now", arithmetic.sampling))
-        head = base_of(model).get_output_embeddings()  # type: ignore[operator]
-        for module in base_of(model).modules():
+        base = base_of(model)
+        head = base.get_output_embeddings()  # type: ignore[operator]
+        pack = packs(base, arithmetic.now)
+        for module in base.modules():
             if type(module) is LoraLinear and hasattr(module, "arithmetic"):
-                stack.enter_context(patched(module, "converted", _parts(module)))
-            elif type(module) is nn.Linear and module is not head and module.weight.dtype != arithmetic.now:
-                copy = module.weight.to(arithmetic.now), _to(module.bias, arithmetic.now)
-                stack.enter_context(patched(module, "forward", _with_weight(*copy)))
+                stack.enter_context(patched(module, "fixed", FixedWeight(*_parts(module), pack)))
+            elif type(module) is nn.Linear and module is not head and (pack or module.weight.dtype != arithmetic.now):
+                weight, bias = module.weight.to(arithmetic.now), _to(module.bias, arithmetic.now)
+                stack.enter_context(patched(module, "forward", FixedWeight(weight, bias, {}, pack)))
         if type(head) is nn.Linear and head.weight.device.type == "cpu":
             stack.enter_context(patched(head, "converted", head.weight.to(arithmetic.now).float()))
         yield
@@ -143,15 +146,16 @@ def _lora_linear(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     names = [] if self.disable_adapters else [n for n in self.active_adapters if n in self.lora_A]
     if self.merged or any(n in self.lora_variant or self.lora_bias.get(n, False) for n in names):
         return type(self).forward(self, x, *args, **kwargs)
-    weight, bias, parts = getattr(self, "converted", None) or _parts(self)
+    fixed = getattr(self, "fixed", None)
+    if fixed is not None and list(fixed.parts) == names:
+        return fixed(x)
+    weight, bias, parts = _parts(self)
     flat = x.to(weight.dtype).flatten(0, -2)
     y = bias
     for name in names:
         a, b = parts[name]
-        thin = F.linear(self.lora_dropout[name](flat), a)
-        y = F.linear(thin, b, y) if y is None or y.dim() == 1 else torch.addmm(y, thin, b.t())
-    y = F.linear(flat, weight, y) if y is None or y.dim() == 1 else torch.addmm(y, flat, weight.t())
-    return y.view(*x.shape[:-1], weight.shape[0])
+        y = add_product(y, F.linear(self.lora_dropout[name](flat), a), b)
+    return add_product(y, flat, weight).view(*x.shape[:-1], len(weight))
 
 
 def _parts(layer: Any) -> tuple[Tensor, Tensor | None, dict[str, tuple[Tensor, Tensor]]]:
@@ -160,13 +164,6 @@ def _parts(layer: Any) -> tuple[Tensor, Tensor | None, dict[str, tuple[Tensor, T
     names = [n for n in layer.active_adapters if n in layer.lora_A]
     parts = {n: (layer.lora_A[n].weight.to(now), (layer.lora_B[n].weight * layer.scaling[n]).to(now)) for n in names}
     return base.weight.to(now), _to(base.bias, now), parts
-
-
-def _with_weight(weight: Tensor, bias: Tensor | None) -> Any:
-    def forward(x: Tensor) -> Tensor:
-        return F.linear(x.to(weight.dtype), weight, bias)
-
-    return forward
 
 
 def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -14,6 +14,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 
 from grpo_tui.configs.sections.model import ModelConfig
+from grpo_tui.engine.policy.fixed_weights import PATIENCE, FixedWeight
 from grpo_tui.engine.policy.precision import Arithmetic, set_arithmetic
 from grpo_tui.engine.policy.prepared import PreparedModel, acting
 from grpo_tui.engine.policy.vocabulary_head import TokenLogProbs
@@ -137,6 +138,41 @@ def test_the_unchanged_policy_has_no_kl_and_nothing_is_clipped(tmp_path, lora, f
     assert trained
     kept = torch.bfloat16 if formats is HALF and not lora else torch.float32
     assert {p.dtype for p in trained if p.dim() > 1} == {kept}
+
+
+@pytest.mark.parametrize("adapters", [0, 1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_fixed_weights_multiply_as_defined_in_either_layout(adapters, bias):
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no products in bfloat16")
+    generator = torch.Generator().manual_seed(adapters)
+    shapes = [(48, 40), (48,), *[(4, 40), (48, 4)] * adapters]
+    weight, offset, *rest = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+    parts = {str(i): (rest[2 * i], rest[2 * i + 1]) for i in range(adapters)}
+    product = FixedWeight(weight, offset if bias else None, parts, packs=True)
+    for shape in [(3, 5, 40), (1, 1, 40), (70, 40)] * 4:  # both sides of `PATIENCE`
+        x = torch.randn(shape, generator=generator).bfloat16()
+        y = x.double() @ weight.double().T + (offset.double() if bias else 0)
+        size = x.double().abs() @ weight.double().abs().T + 1
+        for a, b in parts.values():
+            thin = (x @ a.T).double()
+            y, size = y + thin @ b.double().T, size + thin.abs() @ b.double().abs().T
+        assert product(x).shape == y.shape and product(x).dtype == torch.bfloat16
+        assert float(((product(x).double() - y).abs() / size).max()) < 2**-8 * (1 + adapters)
+    assert product._packed is not None
+
+
+def test_adapters_that_are_off_in_a_block_of_sampling_are_left_out():
+    model = half_policy()
+    ids = torch.arange(12)[None] % 40
+    with torch.no_grad(), model.disable_adapter():
+        expected = model(input_ids=ids).logits
+    with acting(model):
+        for _ in range(PATIENCE + 2):
+            model(input_ids=ids)
+        with model.disable_adapter():
+            assert torch.equal(model(input_ids=ids).logits, expected)
+        assert float((model(input_ids=ids).logits - expected).abs().max()) > 1e-3
 
 
 def test_a_copy_computes_with_its_own_weights():

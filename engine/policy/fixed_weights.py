@@ -1,0 +1,69 @@
+"""Products with weights that do not change, for decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .unwrap import device_of
+
+Parts = dict[str, tuple[Tensor, Tensor]]
+"""A and s B of each adapter by its name."""
+
+PATIENCE = 8
+"""Products in the layout of `nn.Linear` before another layout is made: that takes as long as a few of them."""
+LARGEST = 1 << 30
+"""Bytes of a model's weights up to which they are kept in a second layout, too."""
+
+
+def packs(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether to keep the weights of this model's products in a second layout."""
+    if dtype != torch.bfloat16 or device_of(model).type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    size = sum(m.weight.numel() * dtype.itemsize for m in model.modules() if type(m) is nn.Linear)
+    return size <= LARGEST and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+class FixedWeight:
+    """x [..., in] → x Wᵀ + b + Σ s (x Aᵀ) Bᵀ [..., out], rounded once.
+
+    W [out, in], b [out] and the parts of adapters, A [r, in] and s B [out, r], are all in the format of the product. It
+    has no gradient.
+
+    `F.linear` brings W into oneDNN's layout at each call, which takes as long as the product itself for the few rows
+    of decoding. With `packs`, [W, s B] is kept in that layout as one matrix.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, parts: Parts, packs: bool) -> None:
+        self.weight, self.bias, self.parts, self.packs = weight, bias, parts, packs
+        self.thin = torch.cat([a for a, _ in parts.values()]) if parts else None
+        self._packed: Any = None
+        self._calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        flat = x.to(self.weight.dtype).flatten(0, -2)
+        self._calls += 1
+        if self.packs and self._calls > PATIENCE:
+            y = self._packed_product(flat)
+        else:
+            y = self.bias
+            for a, b in self.parts.values():
+                y = add_product(y, F.linear(flat, a), b)
+            y = add_product(y, flat, self.weight)
+        return y.view(*x.shape[:-1], len(self.weight))
+
+    def _packed_product(self, flat: Tensor) -> Tensor:
+        if self._packed is None:
+            whole = torch.cat([self.weight, *(b for _, b in self.parts.values())], 1)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, len(flat))
+        if self.thin is not None:
+            flat = torch.cat([flat, F.linear(flat, self.thin)], 1)
+        return torch.ops.mkldnn._linear_pointwise(flat, self._packed, self.bias, "none", [], "")
+
+
+def add_product(y: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
+    """Return y + x Wᵀ: x [M, in], W [out, in], y [M, out], [out] (a bias) or None."""
+    return F.linear(x, weight, y) if y is None or y.dim() == 1 else torch.addmm(y, x, weight.t())
