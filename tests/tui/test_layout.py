@@ -118,3 +118,16 @@ def test_a_rising_line_rises() -> None:
     canvas.draw(0, Series("x", list(range(10)), [float(i) for i in range(10)]))
     top = [min((y for y in range(10) if canvas.bits[y][x]), default=99) for x in range(20)]
     assert top == sorted(top, reverse=True) and top[0] == 9 and top[-1] == 0
+
+
+@pytest.mark.parametrize("width", [36, 50, 78])
+async def test_the_legend_names_every_curve_with_as_much_as_fits(run: Path, width: int) -> None:
+    names = ["success", "held-out greedy", "held-out sampled"]
+    curves = [Series(name, [1, 2], [0.25, 0.5], [0.125, 0.125]) for name in names]
+    async with running(run.parent, Live(run)) as app:
+        chart = app.screen.chart
+        chart.put("Success", curves)
+        legend = " ".join(line.plain for line in chart.build(width, 11)[:2])
+    assert all(name in legend for name in names)
+    assert ("0.5" in legend) == (width > 36)
+    assert ("±" in legend) == (width > 50)

@@ -196,27 +196,39 @@ class Chart(Pane):
         return [*lines, self._x_axis(margin, plot, *xs, named)]
 
     def _heading(self, shown: list[Series], width: int, most: int) -> list[Line]:
+        """Return the heading and the legend: without spreads, then without values, if not all curves fit otherwise."""
+        whole = width >= 52
+        for spreads, values in ((whole, True), (False, True), (False, False)):
+            lines, fits = self._legend(shown, width, most, spreads, values)
+            if fits:
+                break
+        return lines
+
+    def _legend(
+        self, shown: list[Series], width: int, most: int, spreads: bool, values: bool
+    ) -> tuple[list[Line], bool]:
+        """Return at most `most` lines, and whether every curve is in them."""
         p = self.palette
         first = Line(p)
-        narrow = width < 52
-        if self.heading and not (narrow and len(shown) > 1):
+        if self.heading and (width >= 52 or len(shown) < 2):
             first.add(self.heading, p.title, cells=min(len(self.heading), width - 1)).gap(2)
         lines = [first]
         for order, series in enumerate(shown):
             value = series.newest
             item = Line(p).add(MARKS[order % len(MARKS)] + " ", p.series[order % len(p.series)])
             room = max(4, width - item.width - 12)
-            item.add(series.name, p.text, cells=min(len(series.name), room), click=("series", series.name)).gap()
-            item.add(number(value), p.muted)
-            if series.spread and value is not None and not narrow:
+            item.add(series.name, p.text, cells=min(len(series.name), room), click=("series", series.name))
+            if values:
+                item.gap().add(number(value), p.muted)
+            if spreads and series.spread and value is not None:
                 item.add(f" ± {number(series.spread[-1])}", p.faint)
             if lines[-1].width and lines[-1].width + item.width > width:
                 if len(lines) >= most:
-                    break
+                    return lines, False
                 lines.append(Line(p))
             lines[-1].offer(item, width)
             lines[-1].offer(Line(p).gap(2), width)
-        return lines
+        return lines, True
 
     def _x_axis(self, margin: int, plot: int, low: float, high: float, named: bool) -> Line:
         p = self.palette
