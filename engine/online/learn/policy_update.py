@@ -190,6 +190,13 @@ class PolicyUpdater:
         step_norm = self._shorten(before)
         cut = grad_norm > self.config.max_norm or step_norm >= self.config.max_update_norm
         kl, kl_forward, kl_start = self._measure(task)
+        target = self.config.kl.target_kl
+        if kl_before < target < kl:
+            # Adam's first step is as long as any, whatever the gradient. KL grows with the square of the length.
+            part = math.sqrt((target - kl_before) / (kl - kl_before))
+            _torch._foreach_lerp_(self._live, before, 1.0 - part)
+            step_norm, cut = step_norm * part, True
+            kl, kl_forward, kl_start = self._measure(task)
         rejected = None
         limit = self.config.kl.limit
         if not math.isfinite(kl) or (kl > limit and kl > kl_before):

@@ -247,6 +247,20 @@ def test_the_served_model_stays_within_the_kl_limit(limit: float) -> None:
     assert kl_to_original(u, task, u.ema) <= limit
 
 
+@pytest.mark.parametrize("target", [1e-4, 1e-3])
+def test_a_step_beyond_the_target_kl_is_shortened_to_it(target: float) -> None:
+    free, held = updater(**OFF, kl={"limit": 1e9, "target_kl": 1e6}), updater(**OFF, kl={"limit": 1e9, "target_kl": target})
+    start, (far, _) = parameters(held), free.apply(poisoned(free))
+    task = poisoned(held)
+    near, _ = held.apply(task)
+    assert far.kl > 3 * target and near.clipped and not far.clipped
+    assert near.kl == pytest.approx(target, rel=0.3)
+    assert kl_to_original(held, task, held.ema) == pytest.approx(near.kl, abs=1e-6)
+    step, whole = parameters(held) - start, parameters(free) - start
+    assert float(step.norm()) == pytest.approx(near.step_norm, rel=1e-3)
+    assert float(torch.cosine_similarity(step, whole, dim=0)) == pytest.approx(1.0, abs=1e-4)
+
+
 def test_the_magnitude_guard_alone_bounds_a_poisoned_task() -> None:
     u = updater(**{**OFF, "max_norm": 1.0, "max_update_norm": 0.02}, kl={"limit": 1e9})
     before = ema(u)
