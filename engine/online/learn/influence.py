@@ -39,9 +39,9 @@ class Influence:
             self._forget(*self._recent[0])
         self._recent.append((request, source))
         self._requests[request] += 1
-        self._sources.update(_levels(source))
+        self._sources.update(levels_of(source))
         weight = 1.0 / self._requests[request] ** 2 if request else 1.0
-        return weight * min((self._room(name, labelled, peers) for name in _levels(source) if name), default=1.0)
+        return weight * min((self._room(name, labelled, peers) for name in levels_of(source) if name), default=1.0)
 
     def _room(self, name: str, labelled: bool, peers: Sequence[int]) -> float:
         """Return the weight that the cap leaves to a source: 1 below the cap."""
@@ -55,7 +55,7 @@ class Influence:
         return min(1.0, cap / (self._sources[name] / max(of, round(5 / self.share))))
 
     def _forget(self, request: str, source: str) -> None:
-        for counter, keys in ((self._requests, [request]), (self._sources, _levels(source))):
+        for counter, keys in ((self._requests, [request]), (self._sources, levels_of(source))):
             for key in keys:
                 counter[key] -= 1
                 if counter[key] <= 0:
@@ -72,7 +72,7 @@ class Influence:
             self.weigh(str(request), str(source))
 
 
-def _levels(source: str) -> list[str]:
+def levels_of(source: str) -> list[str]:
     """Return `[caller]` for `caller`, and `[caller, caller/user]` for `caller/user`."""
     caller, separator, _ = source.partition("/")
     return [caller, source] if separator else [caller]

@@ -4,8 +4,9 @@ Total_Loss = RL_Loss + current_beta * KL_Penalty. RL_Loss is PPO's clipped surro
 advantage is the reward-to-go of the reward tensor minus a running baseline. KL_Penalty is the exact KL per token
 between the present policy and the policy that answered.
 
-Three guards bound the effect of one task on the served model, each on its own: the KL limit (an update that ends too
-far from the answering policy is reverted), the clipped gradient and step, and the EMA.
+Three guards bound the effect of one task on the served model, each on its own: KL (a step is shortened to the target;
+an update that ends too far from the answering policy is reverted), the clipped gradient and step, and the EMA. Feedback
+of a source that contradicts the other sources makes no step (`agreement.py`).
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from ...training.losses.base import LossInputs, clipped_surrogate, sum_over_toke
 from ..store.images import ImageFolder
 from ..store.snapshots import check_fit, weights_in_place
 from ..store.update_task import Experience, TaskError, UpdateTask
-from .influence import Influence, RobustBaseline
+from .agreement import Agreement
+from .influence import Influence, RobustBaseline, levels_of
 
 CLIP = 0.2
 """The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
+CONTRADICTED = "its source's feedback contradicts that of the other sources"
 NO_SIGNAL = 1e-9
 """Advantages up to this size teach nothing."""
-_STATEFUL = ("beta", "baseline", "ratings", "influence")
+_STATEFUL = ("beta", "baseline", "ratings", "influence", "agreement")
 """The parts of `PolicyUpdater` with a state of their own."""
 _torch: Any = torch
 """Torch with the fused operations on lists of tensors that its type stubs lack."""
@@ -46,8 +49,9 @@ class UpdateReport:
 
     kl: KL(policy ‖ original) after the update, which beta follows. kl_before: the same in the loss. kl_forward:
     KL(original ‖ policy) after the update. kl_start: KL(policy ‖ the run's first policy) after the update. clipped: the
-    gradient or the step was cut to its limit. advantages: the mean over the agent tokens of each candidate. rejected:
-    the reason why the update was reverted. weight: the task's weight (`influence.py`).
+    gradient or the step was cut to its limit, or the step to the target of KL. advantages: the mean over the agent
+    tokens of each candidate. rejected: the reason why the update was reverted. weight: the task's weight
+    (`influence.py`).
     """
 
     update: int
@@ -96,6 +100,7 @@ class PolicyUpdater:
         self.baseline = RobustBaseline()
         self.ratings = RobustBaseline()
         self.influence = Influence(config.source_share)
+        self.agreement = Agreement()
         self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
         """The policy as it was loaded, to measure how far learning has moved it."""
         self._validated = [p.clone() for p in self._live]
@@ -180,25 +185,44 @@ class PolicyUpdater:
             raise TaskError(f"its loss is {loss} and its gradient norm {grad_norm}")
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         clipped = float(nn.utils.get_total_norm(gradients))
+        levels = levels_of(str(task.facts.get("source", ""))) if "feedback" in task.facts else []
+        if self.agreement.contradicts(levels, gradients):
+            kl, kl_forward, kl_start = self._measure(task)
+            moved = {"kl": kl, "kl_forward": kl_forward, "kl_start": kl_start, "step_norm": 0.0, "clipped": False}
+            moved["rejected"] = CONTRADICTED
+        else:
+            moved = self._move(task, gradients, weight, kl_before)
+        self.optimizer.zero_grad(set_to_none=True)
+        return {
+            "loss": loss,
+            "rl_loss": rl_loss,
+            "kl_before": kl_before,
+            "grad_norm": grad_norm,
+            "clipped_grad_norm": clipped,
+            "clip_fraction": clip_fraction,
+            **moved,
+            "clipped": moved["clipped"] or grad_norm > self.config.max_norm,
+        }
+
+    def _move(self, task: UpdateTask, gradients: list[Tensor], weight: float, kl_before: float) -> dict[str, Any]:
+        """Make a step of the optimiser, or revert it; return how far it moved the policy."""
         if weight < 1:  # both, because Adam divides a gradient by its own size
             _torch._foreach_mul_(gradients, weight)
-
         before, optimizer_before = [p.clone() for p in self._live], self._optimizer_tensors()
         for group in self.optimizer.param_groups:
             group["lr"] = task.learning_rate * weight
         self.optimizer.step()
         step_norm = self._shorten(before)
-        cut = grad_norm > self.config.max_norm or step_norm >= self.config.max_update_norm
+        clipped = step_norm >= self.config.max_update_norm
         kl, kl_forward, kl_start = self._measure(task)
-        target = self.config.kl.target_kl
-        if kl_before < target < kl:
+        target, limit = self.config.kl.target_kl, self.config.kl.limit
+        if kl_before < target < kl < math.inf:
             # Adam's first step is as long as any, whatever the gradient. KL grows with the square of the length.
             part = math.sqrt((target - kl_before) / (kl - kl_before))
             _torch._foreach_lerp_(self._live, before, 1.0 - part)
-            step_norm, cut = step_norm * part, True
+            step_norm, clipped = step_norm * part, True
             kl, kl_forward, kl_start = self._measure(task)
         rejected = None
-        limit = self.config.kl.limit
         if not math.isfinite(kl) or (kl > limit and kl > kl_before):
             rejected = f"KL {kl:.4g} after the update is above the limit {limit:g}"
             _torch._foreach_copy_(self._live, before)
@@ -206,21 +230,8 @@ class PolicyUpdater:
             step_norm = 0.0
         else:
             _torch._foreach_lerp_(self._ema, self._live, 1.0 - self.config.ema_decay)
-        self.optimizer.zero_grad(set_to_none=True)
-        return {
-            "loss": loss,
-            "rl_loss": rl_loss,
-            "kl": kl,
-            "kl_before": kl_before,
-            "kl_forward": kl_forward,
-            "kl_start": kl_start,
-            "grad_norm": grad_norm,
-            "clipped_grad_norm": clipped,
-            "step_norm": step_norm,
-            "clip_fraction": clip_fraction,
-            "clipped": cut,
-            "rejected": rejected,
-        }
+        moved = {"kl": kl, "kl_forward": kl_forward, "kl_start": kl_start, "step_norm": step_norm}
+        return {**moved, "clipped": clipped, "rejected": rejected}
 
     # ------------------------------------------------------------------------------------------------- the pieces
 

@@ -249,7 +249,10 @@ def test_the_served_model_stays_within_the_kl_limit(limit: float) -> None:
 
 @pytest.mark.parametrize("target", [1e-4, 1e-3])
 def test_a_step_beyond_the_target_kl_is_shortened_to_it(target: float) -> None:
-    free, held = updater(**OFF, kl={"limit": 1e9, "target_kl": 1e6}), updater(**OFF, kl={"limit": 1e9, "target_kl": target})
+    free, held = (
+        updater(**OFF, kl={"limit": 1e9, "target_kl": 1e6}),
+        updater(**OFF, kl={"limit": 1e9, "target_kl": target}),
+    )
     start, (far, _) = parameters(held), free.apply(poisoned(free))
     task = poisoned(held)
     near, _ = held.apply(task)
