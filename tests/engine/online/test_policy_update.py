@@ -351,6 +351,24 @@ def test_a_repeated_request_moves_the_policy_less_and_less() -> None:
     assert moves == sorted(moves, reverse=True) and moves[3] < 0.15 * moves[0]
 
 
+def test_feedback_of_a_source_that_contradicts_the_others_makes_no_step() -> None:
+    u = updater(ema_decay=0.0)
+    reports = []
+    for number in range(12):
+        for source, reward in (("a", 1.0), ("b", 1.0), ("c", -1.0)):
+            rewards = torch.full((1, 2, 2), reward)
+            facts = {"feedback": "rating", "source": source, "prompt": f"{source} {number}"}
+            task = make_task(u.model, f"request-{number}", seed=number % 2, rows=1, rewards=rewards, facts=facts)
+            before, kept = parameters(u), copy.deepcopy(u.optimizer.state_dict())
+            report, _ = u.apply(task)
+            reports.append((source, report))
+            if report.rejected:
+                assert torch.equal(parameters(u), before) and report.step_norm == 0 and report.kl == report.kl_before
+                assert str(u.optimizer.state_dict()) == str(kept)
+    rejected = [(source, report.rejected) for source, report in reports if report.rejected]
+    assert set(rejected) == {("c", policy_update.CONTRADICTED)} and reports[-1][1].rejected
+
+
 def test_beta_does_not_fall_while_the_policy_leaves_its_start() -> None:
     u = updater()
     u.beta = BetaController(BetaSettings(target_kl=10.0, window=8))  # every update is far below the target
