@@ -27,8 +27,8 @@ CPU_SETTINGS = {
     "GOMP_SPINCOUNT": "20000",
     # Large tensors on huge pages: a fresh one of 40 MB costs ten thousand page faults otherwise, as much as using it.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # Memory of tensors of up to 32 MiB (glibc's limit) is used again, without new page faults. Two MiB take a
-    # millisecond otherwise; a step of decoding took 127 ms instead of 104.
+    # Freed memory of tensors of up to 32 MiB (glibc's limit) is used again. Decoding makes and frees megabytes for each
+    # token, and each new page is a fault.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     # On some processors a product of MKL differs in its last bit with where its operands lie in memory, so a seed would
