@@ -38,29 +38,33 @@ class FixedWeight:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, parts: Parts, packs: bool) -> None:
-        self.weight, self.bias, self.parts, self.packs = weight, bias, parts, packs
-        self.thin = torch.cat([a for a, _ in parts.values()]) if parts else None
+        self.bias, self.parts = bias, parts
+        self._weight: Tensor | None = weight
+        self._thin = torch.cat([a for a, _ in parts.values()]) if parts else None
         self._packed: Any = None
-        self._calls = 0
+        self._left = PATIENCE if packs else -1
 
     def __call__(self, x: Tensor) -> Tensor:
-        flat = x.to(self.weight.dtype).flatten(0, -2)
-        self._calls += 1
-        if self.packs and self._calls > PATIENCE:
-            y = self._packed_product(flat)
-        else:
-            y = self.bias
-            for a, b in self.parts.values():
-                y = add_product(y, F.linear(flat, a), b)
-            y = add_product(y, flat, self.weight)
-        return y.view(*x.shape[:-1], len(self.weight))
+        flat = x.flatten(0, -2)
+        y = self._packed_product(flat) if self._left == 0 else self._product(flat)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def _product(self, flat: Tensor) -> Tensor:
+        assert self._weight is not None
+        self._left -= 1
+        flat, y = flat.to(self._weight.dtype), self.bias
+        for a, b in self.parts.values():
+            y = add_product(y, F.linear(flat, a), b)
+        return add_product(y, flat, self._weight)
 
     def _packed_product(self, flat: Tensor) -> Tensor:
-        if self._packed is None:
-            whole = torch.cat([self.weight, *(b for _, b in self.parts.values())], 1)
+        if self._weight is not None:
+            whole = torch.cat([self._weight, *(b for _, b in self.parts.values())], 1)
             self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, len(flat))
-        if self.thin is not None:
-            flat = torch.cat([flat, F.linear(flat, self.thin)], 1)
+            self._weight = None  # it may be a copy
+        flat = flat.bfloat16()
+        if self._thin is not None:
+            flat = torch.cat([flat, F.linear(flat, self._thin)], 1)
         return torch.ops.mkldnn._linear_pointwise(flat, self._packed, self.bias, "none", [], "")
 
 

@@ -28,13 +28,12 @@ from ...policy.token_scores import DENSE_LOGITS
 from ...training.losses.base import LossInputs, clipped_surrogate, sum_over_tokens
 from ..store.images import ImageFolder
 from ..store.snapshots import check_fit, weights_in_place
-from ..store.update_task import Experience, TaskError, UpdateTask
+from ..store.update_task import CONTRADICTED, Experience, TaskError, UpdateTask
 from .agreement import Agreement
 from .influence import Influence, RobustBaseline, levels_of
 
 CLIP = 0.2
 """The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
-CONTRADICTED = "its source's feedback contradicts that of the other sources"
 NO_SIGNAL = 1e-9
 """Advantages up to this size teach nothing."""
 _STATEFUL = ("beta", "baseline", "ratings", "influence", "agreement")
@@ -50,7 +49,7 @@ class UpdateReport:
     kl: KL(policy ‖ original) after the update, which beta follows. kl_before: the same in the loss. kl_forward:
     KL(original ‖ policy) after the update. kl_start: KL(policy ‖ the run's first policy) after the update. clipped: the
     gradient or the step was cut to its limit, or the step to the target of KL. advantages: the mean over the agent
-    tokens of each candidate. rejected: the reason why the update was reverted. weight: the task's weight
+    tokens of each candidate. rejected: the reason why the policy did not move. weight: the task's weight
     (`influence.py`).
     """
 

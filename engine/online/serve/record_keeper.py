@@ -18,6 +18,7 @@ from ...runs.types import EventKind, Use, UseKind
 from ...runs.write.writer import RunWriter
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
+from ..store.update_task import CONTRADICTED
 from .inference_engine import Learned
 
 log = logging.getLogger(__name__)
@@ -180,16 +181,18 @@ class RecordKeeper:
         }
         self.metrics(step, found, (metric.UPDATES, int(values["update"])))
         self._uses(step, values)
-        if values.get("rejected"):
+        reason = values.get("rejected")
+        if reason:
+            contradicted = reason == CONTRADICTED
+            limit: dict[str, Any] = {} if contradicted else {"value": values.get("kl"), "threshold": self.kl.limit}
             self._event(
                 "alert",
-                f"Update {values['update']} was reverted: {values['rejected']}.",
+                f"Update {values['update']} {'made no step' if contradicted else 'was reverted'}: {reason}.",
                 step,
                 row,
-                detector="kl_limit",
-                value=values.get("kl"),
-                threshold=self.kl.limit,
+                detector="contradicting_source" if contradicted else "kl_limit",
                 trajectories=values.get("trajectories", []),
+                **limit,
             )
 
     def _uses(self, step: int, values: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 from grpo_tui.engine.online.learn import policy_update
 from grpo_tui.engine.online.learn.influence import Influence, RobustBaseline
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
-from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
+from grpo_tui.engine.online.store.update_task import CONTRADICTED, OriginalLogits, TaskError, UpdateTask
 from grpo_tui.engine.policy.forward import use_packed_forward
 from grpo_tui.engine.policy.kl import BetaController, BetaSettings
 
@@ -366,7 +366,7 @@ def test_feedback_of_a_source_that_contradicts_the_others_makes_no_step() -> Non
                 assert torch.equal(parameters(u), before) and report.step_norm == 0 and report.kl == report.kl_before
                 assert str(u.optimizer.state_dict()) == str(kept)
     rejected = [(source, report.rejected) for source, report in reports if report.rejected]
-    assert set(rejected) == {("c", policy_update.CONTRADICTED)} and reports[-1][1].rejected
+    assert set(rejected) == {("c", CONTRADICTED)} and reports[-1][1].rejected
 
 
 def test_beta_does_not_fall_while_the_policy_leaves_its_start() -> None:

@@ -11,7 +11,10 @@ from grpo_tui.configs.sections.base import LoggingConfig
 from grpo_tui.configs.sections.online import KLConfig
 from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.online.store.update_task import CONTRADICTED
 from grpo_tui.engine.record.wandb_sink import WandbSink
+from grpo_tui.engine.runs.control.alerts import REMEDIES
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
 
 from ...rewards.wandb_file import history
@@ -36,3 +39,19 @@ def test_each_update_is_a_point_of_its_own_in_wandb(tmp_path: Path, monkeypatch:
     points = [(row["online/updates"], row["online/current_beta"]) for row in rows if "online/current_beta" in row]
     assert points == [(n, n / 100) for n in range(1, 13)] and problems == []
     assert [row["online/request"] for row in rows if "online/success" in row] == [5]
+
+
+def test_an_update_without_a_step_is_an_alert_with_its_reason(tmp_path: Path) -> None:
+    queue, writer = SqliteQueue(tmp_path / "queue.sqlite"), RunWriter(tmp_path / "run", process="engine")
+    too_far = "KL 2 after the update is above the limit 0.5"
+    common = {"kind": "update", "request": 1, "kl": 2.0}
+    journal = [{**common, "update": 7, "rejected": too_far}, {**common, "update": 8, "rejected": CONTRADICTED}]
+    queue.settle([], journal)
+    RecordKeeper(writer, queue, KLConfig()).copy_journal()
+    writer.close()
+    with RunReader(tmp_path / "run") as reader:
+        alerts = [e for e in reader.events() if e.kind == "alert"]
+    assert [e.data["detector"] for e in alerts] == ["kl_limit", "contradicting_source"]
+    assert too_far in alerts[0].message and CONTRADICTED in alerts[1].message
+    assert alerts[0].data["threshold"] == KLConfig().limit and "threshold" not in alerts[1].data
+    assert set(REMEDIES) >= {e.data["detector"] for e in alerts}
