@@ -141,7 +141,8 @@ class PolicyUpdater:
         signal = float(advantages.abs().max()) > NO_SIGNAL
         measured = (None if signal else self._without_step(task)) or self._step(task, advantages, weight)
         self.update += 1
-        (self.ratings if task.facts.get("feedback") == "rating" else self.baseline).add(float(returns.mean()))
+        if measured.get("rejected") != CONTRADICTED:
+            (self.ratings if task.facts.get("feedback") == "rating" else self.baseline).add(float(returns.mean()))
         beta, kl = self.beta.beta, measured["kl"]
         change = self.beta.update(kl, self.update, measured["kl_start"]) if math.isfinite(kl) else None
         report = UpdateReport(

@@ -360,11 +360,12 @@ def test_feedback_of_a_source_that_contradicts_the_others_makes_no_step() -> Non
             facts = {"feedback": "rating", "source": source, "prompt": f"{source} {number}"}
             task = make_task(u.model, f"request-{number}", seed=number % 2, rows=1, rewards=rewards, facts=facts)
             before, kept = parameters(u), copy.deepcopy(u.optimizer.state_dict())
+            baseline = u.ratings.mean()
             report, _ = u.apply(task)
             reports.append((source, report))
             if report.rejected:
                 assert torch.equal(parameters(u), before) and report.step_norm == 0 and report.kl == report.kl_before
-                assert str(u.optimizer.state_dict()) == str(kept)
+                assert str(u.optimizer.state_dict()) == str(kept) and u.ratings.mean() == baseline
     rejected = [(source, report.rejected) for source, report in reports if report.rejected]
     assert set(rejected) == {("c", CONTRADICTED)} and reports[-1][1].rejected
 
