@@ -136,7 +136,7 @@ class Chart(Pane):
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
         shown = [_within(s, self.window, self.smoothing) for s in self.series]
-        lines = self._heading(shown, width, 2 if height < 12 else 3)
+        lines = self._heading(shown, width, height)
         if height < len(lines) + 4 or width < 16:
             return lines[:height]
         drawn = [(order, s) for order, s in enumerate(shown) if s.xs]
@@ -195,14 +195,15 @@ class Chart(Pane):
             lines.append(line)
         return [*lines, self._x_axis(margin, plot, *xs, named)]
 
-    def _heading(self, shown: list[Series], width: int, most: int) -> list[Line]:
-        """Return the heading and the legend: without spreads, then without values, if not all curves fit otherwise."""
-        whole = width >= 52
-        for spreads, values in ((whole, True), (False, True), (False, False)):
-            lines, fits = self._legend(shown, width, most, spreads, values)
+    def _heading(self, shown: list[Series], width: int, height: int) -> list[Line]:
+        """Return the heading and the legend. If not all curves fit, spreads are left out, a line is added, or values
+        are left out."""
+        most, wide = 2 if height < 12 else 3, width >= 52
+        for more, spreads, values in ((0, wide, True), (0, False, True), (1, False, True), (1, False, False)):
+            lines, fits = self._legend(shown, width, most + more, spreads, values)
             if fits:
-                break
-        return lines
+                return lines
+        return self._legend(shown, width, most, wide, True)[0]
 
     def _legend(
         self, shown: list[Series], width: int, most: int, spreads: bool, values: bool
