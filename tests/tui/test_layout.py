@@ -128,5 +128,7 @@ async def test_the_legend_names_every_curve_with_as_much_as_fits(run: Path, widt
         chart = app.screen.chart
         chart.put("Success", curves)
         legend = " ".join(line.plain for line in chart.build(width, 11)[: 3 if width < 50 else 2])
+        drawn = chart.build(width, 6)
     assert all(name in legend for name in names) and legend.count("0.5") == 4
     assert ("±" in legend) == (width > 50)
+    assert any("┤" in line.plain or "│" in line.plain for line in drawn), "curves keep their room in a low pane"

@@ -6,7 +6,7 @@ between the present policy and the policy that answered.
 
 Three guards bound the effect of one task on the served model, each on its own: KL (a step is shortened to the target;
 an update that ends too far from the answering policy is reverted), the clipped gradient and step, and the EMA. Feedback
-of a source that contradicts the other sources makes no step (`agreement.py`).
+of a source that contradicts the other sources makes no step, if `leave_out_contradicting` is on (`agreement.py`).
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class PolicyUpdater:
             raise TaskError(f"its loss is {loss} and its gradient norm {grad_norm}")
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         clipped = float(nn.utils.get_total_norm(gradients))
-        levels = levels_of(str(task.facts.get("source", ""))) if "feedback" in task.facts else []
-        if self.agreement.contradicts(levels, gradients):
+        compared = self.config.leave_out_contradicting and "feedback" in task.facts
+        if compared and self.agreement.contradicts(levels_of(str(task.facts.get("source", ""))), gradients):
             kl, kl_forward, kl_start = self._measure(task)
             moved = {"kl": kl, "kl_forward": kl_forward, "kl_start": kl_start, "step_norm": 0.0, "clipped": False}
             moved["rejected"] = CONTRADICTED

@@ -201,7 +201,7 @@ class Chart(Pane):
         most, wide = 2 if height < 12 else 3, width >= 52
         for more, spreads, values in ((0, wide, True), (0, False, True), (1, False, True), (1, False, False)):
             lines, fits = self._legend(shown, width, most + more, spreads, values)
-            if fits:
+            if fits and (not more or height >= len(lines) + 4):  # a line of legend never takes the curves' room
                 return lines
         return self._legend(shown, width, most, wide, True)[0]
 
