@@ -119,8 +119,6 @@ class OnlineConfig(Section):
     """The largest share of one source (a token or an address, and each `user` that it names) in the effect of recent
     updates. For questions, an equal part where fewer sources ask.
     """
-    leave_out_contradicting: bool = False
-    """Learn nothing from feedback of a source that contradicts at least two other sources."""
     advantage_limit: float = Field(default=3.0, gt=0)
     """Advantages are cut to ± this: no single reward may shout."""
     max_norm: float = Field(default=1.0, gt=0)

@@ -8,6 +8,8 @@ from typing import Any
 
 WINDOW = 1000
 """Updates over which repetitions and shares are counted."""
+PRIOR = 4.0
+"""How many ratings the mean of all sources counts for in the baseline of one source."""
 
 
 class Influence:
@@ -102,15 +104,6 @@ class RobustBaseline:
                 return value
         return weighted[-1][0]
 
-    def mean(self) -> float:
-        """Return the running mean with the same weights and one return of 0 before the first.
-
-        It is the baseline of ratings. They are ±1, and their median would hide either all praise or all blame.
-        """
-        newest = len(self._returns) - 1
-        weights = [self.decay ** (newest - i) for i in range(newest + 1)]
-        return sum(w * r for w, r in zip(weights, self._returns, strict=True)) / (1.0 + sum(weights))
-
     def add(self, mean: float) -> None:
         self._returns.append(mean)
 
@@ -119,3 +112,37 @@ class RobustBaseline:
 
     def load_state_dict(self, state: Any) -> None:
         self._returns = deque(map(float, state), maxlen=256)
+
+
+class RatingBaseline:
+    """Running mean of the ratings of each source, each weighted by `decay` to the power of its age.
+
+    Ratings are ±1, and their median would hide either all praise or all blame. Praise from a strict source and blame
+    from a mild one carry the most information, so a rating is compared with its own source. The mean of a source with
+    few ratings is close to that of all sources, as if it had given `PRIOR` more ratings of that mean.
+    """
+
+    def __init__(self, decay: float = 0.95) -> None:
+        self.decay = decay
+        self._ratings: deque[tuple[str, float]] = deque(maxlen=256)
+
+    def value(self, source: str) -> float:
+        everyone = self._mean([rating for _, rating in self._ratings], 1.0, 0.0)
+        return self._mean([rating for name, rating in self._ratings if name == source], PRIOR, everyone)
+
+    def _mean(self, ratings: Sequence[float], prior: float, before: float) -> float:
+        """Return the weighted mean of ratings, the oldest first, and of `prior` ratings of `before`."""
+        weights = [self.decay**age for age in range(len(ratings))]
+        total = sum(w * r for w, r in zip(weights, reversed(ratings), strict=True))
+        return (total + prior * before) / (sum(weights) + prior)
+
+    def add(self, source: str, rating: float) -> None:
+        self._ratings.append((source, rating))
+
+    def state_dict(self) -> list[list[str | float]]:
+        return [list(pair) for pair in self._ratings]
+
+    def load_state_dict(self, state: Any) -> None:
+        """state: as `state_dict` returns it, or earlier states' ratings without their sources."""
+        pairs = [pair if isinstance(pair, list) else ["", pair] for pair in state]
+        self._ratings = deque(((str(source), float(rating)) for source, rating in pairs), maxlen=256)

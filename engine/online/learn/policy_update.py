@@ -5,8 +5,7 @@ advantage is the reward-to-go of the reward tensor minus a running baseline. KL_
 between the present policy and the policy that answered.
 
 Three guards bound the effect of one task on the served model, each on its own: KL (a step is shortened to the target;
-an update that ends too far from the answering policy is reverted), the clipped gradient and step, and the EMA. Feedback
-of a source that contradicts the other sources makes no step, if `leave_out_contradicting` is on (`agreement.py`).
+an update that ends too far from the answering policy is reverted), the clipped gradient and step, and the EMA.
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ from ...policy.token_scores import DENSE_LOGITS
 from ...training.losses.base import LossInputs, clipped_surrogate, sum_over_tokens
 from ..store.images import ImageFolder
 from ..store.snapshots import check_fit, weights_in_place
-from ..store.update_task import CONTRADICTED, Experience, TaskError, UpdateTask
-from .agreement import Agreement
-from .influence import Influence, RobustBaseline, levels_of
+from ..store.update_task import Experience, TaskError, UpdateTask
+from .influence import Influence, RatingBaseline, RobustBaseline
 
 CLIP = 0.2
 """The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
 NO_SIGNAL = 1e-9
 """Advantages up to this size teach nothing."""
-_STATEFUL = ("beta", "baseline", "ratings", "influence", "agreement")
+_STATEFUL = ("beta", "baseline", "ratings", "influence")
 """The parts of `PolicyUpdater` with a state of their own."""
 _torch: Any = torch
 """Torch with the fused operations on lists of tensors that its type stubs lack."""
@@ -97,9 +95,8 @@ class PolicyUpdater:
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
         self.beta = BetaController(BetaSettings(**config.kl.model_dump(exclude={"limit"})))
         self.baseline = RobustBaseline()
-        self.ratings = RobustBaseline()
+        self.ratings = RatingBaseline()
         self.influence = Influence(config.source_share)
-        self.agreement = Agreement()
         self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
         """The policy as it was loaded, to measure how far learning has moved it."""
         self._validated = [p.clone() for p in self._live]
@@ -133,7 +130,7 @@ class PolicyUpdater:
         self._seen(task.experience, slice(None))  # before anything is changed: an image may be missing
         weight = self.influence.weigh(
             str(task.facts.get("prompt", "")),
-            str(task.facts.get("source", "")),
+            _source(task),
             labelled="feedback" in task.facts,
             peers=task.facts.get("peers", ()),
         )
@@ -141,8 +138,10 @@ class PolicyUpdater:
         signal = float(advantages.abs().max()) > NO_SIGNAL
         measured = (None if signal else self._without_step(task)) or self._step(task, advantages, weight)
         self.update += 1
-        if measured.get("rejected") != CONTRADICTED:
-            (self.ratings if task.facts.get("feedback") == "rating" else self.baseline).add(float(returns.mean()))
+        if task.facts.get("feedback") == "rating":
+            self.ratings.add(_source(task), float(returns.mean()))
+        else:
+            self.baseline.add(float(returns.mean()))
         beta, kl = self.beta.beta, measured["kl"]
         change = self.beta.update(kl, self.update, measured["kl_start"]) if math.isfinite(kl) else None
         report = UpdateReport(
@@ -185,13 +184,7 @@ class PolicyUpdater:
             raise TaskError(f"its loss is {loss} and its gradient norm {grad_norm}")
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         clipped = float(nn.utils.get_total_norm(gradients))
-        compared = self.config.leave_out_contradicting and "feedback" in task.facts
-        if compared and self.agreement.contradicts(levels_of(str(task.facts.get("source", ""))), gradients):
-            kl, kl_forward, kl_start = self._measure(task)
-            moved = {"kl": kl, "kl_forward": kl_forward, "kl_start": kl_start, "step_norm": 0.0, "clipped": False}
-            moved["rejected"] = CONTRADICTED
-        else:
-            moved = self._move(task, gradients, weight, kl_before)
+        moved = self._move(task, gradients, weight, kl_before)
         self.optimizer.zero_grad(set_to_none=True)
         return {
             "loss": loss,
@@ -216,9 +209,11 @@ class PolicyUpdater:
         clipped = step_norm >= self.config.max_update_norm
         kl, kl_forward, kl_start = self._measure(task)
         target, limit = self.config.kl.target_kl, self.config.kl.limit
-        if kl_before < target < kl < math.inf:
-            # Adam's first step is as long as any, whatever the gradient. KL grows with the square of the length.
-            part = math.sqrt((target - kl_before) / (kl - kl_before))
+        if max(target, kl_before) < kl < math.inf:
+            # Adam's first step is as long as any, whatever the gradient. KL grows with the square of the length. Where
+            # earlier updates used up the target, a step away from the answering policy waits for the next version: its
+            # gradient stays in Adam's mean.
+            part = math.sqrt(max(target - kl_before, 0.0) / (kl - kl_before))
             _torch._foreach_lerp_(self._live, before, 1.0 - part)
             step_norm, clipped = step_norm * part, True
             kl, kl_forward, kl_start = self._measure(task)
@@ -239,14 +234,14 @@ class PolicyUpdater:
         """Return the returns [B], the advantages of the agent tokens [A], and the baseline.
 
         Samples that feedback judged differently are compared with their own mean (as in RLOO and GRPO), a rating with
-        the running mean of ratings, anything else with the running median of returns.
+        the running mean of its source, anything else with the running median of returns.
         """
         rewards = task.reward_tensor.double().sum(-1)  # [B, S]
         to_go = rewards.flip(-1).cumsum(-1).flip(-1)
         returns = to_go[:, 0]
         feedback = task.facts.get("feedback")
         if feedback == "rating":
-            baseline = self.ratings.mean()
+            baseline = self.ratings.value(_source(task))
         elif feedback is not None and float(returns.max() - returns.min()) > 1e-6:
             baseline = float(returns.mean())
         else:
@@ -387,6 +382,10 @@ class PolicyUpdater:
         """Copy weights by name. Raises ValueError for those of another model."""
         check_fit(self.parameters, tensors)
         _torch._foreach_copy_(into, [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()])
+
+
+def _source(task: UpdateTask) -> str:
+    return str(task.facts.get("source", ""))
 
 
 def clipped_loss(inputs: LossInputs) -> Tensor:

@@ -18,7 +18,6 @@ from ...runs.types import EventKind, Use, UseKind
 from ...runs.write.writer import RunWriter
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
-from ..store.update_task import CONTRADICTED
 from .inference_engine import Learned
 
 log = logging.getLogger(__name__)
@@ -183,16 +182,15 @@ class RecordKeeper:
         self._uses(step, values)
         reason = values.get("rejected")
         if reason:
-            contradicted = reason == CONTRADICTED
-            limit: dict[str, Any] = {} if contradicted else {"value": values.get("kl"), "threshold": self.kl.limit}
             self._event(
                 "alert",
-                f"Update {values['update']} {'made no step' if contradicted else 'was reverted'}: {reason}.",
+                f"Update {values['update']} was reverted: {reason}.",
                 step,
                 row,
-                detector="contradicting_source" if contradicted else "kl_limit",
+                detector="kl_limit",
+                value=values.get("kl"),
+                threshold=self.kl.limit,
                 trajectories=values.get("trajectories", []),
-                **limit,
             )
 
     def _uses(self, step: int, values: Mapping[str, Any]) -> None:

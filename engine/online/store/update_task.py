@@ -20,8 +20,6 @@ from ....envs.trajectory import TokenArrays
 from ...policy.kl import KLDirections, TopKDistribution, kl_directions, top_k_directions, top_k_distribution
 
 LearningRateKind = Literal["lr_correction", "lr_adaptive"]
-CONTRADICTED = "its source's feedback contradicts that of the other sources"
-"""The reason for an update without a step (`learn/agreement.py`)."""
 ROW_FIELDS = ("token_ids", "agent_mask", "logprobs", "turn")
 
 

@@ -266,7 +266,6 @@ REMEDIES: Mapping[str, str] = {
     ),
     "other_template": "Remove `model.chat_template`. A base model without a template of its own needs one.",
     "graded_reward": "Set `environment.success_score` to the score from which an answer counts as right.",
-    "contradicting_source": "Ask the source for its criteria. Its feedback changes nothing until others agree with it.",
     "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if such a step is wanted.",
     "environment": "Open one of these rollouts and fix the environment or the tasks. A failed request teaches nothing.",
     "validation": "Check the labels of the last updates. Raise the confidence that the gate requires.",
