@@ -200,15 +200,15 @@ def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
     """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
     baseline, Williams 1992, doi:10.1007/BF00992696).
 
-    Learning rates are meant for `online.samples` samples, and a rating judges one. With Adam, the rate follows the root
-    of their number (arXiv 2205.10287).
+    Learning rates are meant for `online.samples` samples, and a rating judges one: it moves the policy as far as one of
+    them.
     """
     made = engine.rewarded(labelled(answer, [answer.samples[answer.shown or 0]], [True], answer.text))
     if made.task is not None:
         rewards = made.task.reward_tensor.clone()
         if not good:
             rewards[..., made.task.components.index("task")] *= -1
-        rate = made.task.learning_rate / math.sqrt(engine.config.samples)
+        rate = made.task.learning_rate / engine.config.samples
         made.task = replace(made.task, reward_tensor=rewards, learning_rate=rate)
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -470,8 +469,7 @@ def test_a_rating_a_right_answer_and_a_correction_each_give_an_update() -> None:
     assert good is not None and bad is not None
     column = good.components.index("task")
     assert float(good.reward_tensor[..., column].sum()) == -float(bad.reward_tensor[..., column].sum()) > 0
-    # One sample in place of several: a smaller rate, as the root of their number.
-    assert good.learning_rate == bad.learning_rate == made.config.lr_adaptive_min / math.sqrt(made.config.samples)
+    assert good.learning_rate == bad.learning_rate == made.config.lr_adaptive_min / made.config.samples
     judged = label(made, answer, "x", None).task
     assert judged is not None and len(judged.experience.answers) == 6
     task = correct(made, answer, "it is blue").task
