@@ -30,9 +30,6 @@ LORA_RATES = ((30e6, 1e-3), (300e6, 1e-4), (1e9, 3e-5), (float("inf"), 1e-5))
 """Learning rates of LoRA in reinforcement fine-tuning: up to so many parameters, so much."""
 WHOLE_TO_LORA = 0.1
 """The learning rate of all weights against that of LoRA (Schulman et al., "LoRA Without Regret", 2025)."""
-ONLINE_MOST = 2e-4
-"""The largest rate that serving multiplies. With 1e-3, single ratings make a small policy forget the form of a call
-(`python -m benchmarks.learning_agent`)."""
 SFT_LORA, SFT_WHOLE = 2e-4, 2e-5
 """Learning rates of supervised fine-tuning; TRL's default is 2e-5, and ten times as much for LoRA."""
 FAR = 10.0
@@ -139,13 +136,12 @@ def precision(setting: Setting) -> Iterator[Choice]:
 def online_rates(setting: Setting) -> Iterator[Choice]:
     """Yield learning rates while serving: an update sees one request, and there are only several hundred."""
     rate = learning_rate(setting)
-    value = min(rate.value, ONLINE_MOST)
     for key, factor in (
         ("lr_correction", 5),
         ("lr_adaptive_max", 5),
         ("lr_adaptive_min", 3),
     ):
-        yield Choice(f"online.{key}", float(f"{value * factor:.1g}"), rate.why)
+        yield Choice(f"online.{key}", float(f"{rate.value * factor:.1g}"), rate.why)
 
 
 def table(setting: Setting) -> Iterator[Choice]:
