@@ -200,8 +200,7 @@ def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
     """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
     baseline, Williams 1992, doi:10.1007/BF00992696).
 
-    Learning rates are meant for `online.samples` samples, and a rating judges one: it moves the policy as far as one of
-    them.
+    Learning rates are meant for `online.samples` judged samples. A rating judges one, so it has that share of the rate.
     """
     made = engine.rewarded(labelled(answer, [answer.samples[answer.shown or 0]], [True], answer.text))
     if made.task is not None:

@@ -40,7 +40,7 @@ def test_each_update_is_a_point_of_its_own_in_wandb(tmp_path: Path, monkeypatch:
     assert [row["online/request"] for row in rows if "online/success" in row] == [5]
 
 
-def test_an_update_without_a_step_is_an_alert_with_its_reason(tmp_path: Path) -> None:
+def test_a_reverted_update_is_an_alert_with_its_reason(tmp_path: Path) -> None:
     queue, writer = SqliteQueue(tmp_path / "queue.sqlite"), RunWriter(tmp_path / "run", process="engine")
     too_far = "KL 2 after the update is above the limit 0.5"
     common = {"kind": "update", "request": 1, "kl": 2.0}
