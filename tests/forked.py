@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 PRELOADED = (
     "grpo_tui.engine.training.rft",
     "grpo_tui.engine.training.sft",
-    "grpo_tui.engine.training.show_data",
+    "grpo_tui.engine.training.previews",
     "grpo_tui.engine.online.serve.assembly",
     "grpo_tui.engine.online.learn.working",
     "grpo_tui.engine.online.learn.validation",

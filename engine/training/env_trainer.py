@@ -32,17 +32,17 @@ from ..policy.versions import is_checkpointing
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import EnvKey, RolloutRunner, Row, TrialEnv, parse_row
 from ..rollouts.scoring import Scorer
-from . import trl_seam, unchanged
+from . import trl_seam
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
 from .frozen import FrozenPass, copy_of_policy, saved_reference, with_scoring_head
-from .losses.base import Loss, LossInputs, kl_of_tokens, sum_over_tokens
+from .losses import Loss, LossInputs, kl_of_tokens, sum_over_tokens
 from .losses.terms import Clipping, LossTermsOfStep
-from .mismatch import Mismatch
+from .mismatch import Mismatch, check_unchanged, drops_out
 from .phases import PhaseClock
 from .pipeline import Request, RolloutOptions, RolloutPipeline, StepRollouts, kl_of_rollouts
 from .processes import Processes
 from .resumable import ResumableTrainer, StatePart
-from .trl_logs import completion_logs, completion_metrics
+from .sharding import whole
 
 ADAPTIVE_ENTROPY = ("entropy_coef", "_last_world_entropy")
 """State of TRL's adaptive entropy bonus."""
@@ -153,8 +153,8 @@ class GRPOEnvTrainer(ResumableTrainer):
             self.phases,
             self.rows,
             options,
-            replay=replay,
-            seed=args.seed,
+            replay,
+            args.seed,
         )
         self._upcoming: deque[tuple[list[Any], Tensor | int | None]] = deque()
         self.rollouts = StepRollouts()
@@ -162,7 +162,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         self._loss_pass: LossPass | None = None
         # What servers sampled has a threshold of its own: `rollouts.max_mismatch`.
         uncorrected = self.pipeline.on_servers and options.servers.weighting.how == "none"
-        self._comparable = not uncorrected and not unchanged.drops_out(self.policy.base)
+        self._comparable = not uncorrected and not drops_out(self.policy.base)
         self._unchanged_until: int | None = None
         self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
         others = (args.delta, args.off_policy_mask_threshold, args.top_entropy_quantile < 1 or None)
@@ -194,7 +194,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         if training:
             self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
         request = Request(self._rows_of(inputs), self.state.global_step, reference=self.beta != 0.0)
-        self.rollouts = self.pipeline.train(request) if training else self.pipeline.evaluate(request)
+        with whole(self.policy.model):
+            self.rollouts = self.pipeline.train(request) if training else self.pipeline.evaluate(request)
         if self.accelerator.is_main_process:
             self._log_rollouts("train" if training else "eval")
         batch = make_batch(
@@ -264,7 +265,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         found: Any = self.accelerator.reduce(sums)
         kl = float(found[0] / found[1].clamp(min=1))
         self._metrics["train"]["kl_unchanged"].append(kl)
-        unchanged.check(kl, half=self.pipeline.rounds or self.accelerator.mixed_precision != "no")
+        check_unchanged(kl, half=self.pipeline.rounds or self.accelerator.mixed_precision != "no")
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -411,21 +412,19 @@ class GRPOEnvTrainer(ResumableTrainer):
             self.mismatch.on_policy(batch, logprobs, self.pipeline.options.servers.weighting)
 
     def _log_rollouts(self, mode: str) -> None:
-        """Fill TRL's own metrics and tables."""
         made = self.rollouts.generated
         if mode == "train":
             self.state.num_input_tokens_seen += sum(map(len, made))
         self._metrics[mode]["num_tokens"] = [float(self.state.num_input_tokens_seen)]
-        for name, value in completion_metrics(made, self.num_generations).items():
+        for name, value in trl_seam.completion_metrics(made, self.num_generations).items():
             self._metrics[mode][name].append(value)
         for rollout in made:
-            completion_logs(rollout, self._logs)
+            trl_seam.completion_logs(rollout, self._logs)
 
     def _prepared(self, model: Any, packed: bool) -> PreparedModel:
-        unwrapped = self.accelerator.unwrap_model(model)
         packed = packed and not self.aux_loss_enabled
-        autocast = self.accelerator.autocast
-        return PreparedModel(unwrapped, temperature=self.temperature, packed=packed, autocast=autocast)
+        model, autocast = self.accelerator.unwrap_model(model), self.accelerator.autocast
+        return PreparedModel(model, temperature=self.temperature, packed=packed, autocast=autocast)
 
     def _save_entropy(self, folder: Path) -> None:
         state = {name: getattr(self, name) for name in ADAPTIVE_ENTROPY}

@@ -2,6 +2,9 @@
 
 μ: the log-probs that the sampler wrote down; π: those of the trained pass, of one policy. They differ by rounding, by
 stale weights, or by another number format.
+
+Before the first optimiser step the two are one policy, so their KL divergence is 0 but for rounding. If it is not, the
+forward pass of the loss computes another model than the one that acts, and every importance ratio of the run is wrong.
 """
 
 from __future__ import annotations
@@ -12,12 +15,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...configs import metric_names as metric
+from ...configs.errors import GrpoTuiError
+from ..policy.unwrap import base_of
 from ..rollouts.correction import Weighting
 from ..rollouts.rollout import Rollout
 from .batch import Batch
+
+LIMIT = 1e-3
+"""Nats per token. Rounding gives less than 1e-9 in float32 and 3e-4 in bfloat16 (135 million parameters)."""
+
+
+class ChangedPolicyError(GrpoTuiError, RuntimeError):
+    """The log-probs of the loss are not those of the policy that acted."""
 
 
 @dataclass
@@ -87,3 +99,26 @@ def fresh(batch: Mapping[str, Any]) -> Tensor:
     if "rollouts" not in batch:
         return mask
     return mask & torch.tensor([not r.replayed for r in batch["rollouts"]], device=mask.device)[:, None]
+
+
+def drops_out(model: nn.Module) -> bool:
+    """Whether dropout makes the training pass another one than the pass that acts."""
+    config = base_of(model).config.get_text_config(decoder=True)
+    return any(m.p for m in model.modules() if isinstance(m, nn.Dropout)) or bool(
+        getattr(config, "attention_dropout", 0.0)
+    )
+
+
+def check_unchanged(kl: float, half: bool) -> None:
+    """Raise ChangedPolicyError for a KL before the first update (nats per token) above the limit.
+
+    half: the pass is in half precision.
+    """
+    if not kl <= LIMIT:
+        remedy = "Rounding in half precision adds to it: try model.compute: float32. " if half else ""
+        raise ChangedPolicyError(
+            f"the log-probs of the loss are not those of the policy that acted: before the first update their KL is "
+            f"{kl:.2g} nats a token, and {LIMIT:g} is allowed. {remedy}An environment that gives log-probs must give "
+            "those of this policy. Otherwise the model computes something else in training than in rollouts: report "
+            "it with its config.json"
+        )

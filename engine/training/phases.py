@@ -31,33 +31,24 @@ class PhaseClock:
         """Time the block under `phase`, minus the time counted under `without` meanwhile."""
         if self.on_begin is not None:
             self.on_begin(phase)
-        began, other = time.perf_counter(), self._seconds_of(without)
+        began, other = time.perf_counter(), self._seconds.get(without or "", 0.0)
         try:
             yield
         finally:
-            self._settle()
+            if self._device is not None and self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
             self.spans.add(phase, began)
-            spent = time.perf_counter() - began - (self._seconds_of(without) - other)
+            spent = time.perf_counter() - began - (self._seconds.get(without or "", 0.0) - other)
             self._seconds[phase] += max(spent, 0.0)
 
     def add(self, phase: Phase, seconds: float) -> None:
         self._seconds[phase] += seconds
-
-    def seconds(self, phase: Phase) -> float:
-        return self._seconds.get(phase, 0.0)
 
     def take(self) -> dict[str, float]:
         """Return the seconds by metric name, and reset them."""
         taken = {metric.PHASE_SECONDS(phase): seconds for phase, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken
-
-    def _seconds_of(self, phase: Phase | None) -> float:
-        return 0.0 if phase is None else self.seconds(phase)
-
-    def _settle(self) -> None:
-        if self._device is not None and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 class StepClock:

@@ -33,9 +33,6 @@ from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes
 from .server_rollouts import ServerOptions, ServerRollouts
-from .sharding import whole
-
-Placement = Literal["auto", "main", "sharded"]
 
 
 @dataclass(frozen=True)
@@ -87,52 +84,43 @@ class RolloutOptions:
     signal: Signal = "reward"
     dynamic_rounds: int = 0
     mask_truncated: bool = False
-    placement: Placement = "auto"
+    placement: Literal["auto", "main", "sharded"] = "auto"
     servers: ServerOptions = field(default_factory=ServerOptions)
     teacher: Teacher | None = None
     distillation: Distillation | None = None
 
 
+@dataclass(eq=False)
 class RolloutPipeline:
     """The stages with their parts.
 
     rows: all rows of the training, from which dynamic sampling draws others. replay: selective sample replay, in place
-    of dynamic sampling. The scorer decides which groups to filter out.
+    of dynamic sampling. difficulty: draws the prompts in place of the data loader. The scorer decides which groups to
+    filter out.
     """
 
-    def __init__(
-        self,
-        policy: PreparedModel,
-        runner: RolloutRunner,
-        frozen: FrozenPass,
-        scorer: Scorer,
-        processes: Processes,
-        phases: PhaseClock,
-        rows: Sequence[Row],
-        options: RolloutOptions,
-        *,
-        replay: ReplayBuffer | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.policy = policy
-        self.runner = runner
-        self.frozen = frozen
-        self.scorer = scorer
-        self.processes = processes
-        self.phases = phases
-        self.rows = rows
-        self.options = options
-        self.replay = replay
-        self.seed = seed
-        self.rounds = Arithmetic.of(policy.model) is not None
+    policy: PreparedModel
+    runner: RolloutRunner
+    frozen: FrozenPass
+    scorer: Scorer
+    processes: Processes
+    phases: PhaseClock
+    rows: Sequence[Row]
+    options: RolloutOptions
+    replay: ReplayBuffer | None = None
+    seed: int = 0
+    difficulty: Difficulty | None = None
+
+    def __post_init__(self) -> None:
+        self.rounds = Arithmetic.of(self.policy.model) is not None
         """Whether sampler and trainer round differently, so that the KL needs the trainer's log-probs."""
-        self.difficulty: Difficulty | None = None
-        """Draws the prompts in place of the data loader."""
         self.servers: ServerRollouts | None = None
         """Makes the rollouts of all processes, on the main one."""
-        self.on_servers = isinstance(runner.agent, VersionedAgent)
-        if isinstance(runner.agent, VersionedAgent) and processes.main:
-            self.servers = ServerRollouts(runner.agent, runner, options.servers, lambda step: seed_of(seed, step, 0))
+        agent = self.runner.agent
+        self.on_servers = isinstance(agent, VersionedAgent)
+        if isinstance(agent, VersionedAgent) and self.processes.main:
+            servers = self.options.servers
+            self.servers = ServerRollouts(agent, self.runner, servers, lambda step: seed_of(self.seed, step, 0))
 
     def plan(self, step: int, rows: Sequence[Row]) -> None:
         """Let servers begin with the rows of a later step (each prompt repeated for each rollout)."""
@@ -151,10 +139,6 @@ class RolloutPipeline:
 
     def train(self, request: Request) -> StepRollouts:
         """Return the rollouts of a training step."""
-        with whole(self.policy.model):
-            return self._train(request)
-
-    def _train(self, request: Request) -> StepRollouts:
         request = replace(request, rows=self._drawn(request.step, request.rows))
         groups, metrics = self.collect(request)
         if self.options.dynamic_rounds:
@@ -167,7 +151,8 @@ class RolloutPipeline:
         filtered = sum(not g.signal for g in generated) / max(len(generated), 1)
         filters = self.replay is not None or self.options.dynamic_rounds > 0
         if filters:
-            groups, generated = _filtered(groups), _filtered(generated)
+            # Without a signal, advantages would act as amplified noise.
+            groups, generated = ([g if g.signal else g.without_gradient() for g in s] for s in (groups, generated))
         batch = rollouts_of(groups) if self.replay is None else fill_from_replay(groups, self.replay, request.step)
         metrics = {
             **metrics,
@@ -190,8 +175,7 @@ class RolloutPipeline:
 
     def evaluate(self, request: Request) -> StepRollouts:
         """Return scored, unfiltered rollouts, to measure a loss on."""
-        with whole(self.policy.model):
-            groups, metrics = self.collect(replace(request, fresh=True))
+        groups, metrics = self.collect(replace(request, fresh=True))
         return self._shared(rollouts_of(groups), rollouts_of(groups), metrics, request)
 
     def collect(self, request: Request, round_: int = 0) -> tuple[list[Group], Metrics]:
@@ -231,8 +215,7 @@ class RolloutPipeline:
                 )
             )
             return processes.share(processes.broadcast(made or []), len(rows))
-        mine = rows[::size]
-        return self._run(mine, processes.index * len(mine), seed, request.step)
+        return self._run(rows[::size], processes.index * len(rows[::size]), seed, request.step)
 
     def _from_servers(
         self, servers: ServerRollouts, rows: Sequence[Row], seed: int, step: int, ahead: bool
@@ -249,17 +232,15 @@ class RolloutPipeline:
 
     def _corrected(self, mine: Sequence[Rollout], step: int) -> tuple[list[Rollout], Metrics] | None:
         """Return this process's rollouts as `ServerRollouts.correct` returns those of all processes."""
-        present = self.processes.gather(self._under_present_policy(mine))
+        with self.phases("logprobs"), inference(self.policy.model):
+            present = self.frozen.behaviour([replace(r, logprobs=None) for r in mine])
+        present = self.processes.gather(present)
         sampled = self.processes.gather(list(mine))
         servers = self.servers
         found = self.processes.broadcast(
             self.processes.on_main(lambda: None if servers is None else servers.correct(sampled, present, step))
         )
         return None if found is None else (self.processes.share(found[0], len(mine)), found[1])
-
-    def _under_present_policy(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        with self.phases("logprobs"), inference(self.policy.model):
-            return self.frozen.behaviour([replace(r, logprobs=None) for r in rollouts])
 
     def complete(self, rollouts: Sequence[Rollout], reference: bool) -> list[Rollout]:
         """The same rollouts with behaviour log-probs where the environment gave none and, where they are needed,
@@ -288,8 +269,9 @@ class RolloutPipeline:
             if missing == 0:
                 break
             each = -(-missing // self.processes.number)
-            chosen = self.processes.share(self._other_rows(each * self.processes.number, request.step, round_), each)
-            rows = [self.rows[i] for i in chosen for _ in range(self.scorer.group_size)]
+            drawn = np.random.default_rng([self.seed, request.step, round_])  # the same on every process
+            others = drawn.integers(0, len(self.rows), each * self.processes.number).tolist()
+            rows = [self.rows[i] for i in self.processes.share(others, each) for _ in range(self.scorer.group_size)]
             extra, _ = self.collect(replace(request, rows=rows), round_)
             made += extra[:missing]
             groups = replace_without_signal(groups, extra[:missing])
@@ -306,10 +288,6 @@ class RolloutPipeline:
         self.phases.spans.extend(spent.spans.take())
         return made
 
-    def _other_rows(self, n: int, step: int, round_: int) -> list[int]:
-        """Return indices of rows for another round, the same on every process."""
-        return np.random.default_rng([self.seed, step, round_]).integers(0, len(self.rows), n).tolist()
-
     def _shared(self, batch: list[Rollout], made: list[Rollout], metrics: Metrics, request: Request) -> StepRollouts:
         """Return the step's rollouts, with each process's slice of the batch."""
         replayed = [r for r in batch if r.replayed]
@@ -323,21 +301,14 @@ class RolloutPipeline:
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:
     """Return KL(π ‖ π_ref) in nats per token: the mean of log π − log π_ref (k1) over the agent's tokens.
 
-    This is the KL that is logged and that beta follows, in the place of TRL's, which is k3 over the batch. That batch
-    is a selection (groups with signal, replayed rows), where the policy is at its least typical. And where a policy
-    has become sure, most of k3 sits in tokens that are hardly ever sampled: it reads low until one of them is, and
-    then shows that token alone. k1 over all rollouts has neither fault.
+    It is logged, and beta follows it, in the place of TRL's k3 over the batch. That batch is a selection (groups with
+    signal, replayed rows), where the policy is at its least typical. And where a policy has become sure, most of k3
+    sits in tokens that are hardly ever sampled: it reads low until one of them is, and then shows that token alone.
     (Schulman, "Approximating KL divergence", 2020.)
     """
     total, count = 0.0, 0
     for rollout in rollouts:
-        ratios = rollout.log_ratios
-        if ratios is not None:
+        if (ratios := rollout.log_ratios) is not None:
             total += float(ratios.sum(dtype=np.float64))
             count += len(ratios)
     return total / max(count, 1)
-
-
-def _filtered(groups: Sequence[Group]) -> list[Group]:
-    """Set the advantages of groups without signal to 0. Otherwise they would act as amplified noise."""
-    return [g if g.signal else g.without_gradient() for g in groups]

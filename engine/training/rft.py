@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
-from ...configs import metric_names as metric
 from ...configs.model_defaults import steps_of
 from ...configs.schema import RunConfig
-from ...configs.sections import TrainingConfig
 from ...configs.sections.data import holds_tasks
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
@@ -40,7 +36,7 @@ from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
 from . import checkpoints
 from .acting import make_agent, served, server_options
-from .callbacks import RunCallbacks, Schedule, run_callbacks
+from .callbacks import RunCallbacks, run_callbacks
 from .callbacks.beta import AutomaticBeta
 from .callbacks.findings import Findings
 from .callbacks.recording import GRPORecording
@@ -88,8 +84,7 @@ def run_rft(
     with whole(trainer.model):
         if trainer.accelerator.is_main_process:
             where, step = config.training.output_dir, trainer.state.global_step
-            write = partial(write_final, trainer)
-            saved = save_result(write, where, run_dir, recorder, control, step=step)
+            saved = save_result(partial(write_final, trainer), where, run_dir, recorder, control, step=step)
         trainer.accelerator.wait_for_everyone()
     return saved
 
@@ -119,7 +114,9 @@ def build_trainer(
     spare_memory(base, config.model.gradient_checkpointing, micro_tokens)
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
     orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
-    controller = beta_controller(training)
+    controller = None
+    if training.beta_mode == "auto":
+        controller = BetaController(BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance))
     replay = training.replay
     buffer = None
     if replay.mode == "ssr":
@@ -173,7 +170,7 @@ def build_trainer(
     clock = StepClock()
     recording = GRPORecording(trainer, recorder, clock, controller)
     findings = Findings(trainer, recorder, diagnosis, run_dir)
-    recording.observers += [findings, log_step]
+    recording.observers.append(findings)
     trainer.add_callback(findings)
     callbacks = run_callbacks(
         trainer,
@@ -181,7 +178,10 @@ def build_trainer(
         recording,
         recorder,
         clock,
-        Schedule(eval_rows, training.eval_every, training.save_every, training.save_minutes),
+        eval_rows=eval_rows,
+        eval_every=training.eval_every,
+        save_every=training.save_every,
+        save_minutes=training.save_minutes,
         channel=control,
         seed=config.seed,
         beta=None if controller is None else AutomaticBeta(trainer, recorder, controller),
@@ -191,14 +191,6 @@ def build_trainer(
     trainer.frozen.on_progress = callbacks.progress.scored
     recorder.vocabulary(tokenizer)
     return trainer, callbacks
-
-
-def beta_controller(training: TrainingConfig) -> BetaController | None:
-    """Return the controller of an automatic beta, or None for a fixed one."""
-    if training.beta_mode == "fixed":
-        return None
-    settings = BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance)
-    return BetaController(settings)
 
 
 def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int, most: int | None = None) -> GRPOConfig:
@@ -251,17 +243,3 @@ def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:
     trainer.tokenizer.save_pretrained(str(folder))
     if trainer.orchestrator is not None:  # online learning goes on with the same statistics
         checkpoints.save_rewards(trainer.orchestrator, folder)
-
-
-SHOWN = (
-    ("reward {:z.3f}", metric.TRL("reward")),
-    ("success {:.2f}", metric.SUCCESS_TRAIN),
-    ("kl {:z.4f}", metric.KL_MEAN),
-    ("{:.2f} s", metric.STEP_SECONDS),
-)
-
-
-def log_step(step: int, metrics: Mapping[str, Any]) -> None:
-    """Log one line a step. An update on a batch that was used before has no reward."""
-    parts = (text.format(metrics[name]) for text, name in SHOWN if name in metrics)
-    logger.info("  ".join((f"step {step}", *parts)))

@@ -5,8 +5,7 @@ TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens an
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig as TRLConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
-from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
@@ -32,15 +30,13 @@ from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
-from .callbacks import Schedule, run_callbacks
+from .callbacks import run_callbacks
 from .callbacks.recording import SFTRecording
 from .checkpoints import Start, checkpoint_folder
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
 from .phases import StepClock
 from .resumable import Resumable
 from .run import begin_at, save_result, trl_arguments
-
-logger = logging.getLogger(__name__)
 
 
 class ResumableSFTTrainer(Resumable, SFTTrainer):
@@ -114,14 +110,15 @@ def run_sft(
     trainer.remove_callback(PrinterCallback)  # the recording writes lines of its own
     clock = StepClock()
     recording = SFTRecording(trainer, recorder, clock)
-    recording.observers.append(log_step)
     callbacks = run_callbacks(
         trainer,
         RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
         recording,
         recorder,
         clock,
-        Schedule(_held_out(config, tokenizer), 0, sft.save_every, sft.save_minutes),
+        eval_rows=_held_out(config, tokenizer),
+        save_every=sft.save_every,
+        save_minutes=sft.save_minutes,
         channel=control,
         seed=config.seed,
     )
@@ -140,12 +137,6 @@ def run_sft(
         saved = save_result(write, sft.output_dir, run_dir, recorder, control, step=step, finished=finished)
     trainer.accelerator.wait_for_everyone()
     return saved and not callbacks.requests.stopped
-
-
-def log_step(step: int, metrics: Mapping[str, Any]) -> None:
-    """Log one line a step."""
-    numbers = [metrics.get(name, float("nan")) for name in (metric.LOSS, metric.TOKEN_ACCURACY, metric.STEP_SECONDS)]
-    logger.info("step %d  loss %.4f  tokens right %.3f  %.2f s", step, *numbers)
 
 
 def collect(

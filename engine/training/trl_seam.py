@@ -1,4 +1,4 @@
-"""All that training takes from inside TRL: methods of `GRPOTrainer` that `GRPOEnvTrainer` replaces, and attributes.
+"""All that training takes from inside TRL: methods of `GRPOTrainer` that `GRPOEnvTrainer` replaces, attributes, and logs.
 
 | hook | for |
 |---|---|
@@ -11,11 +11,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import trl
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ...configs.errors import GrpoTuiError
+from ..rollouts.rollout import Rollout
 
 TRIED = "1.14 to 1.16"
 """Versions of TRL that `make test-versions` trains with."""
@@ -63,3 +67,39 @@ def _message(hook: str) -> str:
         f"TRL {trl.__version__} has no GRPOTrainer.{hook}, which training needs; install one that was tried, "
         f"{TRIED}: pip install 'trl>=1.14,<1.17'"
     )
+
+
+def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
+    """Return by TRL's names what TRL fills itself where it generates: reward, its spread, lengths in agent tokens, the
+    share of rollouts cut by a limit, and the lengths of the others (0 if there are none)."""
+    rewards = np.array([r.total_reward for r in rollouts], dtype=np.float64)
+    lengths = np.array([r.agent_tokens for r in rollouts], dtype=np.float64)
+    spread = rewards.reshape(-1, group_size).std(1) if len(rewards) % group_size == 0 else rewards
+    metrics = {
+        "reward": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "frac_reward_zero_std": float((spread < 1e-8).mean()),
+        "environment_reward": float(np.mean([r.final_reward for r in rollouts])),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+    }
+    cuts = [r.trajectory.cut for r in rollouts if r.trajectory is not None]
+    if len(cuts) == len(rollouts):
+        ended = lengths[~np.array(cuts)] if not all(cuts) else np.zeros(1)
+        metrics |= {
+            "completions/clipped_ratio": float(np.mean(cuts)),
+            "completions/mean_terminated_length": float(ended.mean()),
+            "completions/min_terminated_length": float(ended.min()),
+            "completions/max_terminated_length": float(ended.max()),
+        }
+    return metrics
+
+
+def completion_logs(rollout: Rollout, table: dict[str, Any]) -> None:
+    """Append a rollout to TRL's completion table."""
+    if rollout.trajectory is not None:
+        table["prompt"].append(rollout.trajectory.prompt)
+        table["completion"].append("\n".join(s.text for s in rollout.trajectory.steps))
+        table["rewards"]["total"].append(rollout.total_reward)
+        table["advantages"].append(rollout.advantage)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.configs.loading import load_config
-from grpo_tui.engine.training.first_prompt import first_prompt
+from grpo_tui.engine.training.previews import first_prompt
 
 from .conftest import Cli
 

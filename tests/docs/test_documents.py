@@ -157,8 +157,7 @@ def test_the_advantage_method_of_contributing_is_found_and_computes(folder: Path
 def test_the_loss_of_contributing_is_found_and_computes(folder: Path):
     import torch
 
-    from grpo_tui.engine.training.losses import own_loss
-    from grpo_tui.engine.training.losses.base import LossInputs
+    from grpo_tui.engine.training.losses import LossInputs, own_loss
 
     loss = own_loss("clipped.py:clipped")
     assert loss is not None

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from grpo_tui.engine.demonstration.visual import VisualEnv, drawing
+from grpo_tui.engine.demonstration.visual import VisualEnv
 from grpo_tui.engine.demonstration.visual.clips import clip_of_files
+from grpo_tui.engine.demonstration.visual.env import with_cross
 from grpo_tui.engine.demonstration.visual.glance import GlanceEnv
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calls import ToolCall
@@ -142,7 +143,7 @@ def test_what_tools_find_is_drawn_for_a_policy_that_sees_and_only_for_one():
     (drawn,) = env.step(state, call).images
     changed = (shown.load() != drawn.load()).any(-1)
     assert changed[y, x] and 0.01 < changed.mean() < 0.5
-    crossed = drawing.with_cross(np.zeros((9, 9, 3), np.uint8), 8, 0)
+    crossed = with_cross(np.zeros((9, 9, 3), np.uint8), 8, 0)
     assert crossed[0, 8].tolist() == [255, 0, 255] and crossed[8, 0].tolist() == [0, 0, 0]
 
 

@@ -89,7 +89,7 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
 
 def _first_prompt(config: RunConfig) -> str:
     """Return the first prompt. A separate process makes it from the environment's code and the chat template."""
-    answer = ask("grpo_tui.engine.training.first_prompt", config)
+    answer = ask("grpo_tui.engine.training.previews", config, "prompt")
     return f"cannot be shown: {answer.problem}" if answer.problem else answer.text
 
 

@@ -48,7 +48,7 @@ def show(
     if loaded.data.source is None:
         fail(f"{source} names no dataset (data.source)", ExitCode.USAGE)
     tokens = ["--tokens"] if model is not None or config is not None else []
-    answer = ask("grpo_tui.engine.training.show_data", loaded, str(rows), *tokens)
+    answer = ask("grpo_tui.engine.training.previews", loaded, "rows", str(rows), *tokens)
     if answer.problem:
         fail(answer.problem)
     for line in answer.text.splitlines():

@@ -98,7 +98,7 @@ def _with_answer(plan: Plan) -> Plan:
     """The same with the column of right answers. Ends the command when the data cannot be read."""
     from .common import ask
 
-    answer = ask("grpo_tui.engine.training.show_data", _probe(plan), "0", "--columns")
+    answer = ask("grpo_tui.engine.training.previews", _probe(plan), "columns")
     if answer.problem:
         fail(answer.problem, ExitCode.USAGE)
     columns = json.loads(answer.text)

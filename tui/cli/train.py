@@ -157,7 +157,7 @@ def _problem_of_code(settings: RunConfig) -> str:
 
     if not (settings.environment.reward_funcs or settings.environment.tools) or missing():
         return ""
-    return ask("grpo_tui.engine.training.check_code", settings).problem
+    return ask("grpo_tui.engine.training.previews", settings, "code").problem
 
 
 def _recorded(

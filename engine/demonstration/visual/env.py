@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import threading
@@ -19,7 +20,6 @@ from ....envs.explain import explain_calls
 from ....envs.multi_turn import MultiTurnEnv
 from ....envs.tools import Argument, ToolSpec
 from ....envs.trajectory import Overlay, StepContext
-from . import drawing
 from .cache import ResultCache
 from .clips import Clip, Mask, clip_of_task
 from .operations import ocr, properties, segment, track, zoom
@@ -35,6 +35,12 @@ _BOX = Argument("box", "box", "[x0, y0, x1, y1] in pixels")
 
 KEPT_FRAMES = 4
 """Frames of a video that are kept for the record."""
+MARK = np.array([255, 0, 255], np.float32)
+"""Magenta: no colour that scenes are drawn in."""
+TINT = 0.35
+"""Opacity of the mark's colour inside a mask. Its edge is opaque."""
+ARM = 3
+"""Pixels that a cross reaches from its centre."""
 
 TOOLS = (
     ToolSpec(
@@ -175,11 +181,9 @@ class VisualEnv(MultiTurnEnv):
             threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead").start()
 
     def _read_ahead(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        for task in tasks:
-            try:
+        with contextlib.suppress(Exception):  # whatever is wrong comes out when the agent asks
+            for task in tasks:
                 self._text(clip_of_task(task, self.max_side), _box(task["box"]))
-            except Exception:  # whatever is wrong comes out when the agent asks
-                return
 
     # ------------------------------------------------------------------------------------------------ rollouts
 
@@ -223,29 +227,40 @@ class VisualEnv(MultiTurnEnv):
             case "ZOOM_IN":
                 return self._zoom_step(state, _box(arguments["box"]))
             case _:
-                return self._answer_step(state, arguments["text"])
+                answer = arguments["text"].strip()
+                correct = any(_normal(answer) == _normal(right) for right in _answers(state.task))
+                return StepResult("correct" if correct else "wrong", float(correct), True, answer, correct)
 
     def _segment_step(self, state: VisualState, x: int, y: int) -> StepResult:
-        mask = self._segment(state.clip, x, y)
-        overlay = Overlay(point=(x, y))
+        clip = state.clip
+
+        def compute() -> Mask | None:
+            mask = segment.segment_at(self._frame(clip, 0), x, y)
+            return None if mask is None else Mask.of(mask)
+
+        mask = self.cache.get(clip.key, "SEGMENT_OBJECT_AT", (x, y), compute)
         if mask is None:
             problem = f"no object at {x} {y}"
-            return StepResult(f"error: {problem}", overlay=overlay, error=problem)
+            return StepResult(f"error: {problem}", overlay=Overlay(point=(x, y)), error=problem)
         number = next((n for n, known in enumerate(state.masks, 1) if known.key == mask.key), None)
         if number is None:
             state.masks.append(mask)
             number = len(state.masks)
+        name = f"{clip.key}-with-{mask.key}.png"
+        drawn = Picture(name, lambda: with_mask(self._frame(clip, 0), mask.array()))
         return StepResult(
             f"mask {number}",
             produced={"mask": (str(number),)},
             overlay=Overlay(point=(x, y), label=f"mask {number}"),
             mask=_mask_picture(mask),
-            images=(self._drawn_mask(state.clip, mask),) if self.sees else (),
+            images=(drawn,) if self.sees else (),
         )
 
     def _properties_step(self, state: VisualState, number: int) -> StepResult:
-        mask = state.masks[number - 1]
-        found = self._properties(state.clip, mask)
+        clip, mask = state.clip, state.masks[number - 1]
+        found = self.cache.get(
+            clip.key, "GET_PROPERTIES", mask.key, lambda: properties.properties_of(self._frame(clip, 0), mask.array())
+        )
         size = round(2 * (found.area / np.pi) ** 0.5)
         text = f"{found.colour} {found.shape}, size {size}, at {round(found.x)} {round(found.y)}"
         overlay = Overlay(label=f"{found.colour} {found.shape}", point=(found.x, found.y))
@@ -256,12 +271,20 @@ class VisualEnv(MultiTurnEnv):
         return StepResult(f"text {text}" if text else "no text", overlay=Overlay(box=box, label=text))
 
     def _track_step(self, state: VisualState, number: int) -> StepResult:
-        mask = state.masks[number - 1]
-        found = self._track(state.clip, mask)
+        clip, mask = state.clip, state.masks[number - 1]
+        found = self.cache.get(
+            clip.key, "TRACK_OBJECT", mask.key, lambda: track.track_object(self._frames(clip), mask.array())
+        )
         shown = found.positions if self.style == "full" else (found.positions[0], found.positions[-1])
         places = " to ".join(f"{round(x)} {round(y)}" for x, y in shown)
         overlay = Overlay(path=found.positions, label=found.direction)
-        images = self._drawn_track(state.clip, mask, found) if self.sees else ()
+
+        def drawn(index: int) -> np.ndarray:
+            """Draw a frame with a cross at the object."""
+            return with_cross(self._frame(clip, index), *found.positions[index])
+
+        name, kept = f"{clip.key}-track-{mask.key}", _spread(len(found.positions)) if self.sees else []
+        images = tuple(Picture(f"{name}-{n}.png", partial(drawn, n)) for n in kept)
         return StepResult(f"{found.direction}, {places}", overlay=overlay, mask=_mask_picture(mask), images=images)
 
     def _zoom_step(self, state: VisualState, box: tuple[int, int, int, int]) -> StepResult:
@@ -273,24 +296,6 @@ class VisualEnv(MultiTurnEnv):
         picture = Picture(name, lambda: zoom.crop(self._frame(clip, 0), box))
         return StepResult(text, images=(picture,), overlay=Overlay(box=box))
 
-    def _drawn_mask(self, clip: Clip, mask: Mask) -> Picture:
-        name = f"{clip.key}-with-{mask.key}.png"
-        return Picture(name, lambda: drawing.with_mask(self._frame(clip, 0), mask.array()))
-
-    def _drawn_track(self, clip: Clip, mask: Mask, found: track.Track) -> tuple[Picture, ...]:
-        """Return frames with a cross at the object in each."""
-
-        def drawn(index: int) -> np.ndarray:
-            return drawing.with_cross(self._frame(clip, index), *found.positions[index])
-
-        name = f"{clip.key}-track-{mask.key}"
-        return tuple(Picture(f"{name}-{n}.png", partial(drawn, n)) for n in _spread(len(found.positions)))
-
-    def _answer_step(self, state: VisualState, text: str) -> StepResult:
-        answer = text.strip()
-        correct = any(_normal(answer) == _normal(right) for right in _answers(state.task))
-        return StepResult("correct" if correct else "wrong", float(correct), True, answer, correct)
-
     # ------------------------------------------------------------------------------------------------ results
 
     def _frames(self, clip: Clip) -> np.ndarray:
@@ -299,25 +304,8 @@ class VisualEnv(MultiTurnEnv):
     def _frame(self, clip: Clip, index: int) -> np.ndarray:
         return self._frames(clip)[index]
 
-    def _segment(self, clip: Clip, x: int, y: int) -> Mask | None:
-        def compute() -> Mask | None:
-            mask = segment.segment_at(self._frame(clip, 0), x, y)
-            return None if mask is None else Mask.of(mask)
-
-        return self.cache.get(clip.key, "SEGMENT_OBJECT_AT", (x, y), compute)
-
-    def _properties(self, clip: Clip, mask: Mask) -> properties.Properties:
-        return self.cache.get(
-            clip.key, "GET_PROPERTIES", mask.key, lambda: properties.properties_of(self._frame(clip, 0), mask.array())
-        )
-
     def _text(self, clip: Clip, box: tuple[int, int, int, int]) -> str:
         return self.cache.get(clip.key, "READ_TEXT", box, lambda: ocr.read_text(self._frame(clip, 0), box))
-
-    def _track(self, clip: Clip, mask: Mask) -> track.Track:
-        return self.cache.get(
-            clip.key, "TRACK_OBJECT", mask.key, lambda: track.track_object(self._frames(clip), mask.array())
-        )
 
 
 def _mask_picture(mask: Mask) -> Picture:
@@ -343,3 +331,23 @@ def _answers(task: Mapping[str, object]) -> list[str]:
 def _normal(text: str) -> str:
     """Normalise an answer: ignore case, spaces and a full stop."""
     return re.sub(r"\s+", " ", text).strip().rstrip(".").casefold()
+
+
+def with_mask(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Draw a bool [H, W] mask on a uint8 [H, W, 3] picture: its inside tinted, its edge opaque."""
+    inside = mask.copy()
+    inside[1:-1, 1:-1] &= mask[:-2, 1:-1] & mask[2:, 1:-1] & mask[1:-1, :-2] & mask[1:-1, 2:]
+    share = np.where(mask & ~inside, 1.0, np.where(mask, TINT, 0.0))[..., None].astype(np.float32)
+    return (image + share * (MARK - image) + 0.5).astype(np.uint8)
+
+
+def with_cross(image: np.ndarray, x: float, y: float) -> np.ndarray:
+    """Draw a cross at a pixel of a uint8 [H, W, 3] picture, clipped to it."""
+    drawn = image.copy()
+    height, width = image.shape[:2]
+    column, row = round(x), round(y)
+    if 0 <= row < height:
+        drawn[row, max(0, column - ARM) : max(0, column + ARM + 1)] = MARK
+    if 0 <= column < width:
+        drawn[max(0, row - ARM) : max(0, row + ARM + 1), column] = MARK
+    return drawn

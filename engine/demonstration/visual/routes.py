@@ -143,25 +143,12 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
             yield from _look(box[:2])
             yield _answer(guess(task, rng))
         case "repeat":
-            steps = _RIGHT[kind](task)
-            first = next(steps)
-            yield first
-            observation = yield first
-            yield from _resume(steps, observation)
+            yield next(_RIGHT[kind](task))
+            yield from _RIGHT[kind](task)
         case _:
             looking = _call("READ_TEXT", box=list(box)) if box else _segment(points[0])
             while True:
                 yield looking
-
-
-def _resume(steps: Steps, observation: str) -> Steps:
-    """Continue a route after the answer to its first turn."""
-    while True:
-        try:
-            text = steps.send(observation)
-        except StopIteration:
-            return
-        observation = yield text
 
 
 def _right_property(task: Mapping[str, Any]) -> Steps:

@@ -33,17 +33,6 @@ from .requests import RunRequests
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Steps between evaluations (on `eval_rows`) and between checkpoints, and minutes between checkpoints.
-    0: only before the first step and after the last."""
-
-    eval_rows: Sequence[Row]
-    eval_every: int
-    save_every: int
-    save_minutes: float
-
-
-@dataclass(frozen=True)
 class RunCallbacks:
     """The callbacks of one run."""
 
@@ -59,15 +48,20 @@ def run_callbacks(
     recording: StepRecording,
     recorder: StepRecorder,
     clock: StepClock,
-    schedule: Schedule,
     *,
-    channel: ControlChannel | None,
-    seed: int,
+    eval_rows: Sequence[Row] = (),
+    eval_every: int = 0,
+    save_every: int = 0,
+    save_minutes: float = 0.0,
+    channel: ControlChannel | None = None,
+    seed: int = 0,
     beta: AutomaticBeta | None = None,
 ) -> RunCallbacks:
     """Make the callbacks of a run and add them to its trainer.
 
-    runner: plays the held-out tasks. recording: records the steps. channel: requests of people (None: none).
+    runner: plays the held-out tasks, `eval_rows`. recording: records the steps. eval_every, save_every, save_minutes:
+    steps between evaluations, steps and minutes between checkpoints (0: only before the first step and after the
+    last). channel: requests of people (None: none).
     """
     progress = StepProgress(recorder, clock)
     runner.on_progress, runner.watch = progress.rollouts, progress
@@ -75,11 +69,10 @@ def run_callbacks(
         runner.agent.watcher = live = progress.live
         if live is not None and isinstance(runner.agent, RemoteAgent):
             live.servers = runner.agent.pool.states
-    evaluation = HeldOutEvaluation(
-        trainer, runner, recorder, progress, clock, rows=schedule.eval_rows, every=schedule.eval_every, seed=seed
-    )
-    checkpoints = CheckpointSchedule(trainer, recorder, every=schedule.save_every, minutes=schedule.save_minutes)
-    requests = RunRequests(trainer, recorder, progress, clock, channel)
+    evaluation = HeldOutEvaluation(trainer, runner, recorder, progress, clock, eval_rows, eval_every, seed)
+    checkpoints = CheckpointSchedule(trainer, recorder, save_every, save_minutes)
+    listening = channel if trainer.accelerator.is_main_process else None
+    requests = RunRequests(trainer, recorder, progress, clock, listening)
     for callback in (checkpoints, recording, beta, evaluation, progress, requests):
         if callback is not None:
             trainer.add_callback(callback)

@@ -1,8 +1,7 @@
-"""What all callbacks of a run have in common: when they act."""
+"""The points of a training at which its callbacks act."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -11,8 +10,23 @@ Logs = dict[str, float]
 """The trainer's own numbers of an optimiser step, by TRL's names."""
 
 
-class AfterStep(TrainerCallback, ABC):
-    """Acts once after each optimiser step: its numbers are known, and its checkpoint is not written yet."""
+class RunCallback(TrainerCallback):
+    """Acts where a subclass says how."""
+
+    def training_begins(self, state: TrainerState) -> None:
+        """Act before the first step, also of a resumed run."""
+
+    def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
+        """Act after optimiser step `state.global_step`: its numbers are known, and its checkpoint is not written yet.
+        The trainer then does the work that is set in `control`."""
+
+    def saved(self, step: int) -> None:
+        """Act after a checkpoint was written, or the disk refused it."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.training_begins(state)
 
     def on_log(
         self,
@@ -26,6 +40,5 @@ class AfterStep(TrainerCallback, ABC):
         if logs and "loss" in logs:
             self.after_step(state, control, logs)
 
-    @abstractmethod
-    def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Act after optimiser step `state.global_step`. The trainer then does the work that is set in `control`."""
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.saved(state.global_step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import TrainerControl, TrainerState
@@ -11,29 +12,31 @@ from ...policy.kl import BetaController
 from ...record.step_recorder import StepRecorder
 from ..env_trainer import GRPOEnvTrainer
 from ..resumable import StatePart
-from .base import AfterStep, Logs
+from .base import Logs, RunCallback
 
 FILE = "beta.json"
 
 
-class AutomaticBeta(AfterStep):
+@dataclass(eq=False)
+class AutomaticBeta(RunCallback):
     """Moves the trainer's beta by the controller's rule, on every process from the same (already averaged) KL, and
     keeps the controller's state in the checkpoints."""
 
-    def __init__(self, trainer: GRPOEnvTrainer, recorder: StepRecorder, controller: BetaController) -> None:
-        self._trainer = trainer
-        self._recorder = recorder
-        self._controller = controller
-        trainer.state_parts.append(StatePart(self._save, self._load, everywhere=True))
+    trainer: GRPOEnvTrainer
+    recorder: StepRecorder
+    controller: BetaController
+
+    def __post_init__(self) -> None:
+        self.trainer.state_parts.append(StatePart(self._save, self._load, everywhere=True))
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        kl, controller = logs.get("kl"), self._controller
+        kl, controller = logs.get("kl"), self.controller
         if kl is None or not -1e9 < kl < 1e9:
             return
         change = controller.update(float(kl), state.global_step)
-        self._trainer.beta = controller.beta
-        if change is not None and self._trainer.accelerator.is_main_process:
-            self._recorder.event(
+        self.trainer.beta = controller.beta
+        if change is not None and self.trainer.accelerator.is_main_process:
+            self.recorder.event(
                 "beta",
                 f"beta {change.old:.4g} → {change.new:.4g}: {change.reason}",
                 step=state.global_step,
@@ -45,8 +48,8 @@ class AutomaticBeta(AfterStep):
             )
 
     def _save(self, folder: Path) -> None:
-        (folder / FILE).write_text(json.dumps(self._controller.state_dict()))
+        (folder / FILE).write_text(json.dumps(self.controller.state_dict()))
 
     def _load(self, folder: Path) -> None:
-        self._controller.load_state_dict(json.loads((folder / FILE).read_text()))
-        self._trainer.beta = self._controller.beta
+        self.controller.load_state_dict(json.loads((folder / FILE).read_text()))
+        self.trainer.beta = self.controller.beta

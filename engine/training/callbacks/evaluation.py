@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState
 
 from ....configs import metric_names as metric
 from ...evaluation.statistics import rate_interval
@@ -22,7 +22,7 @@ from ..phases import StepClock
 from ..processes import Processes
 from ..resumable import Resumable
 from ..sharding import whole
-from .base import AfterStep, Logs
+from .base import Logs, RunCallback
 from .progress import StepProgress
 
 GRADED = (
@@ -31,41 +31,28 @@ GRADED = (
 )
 
 
-class HeldOutEvaluation(AfterStep):
+@dataclass(eq=False)
+class HeldOutEvaluation(RunCallback):
     """Evaluates `rows` greedily and at temperature 1, every process its share; with no rows it does nothing.
 
-    every: steps between evaluations (0: only before the first step and after the last).
+    every: steps between evaluations (0: only before the first step and after the last). evaluated_at: the last step
+    whose evaluation is recorded. observers: called with each recorded evaluation: its step, greedy rollouts, and
+    success at temperature 1 if known.
     """
 
-    def __init__(
-        self,
-        trainer: Resumable,
-        runner: RolloutRunner,
-        recorder: StepRecorder,
-        progress: StepProgress,
-        clock: StepClock,
-        *,
-        rows: Sequence[Row],
-        every: int,
-        seed: int,
-    ) -> None:
-        self._trainer = trainer
-        self._runner = runner
-        self._recorder = recorder
-        self._progress = progress
-        self._clock = clock
-        self.rows = list(rows)
-        self.every = every
-        self.seed = seed
-        self.observers: list[Callable[[int, Sequence[Rollout], float | None], None]] = []
-        """Called with each recorded evaluation: its step, greedy rollouts, and success at temperature 1 if known."""
-        self.evaluated_at = -1
-        """The last step whose evaluation is recorded."""
-        self._told_graded = False
+    trainer: Resumable
+    runner: RolloutRunner
+    recorder: StepRecorder
+    progress: StepProgress
+    clock: StepClock
+    rows: Sequence[Row]
+    every: int
+    seed: int
+    evaluated_at: int = -1
+    observers: list[Callable[[int, Sequence[Rollout], float | None], None]] = field(default_factory=list)
+    _told_graded: bool = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def training_begins(self, state: TrainerState) -> None:
         if state.global_step == 0:
             self.evaluate(0)
 
@@ -79,27 +66,27 @@ class HeldOutEvaluation(AfterStep):
         if not self.rows or self.evaluated_at == step:
             return
         self.evaluated_at = step
-        self._recorder.event("phase", "evaluating", step=step, name="evaluating")
+        self.recorder.event("phase", "evaluating", step=step, name="evaluating")
         began = time.perf_counter()
-        accelerator = self._trainer.accelerator
-        self._progress.acting = Phase.EVALUATION
-        processes, agent = Processes(accelerator), self._runner.agent
+        accelerator = self.trainer.accelerator
+        self.progress.acting = Phase.EVALUATION
+        processes, agent = Processes(accelerator), self.runner.agent
 
         def measured(processes: Processes | None = None) -> list[Evaluation]:
-            with acting(accelerator.unwrap_model(self._trainer.model)):
+            with acting(accelerator.unwrap_model(self.trainer.model)):
                 return [self._at_temperature(step, temperature, processes) for temperature in (0.0, 1.0)]
 
-        with whole(self._trainer.model):
+        with whole(self.trainer.model):
             if isinstance(agent, VersionedAgent):  # servers write for the main process
                 found = processes.on_main(lambda: (agent.publish(step), measured())[1])
             else:
                 found = measured(processes)
-        self._progress.acting = Phase.ROLLOUTS
+        self.progress.acting = Phase.ROLLOUTS
         seconds = time.perf_counter() - began
         if accelerator.is_main_process and found:
             greedy, sampled = found
             self._record(step, greedy, sampled, seconds)
-        self._clock.forget(seconds)
+        self.clock.forget(seconds)
 
     def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
         graded = greedy.graded or sampled.graded
@@ -115,23 +102,23 @@ class HeldOutEvaluation(AfterStep):
             told |= {"greedy_interval": [first.low, first.high], "sampled_interval": [second.low, second.high]}
             measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
             measured |= {metric.SUCCESS_LOW: first.low, metric.SUCCESS_HIGH: first.high}
-        judge = self._runner.judge
+        judge = self.runner.judge
         logged = judge.take_metrics("eval_") if isinstance(judge, Judge) else {}
-        self._recorder.values(step, {**measured, **logged, metric.EVALUATE_SECONDS: seconds})
-        self._recorder.trajectories(step, greedy.rollouts, "eval")
+        self.recorder.values(step, {**measured, **logged, metric.EVALUATE_SECONDS: seconds})
+        self.recorder.trajectories(step, greedy.rollouts, "eval")
         for observer in self.observers:
             observer(step, greedy.rollouts, None if graded else sampled.success)
         tasks = f"{said} at temperature 1 ({greedy.n} tasks)"
-        self._recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **told)
+        self.recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **told)
         if graded and not self._told_graded:
             self._told_graded = True
-            self._recorder.event("note", GRADED, step=step, detector="graded_reward", grade="hint")
+            self.recorder.event("note", GRADED, step=step, detector="graded_reward", grade="hint")
 
     def _at_temperature(self, step: int, temperature: float, processes: Processes | None) -> Evaluation:
         """Evaluate at one temperature. processes: those that share the rows; None: this one has all."""
-        self._progress.held_out = f"held-out tasks, {f'temperature {temperature:g}' if temperature else 'greedy'}"
+        self.progress.held_out = f"held-out tasks, {f'temperature {temperature:g}' if temperature else 'greedy'}"
         return evaluate(
-            self._runner,
+            self.runner,
             self.rows,
             temperature=temperature,
             seed=self.seed,

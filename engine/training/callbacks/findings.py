@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ....configs.errors import ConfigError, Problem
 from ....configs.sections.rewards import SHAPED
@@ -20,50 +21,53 @@ from ...rollouts.rollout import Rollout
 from ...runs.control.requests import request
 from ...runs.types import LossTerms
 from ..env_trainer import GRPOEnvTrainer
+from .base import RunCallback
 
 
-class Findings(TrainerCallback):
+@dataclass(eq=False)
+class Findings(RunCallback):
     """Shows each recorded step to the detectors; see `StepRecording.observers`. A cause of
     `rewards.diagnosis.stop_on` stops the run. Raises ConfigError if there is no such detector."""
 
-    def __init__(self, trainer: GRPOEnvTrainer, recorder: StepRecorder, diagnosis: Diagnosis, run_dir: Path) -> None:
-        self._trainer = trainer
-        self._recorder = recorder
-        self._diagnosis = diagnosis
-        self._run_dir = run_dir
-        self._stop_on = diagnosis.config.stop_on
-        if unknown := [name for name in self._stop_on if name not in EXPLAINS and name not in diagnosis.detectors]:
-            known = ", ".join(sorted({*EXPLAINS, *diagnosis.detectors}))
-            raise ConfigError([Problem("rewards.diagnosis.stop_on", f"there is no detector {unknown[0]}", known)])
+    trainer: GRPOEnvTrainer
+    recorder: StepRecorder
+    diagnosis: Diagnosis
+    run_dir: Path
+
+    def __post_init__(self) -> None:
+        self._stop_on, known = self.diagnosis.config.stop_on, {*EXPLAINS, *self.diagnosis.detectors}
+        if unknown := [name for name in self._stop_on if name not in known]:
+            problem = f"there is no detector {unknown[0]}"
+            raise ConfigError([Problem("rewards.diagnosis.stop_on", problem, ", ".join(sorted(known)))])
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Run the detectors. One that fails does not stop training."""
-        self._recorder.guard("diagnosis", lambda: self._observe(step, metrics))
+        self.recorder.guard("diagnosis", lambda: self._observe(step, metrics))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Run the detectors on a training shorter than the window."""
-        self._recorder.guard("diagnosis", lambda: self._record(state.global_step, self._diagnosis.end()))
+        self.recorder.guard("diagnosis", lambda: self._record(state.global_step, self.diagnosis.end()))
 
     def _observe(self, step: int, metrics: Mapping[str, Any]) -> None:
-        rollouts = self._summaries(self._trainer.rollouts.generated, self._trainer.loss_terms.latest)
-        self._record(step, self._diagnosis.observe(Batch(step, rollouts, flat(metrics))))
+        rollouts = self._summaries(self.trainer.rollouts.generated, self.trainer.loss_terms.latest)
+        self._record(step, self.diagnosis.observe(Batch(step, rollouts, flat(metrics))))
         if self._stop_on:
-            causes = [f.finding.detector for f in self._diagnosis.found() if f.grave and not f.cause]
+            causes = [f.finding.detector for f in self.diagnosis.found() if f.grave and not f.cause]
             if reason := next((name for name in causes if name in self._stop_on), ""):
                 self._stop_on = []
-                self._recorder.event("note", f"The run stops on {reason} (rewards.diagnosis.stop_on).", step=step)
-                request(self._run_dir, "stop")
+                self.recorder.event("note", f"The run stops on {reason} (rewards.diagnosis.stop_on).", step=step)
+                request(self.run_dir, "stop")
 
     def evaluated(self, step: int, rollouts: Sequence[Rollout], success: float | None) -> None:
         """Compare later steps with this evaluation. One that fails does not stop training."""
-        self._recorder.guard(
-            "diagnosis", lambda: self._diagnosis.evaluated(HeldOut(step, self._summaries(rollouts, {}), success))
+        self.recorder.guard(
+            "diagnosis", lambda: self.diagnosis.evaluated(HeldOut(step, self._summaries(rollouts, {}), success))
         )
 
     def _summaries(self, rollouts: Sequence[Rollout], loss: Mapping[str, LossTerms]) -> list[RolloutSummary]:
-        apart = SHAPED if self._trainer.pipeline.scorer.method.shaping_apart else ()
+        apart = SHAPED if self.trainer.pipeline.scorer.method.shaping_apart else ()
         firsts = {r.trajectory.group: r.key for r in reversed(rollouts) if r.trajectory is not None}
         return [
             rollout_of(
@@ -88,11 +92,11 @@ class Findings(TrainerCallback):
         """Return the text of the tokens before the first turn; None if there are none."""
         steps = () if rollout.trajectory is None else rollout.trajectory.steps
         start = steps[0].token_span[0] if steps else 0
-        return str(self._trainer.tokenizer.decode(rollout.token_ids[:start].tolist())) if start else None
+        return str(self.trainer.tokenizer.decode(rollout.token_ids[:start].tolist())) if start else None
 
     def _record(self, step: int, found: Iterable[Finding]) -> None:
         for finding in found:
-            self._recorder.event(
+            self.recorder.event(
                 "note" if finding.grade == "good" else "alert",
                 finding.message,
                 step=step,

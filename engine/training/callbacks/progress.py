@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
 from ...runs.control.live import Live
 from ...runs.types import Phase
 from ..phases import StepClock
+from .base import RunCallback
 
 
-class StepProgress(TrainerCallback):
+@dataclass(eq=False)
+class StepProgress(RunCallback):
     """Turns reports of the parts of a step into the run's `Progress`, and starts the step's clock.
 
     Phases in order: `rollouts` (those that have ended, of how many), `log-probs` (rollouts), `scoring`, `backward`
     (micro-batches); and between steps `evaluation` (held-out rollouts) and `checkpoint`. It is the runner's
     `RolloutWatch`, too: viewers see for which step texts are written, and their rewards.
+
+    acting: what rollouts are made for, `rollouts` of a step or an `evaluation`. held_out: how held-out tasks are
+    answered now, in a few words. micro_batches: those of an optimiser step.
     """
 
-    def __init__(self, recorder: StepRecorder, clock: StepClock) -> None:
-        self._recorder = recorder
-        self._clock = clock
-        self.micro_batches = 0
-        """Micro-batches of an optimiser step."""
-        self._updated = 0
-        self._scored = False
-        self.acting = Phase.ROLLOUTS
-        """What rollouts are made for: `rollouts` of a step, or an `evaluation`."""
-        self.held_out = ""
-        """How held-out tasks are answered now, in a few words."""
+    recorder: StepRecorder
+    clock: StepClock
+    acting: Phase = Phase.ROLLOUTS
+    held_out: str = ""
+    micro_batches: int = 0
+    _updated: int = 0
+    _scored: bool = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._recorder.event("phase", "training", step=state.global_step, name="training")
+    def training_begins(self, state: TrainerState) -> None:
+        self.recorder.event("phase", "training", step=state.global_step, name="training")
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._clock.begin()
+        self.clock.begin()
         self.micro_batches, self._updated, self._scored = args.gradient_accumulation_steps, 0, False
 
     def on_substep_end(
@@ -58,7 +58,7 @@ class StepProgress(TrainerCallback):
     @property
     def live(self) -> Live | None:
         """The shared file of texts being written; None in a process without a record."""
-        live = self._recorder.writer.live
+        live = self.recorder.writer.live
         return live if isinstance(live, Live) else None
 
     def begins(self, split: str, step: int, turns: int, total: int) -> None:
@@ -72,9 +72,7 @@ class StepProgress(TrainerCallback):
     def made(self, rollouts: Sequence[Rollout]) -> None:
         """Report the reward of the environment and the reward functions, without shaping."""
         if (live := self.live) is not None and live.batch is not None:
-            ended = [
-                r.trajectory if r.trajectory is not None and r.trajectory.error is None else None for r in rollouts
-            ]
+            ended = [None if r.trajectory is None or r.trajectory.error else r.trajectory for r in rollouts]
             rewards = [None if t is None else t.own_reward for t in ended]
             live.batch.judged(rewards, [None if t is None else t.correct for t in ended])
 
@@ -95,4 +93,4 @@ class StepProgress(TrainerCallback):
         self._tell(Phase.CHECKPOINT)
 
     def _tell(self, phase: str, done: int = 0, total: int = 0) -> None:
-        self._recorder.guard("progress", lambda: self._recorder.writer.progress(phase, done, total))
+        self.recorder.guard("progress", lambda: self.recorder.writer.progress(phase, done, total))

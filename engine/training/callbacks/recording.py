@@ -6,124 +6,160 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, ClassVar, Generic, TypeVar
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import TrainerControl, TrainerState
 
 from ....configs import metric_names as metric
 from ...policy.kl import BetaController
 from ...record.step_recorder import NAMES, StepRecorder, memory_metrics
 from ...rollouts.judging import Judge
-from ...runs.types import LossTerms
 from ..env_trainer import GRPOEnvTrainer
-from ..movement import Movement
 from ..phases import StepClock
 from ..resumable import Resumable
-from .base import AfterStep, Logs
+from .base import Logs, RunCallback
 
 logger = logging.getLogger(__name__)
 
+TrainerT = TypeVar("TrainerT", bound=Resumable)
 Observer = Callable[[int, Mapping[str, Any]], None]
 """Called on the main process with a step and its metrics as they were recorded."""
+SAMPLES = 1024
+"""Weights of each tensor that are followed. Of divided weights, those of the main process."""
 
 
-class StepRecording(AfterStep):
-    """Records the numbers of `measure` after each step, on the main process. observers: are called after each step."""
+@dataclass(eq=False)
+class StepRecording(RunCallback, Generic[TrainerT]):
+    """Records the numbers of each step on the main process, then calls the `observers` and logs a line of `SHOWN`."""
 
-    def __init__(self, trainer: Resumable, recorder: StepRecorder, clock: StepClock) -> None:
-        self._is_main = trainer.accelerator.is_main_process
-        self._recorder = recorder
-        self._clock = clock
-        self.observers: list[Observer] = []
+    SHOWN: ClassVar[tuple[tuple[str, str], ...]]
+    trainer: TrainerT
+    recorder: StepRecorder
+    clock: StepClock
+    observers: list[Observer] = field(default_factory=list, init=False)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        writer = self._recorder.writer
-        self._recorder.guard(
+    def training_begins(self, state: TrainerState) -> None:
+        writer = self.recorder.writer
+        self.recorder.guard(
             "status", lambda: writer.status("running", step=state.global_step, total_steps=state.max_steps)
         )
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         state.log_history = state.log_history[-1:]  # the record has all of them
-        if not self._is_main:
+        if not self.trainer.accelerator.is_main_process:
             return
         step = state.global_step
-        times = {metric.RECORD_SECONDS: self._recorder.take_seconds()}  # of the step before: this one's is being spent
-        values = self.record(step, logs, {**times, metric.STEP_SECONDS: self._clock.take()})
-        self._recorder.guard("status", lambda: self._recorder.writer.status("running", step=step))
+        times = {metric.RECORD_SECONDS: self.recorder.take_seconds()}  # of the step before: this one's is being spent
+        values = self.record(step, logs, {**times, metric.STEP_SECONDS: self.clock.take()})
+        self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))
         for observer in self.observers:
             observer(step, values)
+        # An update on a batch that was used before has no reward.
+        shown = (text.format(values[name]) for text, name in self.SHOWN if name in values)
+        logger.info("  ".join((f"step {step}", *shown)))
 
     @abstractmethod
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
         """Record a step, and return its metrics as recorded."""
 
 
-class GRPORecording(StepRecording):
-    """Records the step's rollouts and all that was measured."""
+@dataclass(eq=False)
+class GRPORecording(StepRecording[GRPOEnvTrainer]):
+    """Records the step's rollouts and all that was measured. controller: of an automatic beta."""
 
-    def __init__(
-        self, trainer: GRPOEnvTrainer, recorder: StepRecorder, clock: StepClock, controller: BetaController | None
-    ) -> None:
-        super().__init__(trainer, recorder, clock)
-        self._trainer = trainer
-        self._loss: Mapping[str, LossTerms] = {}
-        self._target: dict[str, float] = {}
-        self._movement: Movement | None = None
-        if controller is not None:
-            self._target = {
-                metric.KL_TARGET: controller.config.target_kl,
-                metric.KL_TOLERANCE: controller.config.kl_tolerance,
-            }
+    SHOWN = (
+        ("reward {:z.3f}", metric.TRL("reward")),
+        ("success {:.2f}", metric.SUCCESS_TRAIN),
+        ("kl {:z.4f}", metric.KL_MEAN),
+        ("{:.2f} s", metric.STEP_SECONDS),
+    )
+    controller: BetaController | None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def training_begins(self, state: TrainerState) -> None:
         """Record the active components and rules, again on every resume."""
-        super().on_train_begin(args, state, control, **kwargs)
-        self._movement = Movement(self._trainer.accelerator.unwrap_model(self._trainer.model))
-        if (rewards := self._trainer.orchestrator) is not None:
+        super().training_begins(state)
+        self._movement = Movement(self.trainer.accelerator.unwrap_model(self.trainer.model))
+        if (rewards := self.trainer.orchestrator) is not None:
             rules = {rule.id: rule.amount for rule in rewards.penalties.rules}
-            self._recorder.event(
+            self.recorder.event(
                 "rewards", "rewards in force", step=state.global_step, weights=rewards.weights, rules=rules
             )
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         """Collect the loss terms of all processes, then record the step."""
-        self._loss = self._trainer.loss_terms.take(self._trainer.accelerator.num_processes)
+        self.trainer.loss_terms.take(self.trainer.accelerator.num_processes)
         super().after_step(state, control, logs)
 
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
         """Record the step with the beta that it used."""
-        made = self._trainer.rollouts
-        phases = self._trainer.phases.take()
+        trainer = self.trainer
+        made, judge = trainer.rollouts, trainer.runner.judge
+        measured = {**trainer.mismatch.metrics(), **made.metrics}
+        measured |= judge.take_metrics() if isinstance(judge, Judge) else {}
+        measured |= {**trainer.phases.take(), metric.BETA: trainer.beta, **times}
         self._timeline(step, times.get(metric.STEP_SECONDS, 0.0))
-        judge = self._trainer.runner.judge
-        logged = judge.take_metrics() if isinstance(judge, Judge) else {}
-        mismatch = self._trainer.mismatch.metrics()
-        trained = {**phases, metric.BETA: self._trainer.beta, **times, **self._target}
-        if self._trainer.entropy_coef:
-            trained[metric.ENTROPY_WEIGHT] = self._trainer.entropy_coef
-        measured = {**mismatch, **made.metrics, **logged, **trained}
-        moved = self._movement and self._movement.measure(logs.get("learning_rate", 0.0), logs.get("grad_norm", 0.0))
+        if self.controller is not None:
+            settings = self.controller.config
+            measured |= {metric.KL_TARGET: settings.target_kl, metric.KL_TOLERANCE: settings.kl_tolerance}
+        if trainer.entropy_coef:
+            measured[metric.ENTROPY_WEIGHT] = trainer.entropy_coef
+        moved = self._movement.measure(logs.get("learning_rate", 0.0), logs.get("grad_norm", 0.0))
         if moved is not None:
             measured[metric.MOVEMENT] = moved
-        return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
+        return self.recorder.step(step, logs, measured, made.generated, made.replayed, trainer.loss_terms.latest)
 
     def _timeline(self, step: int, seconds: float) -> None:
         """Record when the parts of the step were that ends now, after so many seconds."""
         now, epoch = time.perf_counter(), time.time() - time.perf_counter()
-        spans = {**self._trainer.phases.spans.take(), "step": [(now - seconds, now)]}
+        spans = {**self.trainer.phases.spans.take(), "step": [(now - seconds, now)]}
         made = {name: [(began + epoch, ended + epoch) for began, ended in some] for name, some in spans.items()}
-        self._recorder.guard("timeline", lambda: self._recorder.writer.timeline(step, made))
+        self.recorder.guard("timeline", lambda: self.recorder.writer.timeline(step, made))
 
 
-class SFTRecording(StepRecording):
+class SFTRecording(StepRecording[Resumable]):
     """Records the numbers of a step of supervised fine-tuning."""
+
+    SHOWN = (
+        ("loss {:.4f}", metric.LOSS),
+        ("tokens right {:.3f}", metric.TOKEN_ACCURACY),
+        ("{:.2f} s", metric.STEP_SECONDS),
+    )
 
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
         values = {NAMES[name]: float(value) for name, value in logs.items() if name in NAMES}
-        values = {**values, **times, **memory_metrics()}
-        self._recorder.values(step, values)
+        values |= {**times, **memory_metrics()}
+        self.recorder.values(step, values)
         return values
+
+
+class Movement:
+    """Follows some weights of each trainable tensor.
+
+    Adam changes a weight by about the learning rate in each update (Kingma and Ba, arXiv 1412.6980, section 2.1). The
+    mean change divided by the sum of the learning rates is therefore near 1 at first and falls as updates cancel. It
+    is near 0 where updates are lost: rounded away in bfloat16, frozen, or not given to the optimiser.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._weights = [p for p in model.parameters() if p.requires_grad]
+        self._start = [_sample(p) for p in self._weights]
+        self._rates = 0.0
+
+    def measure(self, learning_rate: float, grad_norm: float) -> float | None:
+        """The median over tensors of the mean change, as a share of the sum of learning rates of updates that had a
+        gradient. None before the first of them."""
+        self._rates += learning_rate if grad_norm > 0 else 0.0
+        if not self._weights or self._rates == 0:
+            return None
+        changes = zip(self._weights, self._start, strict=True)
+        return median(float((_sample(p) - start).abs().mean()) for p, start in changes) / self._rates
+
+
+def _sample(weight: Tensor) -> Tensor:
+    flat = (weight.to_local() if isinstance(weight, DTensor) else weight).detach().flatten()
+    return flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].to("cpu", torch.float32, copy=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import LossInputs
+from . import LossInputs
 
 
 def reinforce(inputs: LossInputs) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...rollouts.rollout import Rollout
 from ...runs.types import LossTerms
-from .base import clipped_surrogate, kl_of_tokens
+from . import clipped_surrogate, kl_of_tokens
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 """Those of TRL's losses whose policy-gradient term is −min(ρ·A, clip(ρ)·A) for each token."""

@@ -14,8 +14,7 @@ from grpo_tui.engine.policy.sources import load_tokenizer
 from grpo_tui.engine.rollouts.dataset import DataError, load_rows
 from grpo_tui.engine.rollouts.prompts import fitting
 from grpo_tui.engine.rollouts.runner import RolloutRunner
-from grpo_tui.engine.training.first_prompt import first_prompt
-from grpo_tui.engine.training.show_data import told
+from grpo_tui.engine.training.previews import first_prompt, rows_of
 
 TOOL = '''
 def search(query: str, most: int = 5) -> str:
@@ -54,7 +53,7 @@ def configured(folder: Path, template: str | None = None, tools: bool = True) ->
 
 def tokens_told(config: RunConfig) -> int:
     """Of the first row."""
-    line = next(line for line in told(config, 1, True) if line.startswith("row "))
+    line = next(line for line in rows_of(config, 1, True) if line.startswith("row "))
     return int(line.split(", ")[1].split()[0])
 
 
@@ -66,7 +65,7 @@ def test_data_show_counts_and_prints_the_tools_as_the_policy_reads_them(
     tmp_path: Path, template: str | None, said: str
 ):
     config = configured(tmp_path, template)
-    lines = "\n".join(told(config, 1, True))
+    lines = "\n".join(rows_of(config, 1, True))
     assert said in lines
     assert tokens_told(config) > tokens_told(configured(tmp_path, template, tools=False)) + 20
     tokenizer = load_tokenizer(config.model)
@@ -78,13 +77,12 @@ def test_rows_that_leave_too_little_room_are_listed(tmp_path: Path):
     config.data.prompt_template = "{question} Be brief."
     size = tokens_told(config)
     config.training.max_trajectory_tokens = size + config.training.max_turn_tokens - 1
-    lines = "\n".join(told(config, 1, True))
+    lines = "\n".join(rows_of(config, 1, True))
     assert "Be brief.<|end|><|assistant|>" in lines
     assert f"leave less room than training.max_turn_tokens ({config.training.max_turn_tokens})" in lines
     config.training.max_trajectory_tokens = size
-    assert (
-        f"leave no room for an answer within training.max_trajectory_tokens ({size})" in list(told(config, 1, True))[-1]
-    )
+    last = list(rows_of(config, 1, True))[-1]
+    assert f"leave no room for an answer within training.max_trajectory_tokens ({size})" in last
 
 
 @pytest.mark.parametrize("template", [None, SHOWS_TOOLS])

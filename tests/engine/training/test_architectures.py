@@ -14,8 +14,8 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.policy.attention_layout import Layout
 from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.runs.write.writer import NullWriter
+from grpo_tui.engine.training.mismatch import ChangedPolicyError
 from grpo_tui.engine.training.rft import run_rft
-from grpo_tui.engine.training.unchanged import ChangedPolicyError
 
 from ..agents.models import WITH_WINDOWS, model_of_type, tokenizer
 

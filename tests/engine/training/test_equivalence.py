@@ -13,7 +13,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_tui.engine.policy.versions import NO_CHECKPOINTING
 from grpo_tui.engine.training import env_trainer
-from grpo_tui.engine.training.losses.base import kl_of_tokens
+from grpo_tui.engine.training.losses import kl_of_tokens
 
 from .parts import arguments, make_trainer, playback_rows, policy, rollout, tokenizer
 

@@ -11,8 +11,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
 from grpo_tui.engine.rollouts.advantages import advantage_method
-from grpo_tui.engine.training.losses import LossError, own_loss
-from grpo_tui.engine.training.losses.base import LossInputs, kl_of_tokens, sum_over_tokens
+from grpo_tui.engine.training.losses import LossError, LossInputs, kl_of_tokens, own_loss, sum_over_tokens
 from grpo_tui.engine.training.losses.reinforce import reinforce
 from grpo_tui.engine.training.processes import UnsupportedProcessesError, check_supported
 from grpo_tui.rewards.advantages import METHODS

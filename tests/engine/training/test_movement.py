@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
-from grpo_tui.engine.training.movement import Movement
+from grpo_tui.engine.training.callbacks.recording import Movement
 
 LIMIT = DiagnosisConfig().movement
 RATE, UPDATES = 1e-5, 5

@@ -1,0 +1,223 @@
+"""`python -m grpo_tui.engine.training.previews CONFIG WHAT`: what the command line asks before a run is made.
+
+| what | |
+|---|---|
+| `code` | whether tools, reward functions and their columns exist. Loads no model |
+| `prompt` | the first prompt, as the policy will read it. Downloads nothing |
+| `columns` | the columns of the dataset, as a list in JSON |
+| `rows` | the first rows of the dataset as they are, or with `--tokens` as the policy will read them |
+
+A process of its own, so that the command line needs neither torch nor `datasets`, and because it runs the user's code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...configs.schema import RunConfig
+from ...configs.sections.model import ModelConfig
+from ...envs.agent import CallReader
+
+if TYPE_CHECKING:
+    from ..agents.chat import ChatBridge
+    from ..rollouts.prompts import Prompt
+
+ROWS_CHECKED = 64
+"""Rows of a dataset whose columns are looked at."""
+MOST_COUNTED = 2000
+"""Prompts that are counted in tokens; of a longer dataset the first ones."""
+
+
+def check_code(config: RunConfig) -> None:
+    """Load the tools and reward functions of a run, and compare the functions with the columns of the data.
+
+    Raises EnvLoadError, DataError or RewardFunctionError.
+    """
+    from ...envs.function_tools import load_tools
+    from ..rollouts.dataset import load_rows
+    from ..rollouts.judging import make_judge
+
+    environment, data = config.environment, config.data
+    if data.source is not None:
+        load_tools(environment.tools)
+    few = environment.model_copy(update={"train_tasks": 1, "eval_tasks": min(environment.eval_tasks, 1)})
+    head = data.model_copy(update={"rows": min(data.rows or ROWS_CHECKED, ROWS_CHECKED)})
+    if environment.reward_funcs:
+        make_judge(environment, [])  # before the data, which may take longer
+        make_judge(environment, load_rows(few, "train", config.seed, None, head))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A policy that only reads, as environments ask it (`envs.agent`). known: environments that it was taught."""
+
+    known: Sequence[str] = ()
+    call_reader: CallReader | None = None
+
+    def knows(self, environment: str) -> bool:
+        return environment in self.known
+
+
+def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
+    """Return a reader of a model's prompts, without its weights. Raises ModelLoadError, ChatTemplateError."""
+    from transformers import AutoConfig
+
+    from ..agents.chat import ChatBridge
+    from ..agents.tool_calls import NativeCalls
+    from ..policy.sources import ModelLoadError, base_source, explain, load_tokenizer
+
+    chat = ChatBridge(load_tokenizer(config), template_kwargs=config.chat_template_kwargs)
+    source, revision = base_source(config)
+    try:
+        known = getattr(AutoConfig.from_pretrained(source, revision=revision), "known_environments", None) or ()
+    except (OSError, ValueError) as problem:
+        raise ModelLoadError(explain(config.base, problem)) from problem
+    return Reader(known, NativeCalls.of(chat) if config.native_calls else None), chat
+
+
+def first_prompt(config: RunConfig) -> str:
+    """Return the prompt of the first training task, in the chat template if the model is on this machine.
+
+    Raises DataError, EnvLoadError, and any error of the environment.
+    """
+    from ...envs.loading import make_env
+    from ..policy.sources import ModelLoadError
+    from ..rollouts.dataset import load_rows
+    from ..rollouts.prompts import prompt_of
+
+    try:
+        policy, chat = reader(config.model)
+    except ModelLoadError:  # not on this machine
+        policy, chat = Reader(), None
+    tokenizer = None if chat is None else chat.tokenizer
+    environment = config.environment.model_copy(update={"train_tasks": 1})
+    row = load_rows(environment, "train", config.seed, tokenizer, config.data)[0]
+    prompt = prompt_of(make_env(row.env_class_path, row.env_config, tokenizer), row.task_data, policy)
+    if chat is not None:
+        return chat.prompt_text(prompt.messages, prompt.tools)
+    said = "\n".join(f"[{m.get('role')}]\n{m.get('content', '')}" for m in prompt.messages)
+    return f"({config.model.base} is not on this machine, so its chat template is not applied)\n{said}"
+
+
+def columns(config: RunConfig) -> str:
+    """Return the names of the dataset's columns as a JSON list. Raises SourceError."""
+    from ..rollouts.sources import read_table
+
+    data = config.data
+    assert data.source is not None
+    return json.dumps(read_table(data.source, name=data.name, split=data.split, revision=data.revision).column_names)
+
+
+def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
+    """Yield the lines about the dataset and its first rows. Raises SourceError, ModelLoadError, ChatTemplateError."""
+    from ...configs.sections.data import holds_tasks
+    from ..rollouts.sources import load_tasks
+
+    tasks = load_tasks(config.data, "train", config.environment.eval_tasks)
+    held_out = load_tasks(config.data, "eval", config.environment.eval_tasks)
+    if holds_tasks(config.data.source):
+        yield f"{config.data.source}: {len(tasks)} tasks of environments to train on, {len(held_out)} to evaluate on"
+        yield from (json.dumps(task, ensure_ascii=False) for task in tasks[:rows])
+        return
+    named = list(tasks[0]["columns"]) if tasks else []
+    yield f"{config.data.source}: {len(tasks)} rows to train on, {len(held_out)} to evaluate on"
+    yield f"columns for reward functions: {', '.join(named) or 'none'}"
+    form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
+    yield f"reward functions get completions as {form} (data.completions)"
+    chat, prompt_of_task = _prompts(config) if tokens else (None, None)
+    for task in tasks[:rows]:
+        yield ""
+        if chat is None or prompt_of_task is None:
+            yield f"row {task['row']}"
+            yield from (f"  [{message['role']}] {message['content']}" for message in task["messages"])
+        else:
+            prompt = prompt_of_task(task)
+            yield f"row {task['row']}, {len(chat.prompt(prompt.messages, prompt.tools))} tokens"
+            yield from (f"  {line}" for line in chat.prompt_text(prompt.messages, prompt.tools).splitlines())
+        for name, value in task["columns"].items():
+            if value is not None and str(value) not in str(task["messages"]):
+                text = " ".join(str(value).split())
+                yield f"  {name} = {text if len(text) <= 100 else f'{text[:97]}...'}"
+    if chat is not None and prompt_of_task is not None:
+        yield ""
+        prompts = ((task["row"], prompt_of_task(task)) for task in [*tasks, *held_out][:MOST_COUNTED])
+        counted = {row: len(chat.prompt(prompt.messages, prompt.tools)) for row, prompt in prompts}
+        yield from _lengths(counted, len(tasks) + len(held_out) > MOST_COUNTED, config)
+
+
+def _prompts(config: RunConfig) -> tuple[ChatBridge, Callable[[Mapping[str, Any]], Prompt]]:
+    """Return how the policy reads tasks, with the tool descriptions of their environment. Raises ModelLoadError,
+    ChatTemplateError, EnvLoadError."""
+    from ...envs.loading import make_env
+    from ..rollouts.dataset import options_of
+    from ..rollouts.prompts import prompt_of
+
+    policy, chat = reader(config.model)
+    env = make_env(config.environment.class_path, options_of(config.environment), chat.tokenizer)
+    return chat, lambda task: prompt_of(env, task, policy)
+
+
+def _lengths(counted: Mapping[int, int], some_only: bool, config: RunConfig) -> Iterator[str]:
+    """Yield how much room prompts leave. counted: tokens of a prompt by the number of its row."""
+    if not counted:
+        return
+    sizes, limit, turn = counted.values(), config.training.max_trajectory_tokens, config.training.max_turn_tokens
+    some = f" (of the first {MOST_COUNTED})" if some_only else ""
+    yield f"tokens of a prompt{some}: {min(sizes)} to {max(sizes)}, median {median(sizes):.0f}"
+    over = [row for row, size in counted.items() if size >= limit]
+    tight = [row for row, size in counted.items() if limit - turn < size < limit]
+    if over:
+        yield (
+            f"{len(over)} rows leave no room for an answer within training.max_trajectory_tokens ({limit}): "
+            f"{_listed(over)}; raise it, or leave them out with data.long_prompts: drop"
+        )
+    if tight:
+        yield f"{len(tight)} rows leave less room than training.max_turn_tokens ({turn}): {_listed(tight)}"
+    if not over and not tight:
+        yield f"all leave room for a turn of {turn} tokens within {limit}"
+
+
+def _listed(rows: Sequence[int]) -> str:
+    return "row " + ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the answer. Returns 0, or 1 with one sentence on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.previews", description=__doc__)
+    parser.add_argument("config")
+    parser.add_argument("what", choices=("code", "prompt", "columns", "rows"))
+    parser.add_argument("rows", type=int, nargs="?", default=0)
+    parser.add_argument("--tokens", action="store_true", help="count in tokens of the configured model")
+    given = parser.parse_args(arguments)
+    if given.what == "prompt":
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    from ...configs.loading import load_config
+    from ..launch.outcome import one_sentence
+
+    try:
+        config = load_config(given.config)
+        if given.what == "code":
+            check_code(config)
+        elif given.what == "prompt":
+            print(first_prompt(config))
+        elif given.what == "columns":
+            print(columns(config))
+        else:
+            for line in rows_of(config, given.rows, given.tokens):
+                print(line)
+    except Exception as problem:  # the user's code, a model, a template or a hub may raise anything
+        print(one_sentence(problem), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    sys.exit(main(sys.argv[1:]))
