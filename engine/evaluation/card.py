@@ -33,7 +33,8 @@ def model_card(run_dir: Path, result: Path, *, merged: bool = False) -> str:
     with RunReader(run_dir) as reader:
         parts = [_front_matter(config, merged), f"# {config.name or run_dir.name}", *_facts(reader, config)]
         parts += ["## Success", *_success(reader, run_dir, result), "## Curves", *_curves(reader)]
-        parts += ["## Findings", "\n".join(_findings(reader)) or "No detector reported anything."]
+        alerts = [f"- step {event.step}: {' '.join(event.message.split())}" for event in reader.events(["alert"])]
+        parts += ["## Findings", "\n".join(alerts) or "No detector reported anything."]
         packages = reader.info().facts.get("packages", {})
         parts += ["## Versions", ", ".join(f"{name} {found}" for name, found in packages.items()) or "not recorded"]
         parts += ["## Record", f"SHA-256 of metrics and rollouts of run {run_dir.name}: `{record_hash(reader)}`"]
@@ -99,22 +100,19 @@ def _success(reader: RunReader, run_dir: Path, result: Path) -> Iterator[str]:
                     Path(p).expanduser().resolve() for p in (model.sft_adapters, model.base) if p
                 ):
                     continue
-                found = read_evaluation(Path(run.path))
+                made = read_evaluation(Path(run.path))
             except (GrpoTuiError, OSError):
                 continue
-            if found.success is not None:
-                how = f"temperature {found.spec.temperature:g}, {found.spec.samples} samples"
-                rows.append((f"evaluation {run.id}", found.spec.step, how, len(found.tasks), found.success))
+            if made.success is not None:
+                how = f"temperature {made.spec.temperature:g}, {made.spec.samples} samples"
+                rows.append((f"evaluation {run.id}", made.spec.step, how, len(made.tasks), made.success))
     if not rows:
         yield "No success was measured."
         return
     lines = ["| measured | step | sampling | tasks | success | 95 % interval |", "|---|---|---|---|---|---|"]
-    lines += [f"| {who} | {step} | {how} | {n} | {_rate(i)} |" for who, step, how, n, i in rows]
+    for who, step, how, n, found in rows:
+        lines.append(f"| {who} | {step} | {how} | {n} | {found.estimate:.1%} | {found.low:.1%} to {found.high:.1%} |")
     yield "\n".join(lines)
-
-
-def _rate(interval: Interval) -> str:
-    return f"{interval.estimate:.1%} | {interval.low:.1%} to {interval.high:.1%}"
 
 
 def _curves(reader: RunReader) -> Iterator[str]:
@@ -129,9 +127,3 @@ def _curves(reader: RunReader) -> Iterator[str]:
     for name, points in curves.items():
         lines.append(f"| `{name}` | {' | '.join(f'{points[s]:.4g}' if s in points else '' for s in chosen)} |")
     yield "\n".join(lines)
-
-
-def _findings(reader: RunReader) -> Iterator[str]:
-    for event in reader.events(["alert"]):
-        text = " ".join(event.message.split())
-        yield f"- step {event.step}: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,11 +172,9 @@ def _evaluations_of(run: RunInfo) -> dict[Path, object]:
 
 def finished_tasks(run_dir: Path, samples: int) -> set[int]:
     """Numbers of the tasks whose samples are all recorded."""
-    counts: dict[int, int] = {}
     with RunReader(run_dir) as reader:
-        for row in reader.rollouts.page(limit=max(1, reader.rollouts.total())):
-            number = int(row.extra.get(TASK, -1))
-            counts[number] = counts.get(number, 0) + 1
+        rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
+    counts = Counter(int(row.extra.get(TASK, -1)) for row in rows)
     return {number for number, count in counts.items() if count >= samples}
 
 

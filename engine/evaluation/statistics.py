@@ -16,6 +16,7 @@ POWER = 0.8
 """Probability with which `tasks_needed` tasks show the effect."""
 DRAWS = 10_000
 """Random sign vectors of a permutation test whose exact distribution is out of reach."""
+NORMAL = NormalDist()
 _LARGEST_EXACT = 20_000
 """Largest sum of absolute differences, in units, whose distribution is counted exactly."""
 
@@ -28,11 +29,6 @@ class Interval:
     low: float
     high: float
     n: int
-
-
-def normal_quantile(p: float) -> float:
-    """Quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(p)
 
 
 @lru_cache(maxsize=1024)
@@ -84,7 +80,7 @@ def rate_interval(rates: Sequence[float]) -> Interval:
     spread = pvariance(rates, p)
     size = n * p * (1 - p) / spread if spread > 0 else float(n)
     estimated = any(0 < rate < 1 for rate in rates)  # of one sample a task the variance follows from p
-    z = t_quantile(0.5 + LEVEL / 2, n - 1) if estimated and n > 1 else normal_quantile(0.5 + LEVEL / 2)
+    z = t_quantile(0.5 + LEVEL / 2, n - 1) if estimated and n > 1 else NORMAL.inv_cdf(0.5 + LEVEL / 2)
     centre = (p + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(p * (1 - p) / size + z * z / (4 * size * size))
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half), n)
@@ -176,7 +172,7 @@ def tasks_needed(spread: float, effect: float) -> int:
 
     spread: standard deviation of the differences between tasks.
     """
-    reach = normal_quantile(0.5 + LEVEL / 2) + normal_quantile(POWER)
+    reach = NORMAL.inv_cdf(0.5 + LEVEL / 2) + NORMAL.inv_cdf(POWER)
     return max(2, math.ceil((reach * spread / effect) ** 2))
 
 

@@ -20,12 +20,11 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Subject:
-    """A policy to evaluate. run: the configuration of the run that it comes from, None for a model or adapters;
-    folder: that run's.
+    """A policy to evaluate.
 
-    weights: a folder of adapters or of a whole model, a model's name, or an endpoint's `URL@NAME`; None: the policy
-    that the run started from.
-    evaluation: the folder of an evaluation that exists, in place of all this.
+    run: the configuration of the run that it comes from, None for a model or adapters; folder: that run's. weights: a
+    folder of adapters or of a whole model, a model's name, or an endpoint's `URL@NAME`; None: the policy that the run
+    started from. evaluation: the folder of an evaluation that exists, in place of all this.
     """
 
     name: str

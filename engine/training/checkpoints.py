@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -167,8 +166,7 @@ def thin(kept: list[tuple[int, Path]], most: int) -> None:
 
 @contextmanager
 def replacing(folder: Path | str) -> Iterator[Path]:
-    """A temporary folder that takes the place of `folder` when the block ends, with checksums; nothing is left of it
-    when the block fails. Raises OSError."""
+    """A temporary folder that takes the place of `folder`, with checksums, unless the block fails. Raises OSError."""
     target = Path(folder).expanduser()
     temporary, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
     make_folder(target.parent)
@@ -193,48 +191,6 @@ def discard(folder: Path) -> None:
     """Remove what unfinished saves left in `folder`."""
     for path in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-# The parts. torch is imported where it is needed: `find_start` is asked before anything heavy is loaded.
-
-
-def save_rng(folder: Path, rank: int) -> None:
-    """Save the random states of Python, numpy and torch."""
-    import numpy as np
-    import torch
-    from safetensors.torch import save_file
-
-    tensors = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    save_file(tensors, folder / f"rng_{rank}.safetensors")
-    version, internal, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state()
-    facts = {"python": [version, list(internal), gauss], "numpy": [name, keys.tolist(), *rest]}  # type: ignore[union-attr]
-    (folder / f"rng_{rank}.json").write_text(json.dumps(facts))
-
-
-def load_rng(folder: Path, rank: int) -> bool:
-    """Restore the states of `save_rng`. Returns False if fewer processes wrote the checkpoint."""
-    import numpy as np
-    import torch
-    from safetensors.torch import load_file
-
-    path = folder / f"rng_{rank}.json"
-    if not path.is_file():
-        return False
-    facts = json.loads(path.read_text())
-    version, internal, gauss = facts["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = facts["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    tensors = load_file(folder / f"rng_{rank}.safetensors")
-    torch.set_rng_state(tensors["cpu"])
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            if f"cuda.{i}" in tensors:
-                torch.cuda.set_rng_state(tensors[f"cuda.{i}"], i)
-    return True
 
 
 def save_rewards(orchestrator: RewardOrchestrator, folder: Path) -> None:

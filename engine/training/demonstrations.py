@@ -81,10 +81,8 @@ def play_demonstrations(
 ) -> list[Demonstration]:
     """Play one demonstration of each task in `env`; by default the right route.
 
-    knows: which environments the policy that will learn from them was taught already (`TransformersAgent.knows`): it
-    reads the prompts that it will be given. sight: of a policy that takes images; it is shown the pictures.
-
-    Demonstrations longer than `max_tokens` and those in which the environment failed are left out.
+    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). sight: of a policy that
+    takes images. Demonstrations longer than `max_tokens` and those in which the environment failed are left out.
     Raises DemonstrationError when none is left, or when the environment shows none.
     """
     if not isinstance(env, MultiTurnEnv):
@@ -132,10 +130,8 @@ def read_conversations(
 
     The agent wrote the turns with role `assistant`; they alternate with observations, which have the role `user`. For
     a policy that takes images (`sight`) the content of all others may be blocks, `{"type": "image", "image":
-    "file.png"}` among them.
-
-    Conversations longer than `max_tokens` are left out, and, with a line in the log, those with a picture that cannot
-    be shown. Raises DemonstrationError with file and line.
+    "file.png"}` among them. Conversations longer than `max_tokens` are left out, and, with a line in the log, those
+    with a picture that cannot be shown. Raises DemonstrationError with file and line.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()

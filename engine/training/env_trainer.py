@@ -187,8 +187,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """Rollouts of these rows, scored: one row a rollout, in the order of `inputs`.
 
         inputs: this process's rows (of `env_class_path`, `env_config`, `task_data`, or an index `row`), each prompt
-        repeated `num_generations` times. Returns the tensors [B, T] of
-        `make_batch`, with TRL's names for them, too.
+        repeated `num_generations` times. Returns the tensors [B, T] of `make_batch`, with TRL's names for them, too.
         """
         training = self.model.training
         if training:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -100,11 +101,9 @@ def run_eval(
 def portions(tasks: Sequence[int], samples: int) -> Iterator[Sequence[int]]:
     """Yield consecutive task numbers: at most `PORTION_ROLLOUTS` rollouts, at least one task."""
     size = max(1, PORTION_ROLLOUTS // samples)
-    start = 0
-    for i in range(1, len(tasks) + 1):
-        if i == len(tasks) or tasks[i] != tasks[i - 1] + 1 or i - start == size:
-            yield tasks[start:i]
-            start = i
+    for _, run in groupby(enumerate(tasks), lambda pair: pair[1] - pair[0]):
+        numbers = [task for _, task in run]
+        yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
 
 
 def stop_asked(control: ControlChannel, subject: str) -> bool:
@@ -118,8 +117,7 @@ def stop_asked(control: ControlChannel, subject: str) -> bool:
 
 def _numbered(rollout: Rollout) -> Rollout:
     """Add the number of the task, by which evaluations are compared."""
-    trajectory = rollout.trajectory
-    if trajectory is None:
+    if (trajectory := rollout.trajectory) is None:
         return rollout
     return replace(rollout, trajectory=replace(trajectory, extra={**trajectory.extra, TASK: rollout.group}))
 
@@ -128,19 +126,17 @@ def _record_result(run_dir: Path, recorder: StepRecorder) -> None:
     """Record the headline of the evaluation, in the form of evaluations during training."""
     result = read_evaluation(run_dir)
     step, greedy = result.spec.step, result.spec.temperature == 0
+    how, reward = "greedy" if greedy else "sampled", result.reward
     if (success := result.success) is not None:
-        name = metric.SUCCESS_GREEDY if greedy else metric.SUCCESS_SAMPLED
-        told = {"greedy" if greedy else "sampled": success.estimate}
+        told = {how: success.estimate}
         text = f"success {success.estimate:.0%} ({success.low:.0%} to {success.high:.0%})"
+        name = metric.SUCCESS_GREEDY if greedy else metric.SUCCESS_SAMPLED
         values = {name: success.estimate, metric.SUCCESS_LOW: success.low, metric.SUCCESS_HIGH: success.high}
     else:
-        name = metric.REWARD_GREEDY if greedy else metric.REWARD_SAMPLED
-        reward = result.reward
-        told = {"reward_greedy" if greedy else "reward_sampled": reward.estimate}
+        told = {f"reward_{how}": reward.estimate}
         text = f"reward {reward.estimate:.3f}"
-        if len(result.tasks) > 1:
-            text += f" ({reward.low:.3f} to {reward.high:.3f})"
-        values = {name: reward.estimate}
-    recorder.values(step, {**values, metric.REWARD_MEAN: result.reward.estimate})
+        text += f" ({reward.low:.3f} to {reward.high:.3f})" if len(result.tasks) > 1 else ""
+        values = {metric.REWARD_GREEDY if greedy else metric.REWARD_SAMPLED: reward.estimate}
+    recorder.values(step, {**values, metric.REWARD_MEAN: reward.estimate})
     samples = f", {result.spec.samples} samples each" if result.spec.samples > 1 else ""
     recorder.event("eval", f"{text} on {len(result.tasks)} tasks{samples}", step=step, split="eval", **told)

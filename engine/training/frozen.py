@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -80,25 +80,16 @@ class FrozenPass:
 
     def reference(self, rollouts: Sequence[Rollout], *, embeddings: bool) -> list[Rollout]:
         """Add `ref_logprobs` and, if asked, `embeddings`."""
-        if self.reference_copy is not None:
-            scores = self._score(self.reference_copy, rollouts, embeddings)
-        else:
-            with self._reference_adapter():
-                scores = self._score(self.policy, rollouts, embeddings)
+        reference = self.policy if self.reference_copy is None else self.reference_copy
+        model, adapters = reference.model, contextlib.nullcontext()
+        if self.reference_copy is None and isinstance(model, PeftModel):  # else beta is 0, and the model only embeds
+            adapters = use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
+        with adapters:
+            scores = self._score(reference, rollouts, embeddings)
         done = [replace(r, ref_logprobs=p) for r, p in zip(rollouts, scores.logprobs, strict=True)]
         if scores.embeddings is None:
             return done
         return [replace(r, embeddings=e) for r, e in zip(done, scores.embeddings, strict=True)]
-
-    @contextlib.contextmanager
-    def _reference_adapter(self) -> Iterator[None]:
-        """Use the policy as its own reference. A model without PEFT or copy has beta 0 and only embeds."""
-        model = self.policy.model
-        if not isinstance(model, PeftModel):
-            yield
-            return
-        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
-            yield
 
     def _score(self, model: PreparedModel, rollouts: Sequence[Rollout], embeddings: bool = False) -> TokenScores:
         logprobs, found = [], []

@@ -56,9 +56,9 @@ class StepRollouts:
 class Request:
     """The input of the pipeline for one step.
 
-    rows: this process's rows, each prompt repeated once for each rollout of its group. step: optimiser
-    steps made so far, which is the policy's version. reference: log-probs of the reference are needed. fresh: rollouts
-    made for this request, none that were made ahead for the training of this step.
+    rows: this process's rows, each prompt repeated once for each rollout of its group. step: optimiser steps made so
+    far, which is the policy's version. reference: log-probs of the reference are needed. fresh: rollouts made ahead do
+    not count.
     """
 
     rows: Sequence[Row]
@@ -73,10 +73,9 @@ class RolloutOptions:
 
     advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal;
     signal: whether these are the whole returns, or those of task and environment. mask_truncated: rollouts that a limit
-    cut are left out of the loss.
-    dynamic_rounds: DAPO's dynamic sampling, so many rounds at most (0: off). placement: where rollouts happen with
-    several processes; both give the same result. servers: for agents whose policy lives on servers. teacher: scores
-    rollouts for `distillation`.
+    cut are left out of the loss. dynamic_rounds: DAPO's dynamic sampling, at most so many rounds (0: off). placement:
+    where rollouts happen with several processes; both give the same result. servers: for agents whose policy lives on
+    servers. teacher: scores rollouts for `distillation`.
     """
 
     advantages: AdvantageMethod = field(default_factory=lambda: advantage_method("group"))

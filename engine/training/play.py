@@ -26,6 +26,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -175,8 +176,8 @@ class PlayedRun:
             played += 1
             while self._next is None:
                 command = self._command()
-                if command is None or "next" in command or "again" in command:
-                    self._next = command or {"leave": True}
+                if command.keys() & {"leave", "next", "again"}:
+                    self._next = command
                 elif "model" in command or "turn" in command:
                     self._tell("problem", message="this rollout is over; play the task again, or the next one")
             if "leave" in self._next:
@@ -187,12 +188,10 @@ class PlayedRun:
     def _rollout(self, row: Row, number: int) -> None:
         self._next, self._so_far, self._number, self._turns = None, None, number, []
         environment = self.runner.environment(row)
-        self._tools = tuple(getattr(environment, "tools", ()))
+        self._tools = self._shown_tools = tuple(getattr(environment, "tools", ()))
         if isinstance(environment, MultiTurnEnv):
             environment.on_turn = self._turned
             self._shown_tools = tuple(environment.offered())
-        else:
-            self._shown_tools = self._tools
         rollout = self.runner.run([row], first=number, seed=self._seed, step=0)[0]
         if rollout.trajectory is None:
             self._tell("problem", message="this environment gives no trajectory, so nothing can be shown or recorded")
@@ -201,8 +200,7 @@ class PlayedRun:
         trajectory = replace(rollout.trajectory, agent=BY_HAND, extra=extra)
         if self._next is not None:
             trajectory = replace(trajectory, error="left by the person who played")
-        rollout = replace(rollout, trajectory=trajectory)
-        rollout = self._scored(rollout, update=True)
+        rollout = self._scored(replace(rollout, trajectory=trajectory), update=True)
         if trajectory.steps:
             self.recorder.trajectories(0, [rollout], "train")
         if self._next is None:
@@ -223,10 +221,7 @@ class PlayedRun:
         self._show(_undecided(self._scored(so_far, update=False)) if turn else so_far, over=False)
         while True:
             command = self._command()
-            if command is None:
-                self._next = {"leave": True}
-                return None
-            if "next" in command or "again" in command:
+            if command.keys() & {"leave", "next", "again"}:
                 self._next = command
                 return None
             if isinstance(text := command.get("turn"), str) and text.strip():
@@ -273,12 +268,13 @@ class PlayedRun:
         """Return the person's turn, or after the last one the model's."""
         if turn < len(self._turns):
             return self._turns[turn]
-        if turn == len(self._turns):
-            if not np.array_equal(self.model.session.tokens(0).token_ids, self.person.session.tokens(0).token_ids):
-                raise Diverged
-            self._model_text = self._model_turn(self.model)
-            return self._model_text
-        return self._model_turn(self.model)
+        first = turn == len(self._turns)
+        if first and not np.array_equal(*(a.session.tokens(0).token_ids for a in (self.model, self.person))):
+            raise Diverged
+        text = self._model_turn(self.model)
+        if first:
+            self._model_text = text
+        return text
 
     def _continued(self, trajectory: Trajectory) -> None:
         if len(trajectory.steps) > len(self._turns):
@@ -297,10 +293,8 @@ class PlayedRun:
         tokens, so_far = self.person.session.tokens(0), self._so_far
         if so_far is None:  # an environment with its own `run_trial` shows only the tokens
             said = self.person.chat.decode(tokens.token_ids[tokens.turn == -1].tolist())
-            steps = [
-                Step(i, self.person.chat.decode(tokens.token_ids[(tokens.turn == i) & tokens.agent_mask].tolist()))
-                for i in range(turn)
-            ]
+            written = [tokens.token_ids[(tokens.turn == i) & tokens.agent_mask].tolist() for i in range(turn)]
+            steps = [Step(i, self.person.chat.decode(ids)) for i, ids in enumerate(written)]
             if steps:
                 steps[-1] = replace(steps[-1], observation=observation or "")
             env = self.rows[self._task].env_class_path
@@ -323,22 +317,17 @@ class PlayedRun:
         self._tell(event, **data, tools=[tool.to_json() for tool in self._shown_tools], record=record)
 
     def _tell(self, event: str, **data: Any) -> None:
-        try:
+        with suppress(OSError):  # the terminal is gone; the end of its input follows
             self._events.write(json.dumps({"event": event, **data}, default=str) + "\n")
             self._events.flush()
-        except OSError:  # the terminal is gone; the end of its input follows
-            return
 
-    def _command(self) -> dict[str, Any] | None:
-        """Return the next command, or None at the end of the input."""
+    def _command(self) -> dict[str, Any]:
+        """Return the next command, `leave` at the end of the input."""
         for line in self._commands:
-            try:
-                command = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(command, dict):
-                return command
-        return None
+            with suppress(ValueError):
+                if isinstance(command := json.loads(line), dict):
+                    return command
+        return {"leave": True}
 
 
 def _unfinished(tokens: TokenArrays, trajectory: Trajectory) -> Rollout:

@@ -29,18 +29,16 @@ def check_supported(mode: str, environment: Mapping[str, str] = os.environ) -> N
 
     environment: the variables that `accelerate launch` sets. Raises UnsupportedProcessesError.
     """
+    kind = ""
     if _is_set(environment, DEEPSPEED):
-        raise UnsupportedProcessesError(unsupported("DeepSpeed"))
-    if _is_set(environment, FSDP) and (mode != "rft" or environment.get("FSDP_VERSION") != "2"):
-        raise UnsupportedProcessesError(unsupported("FSDP 1" if mode == "rft" else f"FSDP with --mode {mode}"))
-
-
-def unsupported(kind: str) -> str:
-    """Return the sentence for a kind of processes that training refuses."""
-    return (
-        f"{kind} is not supported; use an accelerate config with distributed_type MULTI_GPU or MULTI_CPU, "
-        "--num-processes, or for GRPO distributed_type FSDP with fsdp_version 2"
-    )
+        kind = "DeepSpeed"
+    elif _is_set(environment, FSDP) and (mode != "rft" or environment.get("FSDP_VERSION") != "2"):
+        kind = "FSDP 1" if mode == "rft" else f"FSDP with --mode {mode}"
+    if kind:
+        raise UnsupportedProcessesError(
+            f"{kind} is not supported; use an accelerate config with distributed_type MULTI_GPU or MULTI_CPU, "
+            "--num-processes, or for GRPO distributed_type FSDP with fsdp_version 2"
+        )
 
 
 def take_sharding(environment: MutableMapping[str, str] = os.environ) -> bool:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import torch
 from accelerate.utils import gather_object, is_peft_model
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -87,11 +91,19 @@ class Resumable(Trainer):
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder, step = Path(str(self.args.output_dir)), self.state.global_step
-        problem = self._write_checkpoint(folder, step)
+        folder, step, main = Path(self.args.output_dir), self.state.global_step, self.accelerator.is_main_process
+        temporary = folder / f"{checkpoints.TEMPORARY}{checkpoints.PREFIX}{step}"
+        stages = (
+            lambda: checkpoints.begin(folder, step) if main else None,
+            lambda: self._write_parts(temporary, main),
+            lambda: self._publish(temporary) if main else None,
+        )
+        problem = next((problem for stage in stages if (problem := self._on_all(stage)) is not None), None)
         if problem is None:
             self.last_checkpoint = folder / f"{checkpoints.PREFIX}{step}"
             return
+        if main:
+            checkpoints.discard(folder)
         logger.error("the checkpoint of step %d could not be saved: %s", step, problem)
         if self.on_save_failed is not None:
             kept = self.last_checkpoint.name if self.last_checkpoint is not None else "there is none before it"
@@ -99,23 +111,6 @@ class Resumable(Trainer):
                 f"the checkpoint of step {step} could not be saved ({problem}); training goes on, and the last one "
                 f"is {kept}"
             )
-
-    def _write_checkpoint(self, folder: Path, step: int) -> str | None:
-        """Write and publish. Returns the problem, if any, the same on every process."""
-        main = self.accelerator.is_main_process
-        temporary = folder / f"{checkpoints.TEMPORARY}{checkpoints.PREFIX}{step}"
-        stages = (
-            lambda: checkpoints.begin(folder, step) if main else None,
-            lambda: self._write_parts(temporary, main),
-            lambda: self._publish(temporary) if main else None,
-        )
-        for stage in stages:
-            problem = self._on_all(stage)
-            if problem is not None:
-                if main:
-                    checkpoints.discard(folder)
-                return problem
-        return None
 
     def _on_all(self, stage: Callable[[], object]) -> str | None:
         """Run one stage on every process. Returns the first problem of any of them."""
@@ -134,7 +129,7 @@ class Resumable(Trainer):
             self._save_weights(temporary)
         self._save_optimizer_and_scheduler(str(temporary))
         self._save_scaler(str(temporary))
-        checkpoints.save_rng(temporary, self.accelerator.process_index)
+        self._save_rng_state(str(temporary))
         if main:
             self.state.save_to_json(str(temporary / "trainer_state.json"))
             for part in self.state_parts:
@@ -185,11 +180,32 @@ class Resumable(Trainer):
                     part.load(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        checkpoints.save_rng(Path(output_dir), self.accelerator.process_index)
+        """Save the random states of Python, numpy and torch in this process."""
+        file = Path(output_dir) / f"rng_{self.accelerator.process_index}"
+        tensors = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            tensors |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+        save_file(tensors, file.with_suffix(".safetensors"))
+        version, internal, gauss = random.getstate()
+        name, keys, *rest = np.random.get_state()
+        facts = {"python": [version, list(internal), gauss], "numpy": [name, keys.tolist(), *rest]}  # type: ignore[union-attr]
+        file.with_suffix(".json").write_text(json.dumps(facts))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            checkpoints.load_rng(Path(checkpoint), self.accelerator.process_index)
+        """Restore the states, unless fewer processes wrote the checkpoint."""
+        file = Path(checkpoint or "") / f"rng_{self.accelerator.process_index}"
+        if checkpoint is None or not file.with_suffix(".json").is_file():
+            return
+        facts = json.loads(file.with_suffix(".json").read_text())
+        version, internal, gauss = facts["python"]
+        random.setstate((version, tuple(internal), gauss))
+        name, keys, *rest = facts["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+        tensors = load_file(file.with_suffix(".safetensors"))
+        torch.set_rng_state(tensors["cpu"])
+        for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            if f"cuda.{i}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"cuda.{i}"], i)
 
 
 @contextmanager

@@ -20,14 +20,14 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.activations import bytes_of_token, room, spare_memory
 from ..policy.kl import BetaController, BetaSettings
 from ..policy.memory import micro_batch
-from ..policy.models import chosen_device, load_policy, load_sight, save_policy
+from ..policy.models import load_policy, load_sight, save_policy
 from ..policy.sources import foreign_template
 from ..policy.unwrap import base_of, device_of
-from ..policy.versions import NO_CHECKPOINTING
 from ..record.reporters import reported
 from ..record.step_recorder import StepRecorder
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows
+from ..rollouts.distillation import Distillation
 from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import check_images, fitting, unread_calls
 from ..rollouts.replay import ReplayBuffer
@@ -40,17 +40,16 @@ from .callbacks import RunCallbacks, run_callbacks
 from .callbacks.beta import AutomaticBeta
 from .callbacks.findings import Findings
 from .callbacks.recording import GRPORecording
-from .checkpoints import Start, checkpoint_folder
+from .checkpoints import Start
 from .env_trainer import GRPOEnvTrainer
 from .losses import own_loss
 from .pass_rates import draw_by_difficulty
-from .phases import StepClock
 from .pipeline import RolloutOptions
 from .processes import take_sharding
 from .resumable import StatePart
-from .run import TrainingError, begin_at, save_result, trl_arguments
+from .run import TrainingError, begin_at, common_arguments, save_result, trl_arguments
 from .sharding import whole
-from .teacher import distillation_of, open_teacher
+from .teacher import open_teacher
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +97,7 @@ def build_trainer(
     sharded = take_sharding() and world > 1
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
-    sight = load_sight(config.model, model, tokenizer)
-    agent = make_agent(config, model, tokenizer, sight, run_dir)
+    agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     if config.data.source is not None and not holds_tasks(config.data.source):
@@ -117,11 +115,10 @@ def build_trainer(
     controller = None
     if training.beta_mode == "auto":
         controller = BetaController(BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance))
-    replay = training.replay
+    replay, taught = training.replay, training.distillation
     buffer = None
     if replay.mode == "ssr":
         buffer = ReplayBuffer(replay.capacity, replay.alpha, replay.tau, replay.max_age, config.seed)
-
     trainer = GRPOEnvTrainer(
         agent,
         tokenizer,
@@ -138,7 +135,7 @@ def build_trainer(
             placement=training.placement,
             servers=server_options(config),
             teacher=open_teacher(config, tokenizer, args.per_device_train_batch_size),
-            distillation=distillation_of(training.distillation),
+            distillation=None if taught.teacher is None else Distillation(taught.weight, taught.with_reward),
         ),
         replay=buffer,
         prepare_env=prepares(config.environment, recorder.writer),
@@ -159,25 +156,17 @@ def build_trainer(
     trainer.sharded = sharded
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.keep_adapters = training.keep_adapters
-    trainer.state_parts.append(
-        StatePart(
-            lambda folder: checkpoints.save_rewards(orchestrator, folder),
-            lambda folder: checkpoints.load_rewards(orchestrator, folder),
-        )
-    )
+    save, load = (partial(f, orchestrator) for f in (checkpoints.save_rewards, checkpoints.load_rewards))
+    trainer.state_parts.append(StatePart(save, load))
     if config.data.sampler == "difficulty":
         draw_by_difficulty(trainer, rows, config, run_dir, recorder)
-    clock = StepClock()
-    recording = GRPORecording(trainer, recorder, clock, controller)
+    recording = GRPORecording(trainer, recorder, controller)
     findings = Findings(trainer, recorder, diagnosis, run_dir)
     recording.observers.append(findings)
     trainer.add_callback(findings)
     callbacks = run_callbacks(
-        trainer,
-        trainer.runner,
         recording,
-        recorder,
-        clock,
+        trainer.runner,
         eval_rows=eval_rows,
         eval_every=training.eval_every,
         save_every=training.save_every,
@@ -209,7 +198,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int,
         GRPOConfig,
         "training.trl",
         {"ddp_timeout": WAIT_S, **training.trl},
-        output_dir=str(checkpoint_folder(run_dir)),
+        **common_arguments(config, run_dir),
         max_steps=steps_of(training, rows_of_data),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // world // micro,
@@ -222,17 +211,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int,
         temperature=training.temperature,
         top_p=training.top_p,
         top_k=training.top_k,
-        **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
-        seed=config.seed,
-        logging_steps=1,
-        save_strategy="no",  # `CheckpointSchedule` decides
-        report_to="none",  # `reported` sends every recorded metric
-        run_name=config.name or run_dir.name,
-        disable_tqdm=True,
-        use_cpu=chosen_device(config.model).type == "cpu",
         bf16=config.model.quantization is not None and config.model.compute == "bfloat16",
-        fp16=config.model.compute == "float16",  # scales the loss; else the model computes as it was loaded to
-        remove_unused_columns=False,
         log_completions=False,
     )
 

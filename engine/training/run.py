@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -14,9 +15,13 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 
 from ...configs.errors import GrpoTuiError
+from ...configs.schema import RunConfig
 from ..evaluation.card import model_card
+from ..policy.models import chosen_device
+from ..policy.versions import NO_CHECKPOINTING
 from ..record.step_recorder import StepRecorder
 from ..runs.control.requests import ControlChannel
+from ..runs.health.checkpoints import checkpoint_folder
 from ..runs.paths import CONFIG_FILE, adapters_dir, links_to_latest
 from .callbacks import RunCallbacks
 from .checkpoints import Start, replacing
@@ -39,15 +44,31 @@ def trl_arguments(kind: type[ArgumentsT], key: str, passed: Mapping[str, Any], *
     hints = get_type_hints(kind)
     for name, value in passed.items():
         try:
-            TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
-        except PydanticSchemaGenerationError:
-            pass
+            with contextlib.suppress(PydanticSchemaGenerationError):
+                TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
         except ValidationError as error:
             raise TrainingError(f"{key}.{name}: {value!r} is not allowed: {error.errors()[0]['msg']}") from error
     try:
         return kind(**own, **passed)
     except (TypeError, ValueError, ImportError) as error:
         raise TrainingError(f"{key}: {str(error).strip().splitlines()[0]}") from error
+
+
+def common_arguments(config: RunConfig, run_dir: Path) -> dict[str, Any]:
+    """Return TRL's arguments that all kinds of training have in common."""
+    return {
+        "output_dir": str(checkpoint_folder(run_dir)),
+        **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
+        "fp16": config.model.compute == "float16",  # scales the loss; else the model computes as it was loaded to
+        "use_cpu": chosen_device(config.model).type == "cpu",
+        "seed": config.seed,
+        "logging_steps": 1,
+        "save_strategy": "no",  # `CheckpointSchedule` decides
+        "report_to": "none",  # `reported` sends every recorded metric
+        "run_name": config.name or run_dir.name,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+    }
 
 
 def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCallbacks, recorder: StepRecorder) -> None:
@@ -82,10 +103,15 @@ def save_result(
     folder = adapters_dir(output_dir, run_dir.name)
     recorder.event("phase", f"saving the adapters to {folder}", step=step, name="saving")
 
+    def write_card(file: Path) -> None:
+        recorder.writer.flush(timeout=10.0)
+        file.write_text(model_card(run_dir, folder), encoding="utf-8")
+
     def save() -> None:
         with replacing(folder) as temporary:
             write(temporary)
-            recorder.guard("the model card", lambda: _write_card(run_dir, folder, temporary, recorder))
+            if (run_dir / CONFIG_FILE).exists():  # not when called from Python without a recorded run
+                recorder.guard("the model card", lambda: write_card(temporary / "README.md"))
 
     if not when_there_is_room(save, recorder, control, str(folder)):
         return False
@@ -99,13 +125,6 @@ def save_result(
             message += f"; {link} stays as it is ({problem.strerror or problem})"
     recorder.event("checkpoint", message, step=step, path=str(folder))
     return True
-
-
-def _write_card(run_dir: Path, result: Path, folder: Path, recorder: StepRecorder) -> None:
-    if not (run_dir / CONFIG_FILE).exists():  # called from Python without a recorded run
-        return
-    recorder.writer.flush(timeout=10.0)
-    (folder / "README.md").write_text(model_card(run_dir, result), encoding="utf-8")
 
 
 def _link(link: Path, target: str) -> None:

@@ -45,12 +45,10 @@ class ServerOptions:
 
 
 class ServerRollouts:
-    """Where a pipeline's rollouts come from when servers write them.
+    """Where a pipeline's rollouts come from when servers write them. seed(step): of a step's rollouts.
 
-    seed(step): of a step's rollouts. Metrics: `rollout/staleness` (steps, mean over rollouts),
-    `rollout/logprob_mismatch` (nats a token, mean; also `_p99` and `_max`), `trainer/idle` (seconds that the trainer
-    waited for rollouts, and for servers to take a version in), `rollout/wait` (seconds that rollouts waited for the
-    trainer), `rollout/dropped` (rollouts that were too old, or of a batch to which a server that left had written).
+    Idle is the time that the trainer waits for rollouts, and for servers to take a version in. Dropped are rollouts
+    that were too old, or of a batch to which a server that left had written.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,11 +20,10 @@ from ...configs.schema import RunConfig
 from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.activations import spare_memory
-from ..policy.models import chosen_device, load_policy, load_sight, save_policy
+from ..policy.models import load_policy, load_sight, save_policy
 from ..policy.sight.inputs import Images, SeeingModel
 from ..policy.sight.processor import Sight
 from ..policy.unwrap import base_of
-from ..policy.versions import NO_CHECKPOINTING
 from ..record.reporters import reported
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -32,11 +32,10 @@ from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
 from .callbacks import run_callbacks
 from .callbacks.recording import SFTRecording
-from .checkpoints import Start, checkpoint_folder
+from .checkpoints import Start
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
-from .phases import StepClock
 from .resumable import Resumable
-from .run import begin_at, save_result, trl_arguments
+from .run import begin_at, common_arguments, save_result, trl_arguments
 
 
 class ResumableSFTTrainer(Resumable, SFTTrainer):
@@ -50,18 +49,15 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
         return super().compute_loss(model, inputs, *more, **options)
 
 
-class ConversationBatches:
-    """TRL's batches, with the images of each conversation."""
+def with_images(
+    padded: DataCollatorForLanguageModeling, images: Sequence[Images], examples: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Right-pad rows of `Demonstration.to_features`, each with its `number`; add `images` [B] if there are any.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, images: Sequence[Images]) -> None:
-        assert isinstance(tokenizer.pad_token_id, int)  # every tokenizer that is loaded has one
-        self._padded = DataCollatorForLanguageModeling(tokenizer.pad_token_id)
-        self._images = images
-
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Right-pad rows of `Demonstration.to_features`, each with its `number`; add `images` [B] if there are any."""
-        images = [self._images[example.pop("number")] for example in examples]
-        return {**self._padded(examples), **({"images": images} if any(images) else {})}
+    images: those of each conversation.
+    """
+    shown = [images[example.pop("number")] for example in examples]
+    return {**padded(examples), **({"images": shown} if any(shown) else {})}
 
 
 def run_sft(
@@ -71,13 +67,9 @@ def run_sft(
     control: ControlChannel | None = None,
     start: Start | None = None,
 ) -> bool:
-    """Train adapters by `config.sft` and save them to a folder of the run next to `sft.output_dir`.
+    """Train adapters by `config.sft` and save them to a folder of the run next to `sft.output_dir`; see `run_rft`.
 
-    writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. start: where a
-    resumed run continues. Returns False when a request ended the training early; the state by then is in a
-    checkpoint and in the adapters.
-
-    Raises ModelLoadError, DataError, DemonstrationError, CheckpointError.
+    Returns False when a request ended the training early; the state by then is in a checkpoint and in the adapters.
     """
     sft, run_dir, start = config.sft, Path(run_dir), start or Start()
     set_seed(config.seed)
@@ -100,22 +92,19 @@ def run_sft(
     )
     demonstrations = collect(config, tokenizer, agent.knows, sight)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
+    assert isinstance(tokenizer.pad_token_id, int)  # every tokenizer that is loaded has one
+    padded = DataCollatorForLanguageModeling(tokenizer.pad_token_id)
     trainer = ResumableSFTTrainer(
         model=model,
         args=args,
         train_dataset=Dataset.from_list([{**d.to_features(), "number": i} for i, d in enumerate(demonstrations)]),
-        data_collator=None if sight is None else ConversationBatches(tokenizer, [d.images for d in demonstrations]),
+        data_collator=None if sight is None else partial(with_images, padded, [d.images for d in demonstrations]),
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)  # the recording writes lines of its own
-    clock = StepClock()
-    recording = SFTRecording(trainer, recorder, clock)
     callbacks = run_callbacks(
-        trainer,
+        SFTRecording(trainer, recorder),
         RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
-        recording,
-        recorder,
-        clock,
         eval_rows=_held_out(config, tokenizer),
         save_every=sft.save_every,
         save_minutes=sft.save_minutes,
@@ -125,30 +114,24 @@ def run_sft(
     begin_at(start, run_dir, trainer, callbacks, recorder)
     with reported(config, run_dir, recorder, trainer):
         trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
-    saved = True
+    saved, finished = True, not callbacks.requests.stopped
     if trainer.accelerator.is_main_process:
-        model, step = trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step
 
         def write(folder: Path) -> None:
-            save_policy(model, folder)
+            save_policy(trainer.accelerator.unwrap_model(trainer.model), folder)
             tokenizer.save_pretrained(str(folder))
 
-        finished = not callbacks.requests.stopped
+        step = trainer.state.global_step
         saved = save_result(write, sft.output_dir, run_dir, recorder, control, step=step, finished=finished)
     trainer.accelerator.wait_for_everyone()
-    return saved and not callbacks.requests.stopped
+    return saved and finished
 
 
 def collect(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callable[[str], bool], sight: Sight | None = None
 ) -> list[Demonstration]:
-    """Collect demonstrations: from a file of conversations, or played in the environments of the rows.
-
-    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). sight: of a policy that
-    takes images.
-
-    Raises DataError or DemonstrationError.
-    """
+    """Collect demonstrations from a file of conversations, or played in the environments of the rows. Raises DataError
+    or DemonstrationError. knows, sight: see `play_demonstrations`."""
     sft = config.sft
     if sft.data is not None:
         return read_conversations(
@@ -187,27 +170,15 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         TRLConfig,
         "sft.trl",
         sft.trl,
-        output_dir=str(checkpoint_folder(run_dir)),
+        **common_arguments(config, run_dir),
         num_train_epochs=sft.epochs,
         max_steps=sft.max_steps or -1,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=max(1, sft.batch_size // micro),
         learning_rate=sft.learning_rate,
-        **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
         bf16=False,  # the model computes as it was loaded to (`policy.precision`)
-        fp16=config.model.compute == "float16",
-        use_cpu=chosen_device(config.model).type == "cpu",
-        seed=config.seed,
-        logging_steps=1,
-        logging_strategy="steps",
-        save_strategy="no",  # `CheckpointSchedule` decides
-        report_to=[],
-        run_name=config.name or run_dir.name,
-        disable_tqdm=True,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        dataloader_num_workers=0,
     )
 
 
@@ -215,8 +186,7 @@ def _held_out(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Row
     """Tasks on which success is measured. A file of conversations names no environment, so there its tasks count only
     where the configuration asks for some."""
     n = config.sft.eval_tasks
-    if n is None:
-        n = 64 if config.sft.data is None else 0
+    n = (64 if config.sft.data is None else 0) if n is None else n
     if n == 0:
         return []
     environment = config.environment.model_copy(update={"eval_tasks": n})

@@ -13,13 +13,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...configs.schema import RunConfig
-from ...configs.sections.training import DistillationConfig
 from ..agents.remote.client import MissingHTTPClient, ServerClient
 from ..agents.remote.protocol import GenerateRequest, ServerRefusal, ServerTrouble
 from ..policy.models import load_policy
 from ..policy.prepared import PreparedModel, inference
 from ..policy.sources import ModelLoadError
-from ..rollouts.distillation import Distillation, Teacher
+from ..rollouts.distillation import Teacher
 from ..rollouts.rollout import Rollout
 from .frozen import FrozenPass
 from .run import TrainingError
@@ -29,11 +28,6 @@ PATIENCE_S = 300.0
 TRIES = 5
 TOGETHER = 16
 """Requests to a server at a time."""
-
-
-def distillation_of(config: DistillationConfig) -> Distillation | None:
-    """Return the arithmetic that `training.distillation` describes; None without a teacher."""
-    return None if config.teacher is None else Distillation(config.weight, config.with_reward)
 
 
 def open_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase, batch_size: int) -> Teacher | None:

@@ -1,4 +1,4 @@
-"""All that training takes from inside TRL: methods of `GRPOTrainer` that `GRPOEnvTrainer` replaces, attributes, and logs.
+"""All that training takes from inside TRL: methods of `GRPOTrainer` that `GRPOEnvTrainer` replaces, attributes, logs.
 
 | hook | for |
 |---|---|

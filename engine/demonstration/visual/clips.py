@@ -58,10 +58,7 @@ class Mask:
 
 def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
     """Return the clip of a task: its drawn `scene`, its `image` (a file, a video if animated), or its `frames`
-    (files).
-
-    Raises ValueError with the fault.
-    """
+    (files). Raises ValueError with the fault."""
     if "scene" in task:
         try:
             return _drawn_clip(json.dumps(task["scene"], sort_keys=True))

@@ -171,11 +171,8 @@ class VisualEnv(MultiTurnEnv):
         return answers[0] if answers else None
 
     def prefetch(self, tasks: Sequence[Mapping[str, object]]) -> None:
-        """Read the text of tasks about text.
-
-        The recogniser releases the interpreter while it works, so it runs in parallel with the policy. The other
-        tools take about a millisecond and would not.
-        """
+        """Read the text of tasks about text. The recogniser releases the interpreter while it works; the other tools
+        take about a millisecond."""
         wanted = [task for task in tasks if isinstance(task, Mapping) and task.get("question") == "text"]
         if self.prefetches and wanted:
             threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead").start()

@@ -13,7 +13,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,11 +78,9 @@ class GlanceEnv(MultiTurnEnv):
         return [make_task(split, seed, i, self.questions[i % len(self.questions)]) for i in range(n)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
-        clip = clip_of_task(task, SIDE)
+        (picture,) = self.images(task)
         if self.blank:
             picture = Picture("blank.png", lambda: np.full((SIDE, SIDE, 3), 128, np.uint8))
-        else:
-            picture = Picture(f"{clip.key}.png", partial(_still, clip.load))
         asked = ASKED[task["question"]].format(of=task.get("of", ""))
         content = [ImageBlock(type="image", image=picture), TextBlock(type="text", text=asked)]
         return task, [Message(role="user", content=content)]
@@ -96,7 +93,7 @@ class GlanceEnv(MultiTurnEnv):
     def images(self, state: Mapping[str, object]) -> tuple[Picture, ...]:
         """Return the picture, even if the policy sees a blank one."""
         clip = clip_of_task(state, SIDE)
-        return (Picture(f"{clip.key}.png", partial(_still, clip.load)),)
+        return (Picture(f"{clip.key}.png", lambda: clip.load()[0]),)
 
     def context(self, state: Mapping[str, object]) -> StepContext:
         return StepContext("image", {"width": SIDE, "height": SIDE})
@@ -121,13 +118,9 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, A
     places = PLACES[len(colours)]
     one = rng.randrange(len(colours))
     task: dict[str, object] = {"question": question, "scene": json.loads(content)}
-    match question:
-        case "colour":
-            return task | {"of": places[one], "answer": colours[one]}
-        case "count":
-            return task | {"answer": str(len(colours))}
-        case _:
-            return task | {"answer": ", ".join(colours)}
+    if question == "colour":
+        return task | {"of": places[one], "answer": colours[one]}
+    return task | {"answer": str(len(colours)) if question == "count" else ", ".join(colours)}
 
 
 def _scene(rng: random.Random) -> Scene:
@@ -155,7 +148,3 @@ def _answer_of(task: Mapping[str, Any], route: str, rng: random.Random) -> str:
         return str(sum(COUNTS) - int(right)) if route == "neighbour" else str(rng.choice((1, 4)))
     others = [o["colour"] for o in objects] if route == "neighbour" else COLOURS
     return rng.choice([other for other in others if other != right])
-
-
-def _still(load: Any) -> np.ndarray:
-    return load()[0]

@@ -57,13 +57,10 @@ class Question:
 
     def to_task(self) -> dict[str, Any]:
         """Return a task as a JSON row."""
-        task: dict[str, object] = {"question": self.kind, "answer": self.answer}
-        if self.points:
-            task["points"] = [list(p) for p in self.points]
-        if self.box:
-            task["box"] = list(self.box)
+        task = {"question": self.kind, "answer": self.answer, "points": self.points, "box": self.box}
+        stated = {name: value for name, value in task.items() if value}
         # Through JSON, so that a row is the same before and after it was in a file.
-        return json.loads(json.dumps({**task, "scene": self.scene.to_json()}))
+        return json.loads(json.dumps({**stated, "scene": self.scene.to_json()}))
 
 
 def make_question(
@@ -133,10 +130,10 @@ class NoQuestion(Exception):
 def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Sequence[Shape]) -> Scene:
     """Place these shapes in the scene, and one or two others. Raises NoQuestion without room for them."""
     objects: list[Shape] = []
-    taken = [tuple(map(float, w.box)) for w in scene.words]
+    taken: list[tuple[float, float, float, float]] = [w.box for w in scene.words]
     extra = [sample_shape(rng, options) for _ in range(rng.randrange(1, 3) if len(shapes) < 2 else rng.randrange(2))]
     for number, shape in enumerate([*shapes, *extra]):
-        placed = place(rng, shape, scene, [(t[0], t[1], t[2], t[3]) for t in taken])
+        placed = place(rng, shape, scene, taken)
         if placed is None:
             if number < len(shapes):
                 raise NoQuestion
@@ -162,11 +159,8 @@ def _motion(rng: random.Random, scene: Scene, options: SceneOptions) -> Question
     direction = rng.choice(DIRECTIONS)
     small = (options.radii[0], min(options.radii[1], 12.0))
     modest = replace(options, radii=(min(small), max(small)))
-    dx, dy = sample_motion(rng, direction)
-    ex, ey = sample_motion(rng, rng.choice(DIRECTIONS))
-    filled = _fill(
-        rng, scene, modest, [sample_shape(rng, modest, dx=dx, dy=dy), sample_shape(rng, modest, dx=ex, dy=ey)]
-    )
+    motions = sample_motion(rng, direction), sample_motion(rng, rng.choice(DIRECTIONS))
+    filled = _fill(rng, scene, modest, [sample_shape(rng, modest, dx=dx, dy=dy) for dx, dy in motions])
     return Question("motion", direction, filled, (_point_in(rng, filled.objects[0]),))
 
 
@@ -194,7 +188,7 @@ def _pair(
     kind: str, answer: str, rng: random.Random, scene: Scene, options: SceneOptions, shapes: Sequence[Shape]
 ) -> Question:
     filled = _fill(rng, scene, options, shapes)
-    return Question(kind, answer, filled, (_point_in(rng, filled.objects[0]), _point_in(rng, filled.objects[1])))
+    return Question(kind, answer, filled, tuple(_point_in(rng, shape) for shape in filled.objects[:2]))
 
 
 def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
@@ -229,7 +223,7 @@ def _inside(rng: random.Random, scene: Scene, options: SceneOptions) -> Question
         min(scene.width, int(x1) + rng.randrange(2, 8)),
         min(scene.height, int(y1) + rng.randrange(2, 8)),
     )
-    if any(overlap(swept(o, 1), (box[0], box[1], box[2], box[3])) for o in filled.objects[1:]):
+    if any(overlap(swept(o, 1), box) for o in filled.objects[1:]):
         raise NoQuestion
     return Question("inside", target.colour, filled, box=box)
 

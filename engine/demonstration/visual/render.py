@@ -90,10 +90,8 @@ def _unit_outline(shape: str) -> tuple[tuple[float, float], ...]:
     """Return a polygon of area pi around the origin, so that `radius` has one meaning for all shapes."""
 
     def ring(count: int, radii: tuple[float, ...]) -> list[tuple[float, float]]:
-        angles = [2 * math.pi * k / count for k in range(count)]
-        return [
-            (math.cos(a) * radii[k % len(radii)], math.sin(a) * radii[k % len(radii)]) for k, a in enumerate(angles)
-        ]
+        polar = [(radii[k % len(radii)], 2 * math.pi * k / count) for k in range(count)]
+        return [(math.cos(angle) * radius, math.sin(angle) * radius) for radius, angle in polar]
 
     match shape:
         case "circle":
@@ -125,11 +123,6 @@ def background_pixels(background: Background, width: int, height: int) -> np.nda
     return photo[background.y : background.y + height, background.x : background.x + width]
 
 
-@lru_cache(maxsize=8)
-def _full_photo(name: str) -> Image.Image:
-    return Image.open(photo_path(name), formats=FORMATS).convert("RGB")
-
-
 def photo_path(name: str) -> Path:
     """Return the path of a photograph of scikit-image. Raises FileNotFoundError."""
     found = importlib.util.find_spec("skimage")
@@ -142,7 +135,7 @@ def photo_path(name: str) -> Path:
 
 @lru_cache(maxsize=64)
 def _photo(name: str, side: int) -> np.ndarray:
-    image = _full_photo(name)
+    image = Image.open(photo_path(name), formats=FORMATS).convert("RGB")
     factor = side / min(image.size)
     size = (max(side, round(image.width * factor)), max(side, round(image.height * factor)))
     return np.asarray(image.resize(size, Image.Resampling.BOX, reducing_gap=2.0))

@@ -21,27 +21,8 @@ Steps = Generator[str, str, None]
 Properties = tuple[str, str, int]
 """Colour, shape and size of an object."""
 
-ROUTES: dict[str, str] = {
-    "right": "the calls that the question needs",
-    "guess": "answers at once",
-    "skip_segment": "GET_PROPERTIES of a mask that does not exist, then a guess",
-    "out_of_bounds": "a coordinate outside the picture, then a guess",
-    "track_still": "TRACK_OBJECT on a still, then a guess",
-    "read_shape": "READ_TEXT on an object, then a guess",
-    "other_property": "looks, then answers another property than the one asked",
-    "no_track": "never watches the motion, and guesses it",
-    "one_only": "looks only at the first of two objects",
-    "smaller": "compares the wrong way round",
-    "segment_text": "looks at a word as if it were an object",
-    "cut_box": "reads half of the box",
-    "no_zoom": "segments the corner of the box",
-    "repeat": "the right route with its first call made twice",
-    "no_answer": "looks for ever",
-}
-"""Every route, with its effect."""
-
 _POINTS = ("right", "guess", "skip_segment", "out_of_bounds", "read_shape", "other_property", "repeat", "no_answer")
-_ROUTES_OF: dict[str, tuple[str, ...]] = {
+ROUTES: dict[str, tuple[str, ...]] = {
     "colour": (*_POINTS, "track_still"),
     "shape": (*_POINTS, "track_still"),
     "motion": (*_POINTS, "no_track"),
@@ -50,11 +31,12 @@ _ROUTES_OF: dict[str, tuple[str, ...]] = {
     "text": ("right", "guess", "segment_text", "cut_box", "repeat", "no_answer"),
     "inside": ("right", "guess", "no_zoom", "read_shape", "repeat", "no_answer"),
 }
+"""The routes of each kind of question. `_walk` has what each does."""
 
 
 def routes_of(task: Mapping[str, object]) -> Sequence[str]:
     """Return the routes of a task's question, `right` first; none for a question without a drawn scene."""
-    return _ROUTES_OF.get(str(task.get("question")), ()) if "scene" in task else ()
+    return ROUTES.get(str(task.get("question")), ()) if "scene" in task else ()
 
 
 def show(task: Mapping[str, object], route: Route, seed: int = 0) -> RouteShow:
@@ -81,16 +63,8 @@ class RouteShow:
 
 def guess(task: Mapping[str, Any], rng: random.Random) -> str:
     """Draw an answer of the right kind at random."""
-    choices: dict[str, Sequence[str]] = {
-        "colour": tuple(COLOURS),
-        "shape": SHAPES,
-        "motion": DIRECTIONS,
-        "bigger": tuple(COLOURS),
-        "same_colour": ("yes", "no"),
-        "text": TRAIN_WORDS,
-        "inside": tuple(COLOURS),
-    }
-    return rng.choice(list(choices[task["question"]]))
+    choices = {"shape": SHAPES, "motion": DIRECTIONS, "same_colour": ("yes", "no"), "text": TRAIN_WORDS}
+    return rng.choice(choices.get(task["question"], tuple(COLOURS)))
 
 
 # ---------------------------------------------------------------------------------------------------- walking
@@ -104,48 +78,48 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
             yield from _RIGHT[kind](task)
         case "guess":
             yield _answer(guess(task, rng))
-        case "skip_segment":
+        case "skip_segment":  # a mask that does not exist
             yield _call("GET_PROPERTIES", mask=1)
             yield _answer(guess(task, rng))
-        case "out_of_bounds":
+        case "out_of_bounds":  # a coordinate outside the picture
             x, y = points[0]
             if rng.random() < 0.5:
                 yield _segment((rng.randrange(scene["width"], 128), y))
             else:
                 yield _segment((x, rng.randrange(scene["height"], 128)))
             yield _answer(guess(task, rng))
-        case "track_still":
+        case "track_still":  # a still has no motion
             observation = yield _segment(points[0])
             yield _call("TRACK_OBJECT", mask=_mask(observation))
             yield _answer(guess(task, rng))
-        case "read_shape":
+        case "read_shape":  # an object has no text
             yield _call("READ_TEXT", box=list(box) if box else _box_about(points[0], scene))
             yield _answer(guess(task, rng))
-        case "other_property":
+        case "other_property":  # another property than the one asked
             colour, shape, _ = yield from _look(points[0])
             yield _answer(colour if kind in ("shape", "motion") else shape)
-        case "no_track":
+        case "no_track":  # never watches the motion
             yield from _look(points[0])
             yield _answer(guess(task, rng))
-        case "one_only":
+        case "one_only":  # looks only at the first of two objects
             colour, _, _ = yield from _look(points[0])
             yield _answer(colour if kind == "bigger" else rng.choice(("yes", "no")))
-        case "smaller":
+        case "smaller":  # compares the wrong way round
             (first, _, size), (second, _, other) = yield from _both(task)
             yield _answer(first if size < other else second)
-        case "segment_text":
+        case "segment_text":  # looks at a word as if it were an object
             colour, _, _ = yield from _look(_centre(box))
             yield _answer(colour)
-        case "cut_box":
+        case "cut_box":  # reads half of the box
             observation = yield _call("READ_TEXT", box=[box[0], box[1], _centre(box)[0], box[3]])
             yield _answer(observation.removeprefix("text "))
-        case "no_zoom":
+        case "no_zoom":  # segments the corner of the box
             yield from _look(box[:2])
             yield _answer(guess(task, rng))
-        case "repeat":
+        case "repeat":  # the right route with its first call made twice
             yield next(_RIGHT[kind](task))
             yield from _RIGHT[kind](task)
-        case _:
+        case _:  # looks for ever
             looking = _call("READ_TEXT", box=list(box)) if box else _segment(points[0])
             while True:
                 yield looking

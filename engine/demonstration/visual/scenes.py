@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ....configs.plain_data import from_plain
@@ -127,18 +127,14 @@ class Scene:
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """The distribution of scenes.
-
-    `radii`: smallest and largest radius in pixels. `photo_share`: share of the scenes with a photograph as
-    background.
-    """
+    """The distribution of scenes. radii: smallest and largest radius in pixels. photo_share: share of the scenes with a
+    photograph as background."""
 
     colours: Sequence[str] = tuple(COLOURS)
     shapes: Sequence[str] = SHAPES
     radii: tuple[float, float] = (8.0, 17.0)
     photo_share: float = 0.5
     split: Literal["train", "eval"] = "train"
-    words: Sequence[str] = field(default=())
 
     def __post_init__(self) -> None:
         for name, given, known in (("colours", self.colours, COLOURS), ("shapes", self.shapes, SHAPES)):
@@ -209,17 +205,13 @@ def sample_motion(rng: random.Random, direction: str) -> tuple[float, float]:
     if direction == "still":
         return 0.0, 0.0
     speed, drift = round(rng.uniform(3.0, 5.5), 2), round(rng.uniform(-0.5, 0.5), 2)
-    return {
-        "right": (speed, drift),
-        "left": (-speed, drift),
-        "down": (drift, speed),
-        "up": (drift, -speed),
-    }[direction]
+    speed = speed if direction in ("right", "down") else -speed
+    return (speed, drift) if direction in ("right", "left") else (drift, speed)
 
 
 def sample_word(rng: random.Random, options: SceneOptions) -> str:
     """Sample a word of the split."""
-    return rng.choice(list(options.words) or (TRAIN_WORDS if options.split == "train" else EVAL_WORDS))
+    return rng.choice(TRAIN_WORDS if options.split == "train" else EVAL_WORDS)
 
 
 def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:

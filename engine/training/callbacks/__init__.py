@@ -19,11 +19,8 @@ from dataclasses import dataclass
 
 from ...agents.chat_agent import ChatAgent
 from ...agents.remote.agent import RemoteAgent
-from ...record.step_recorder import StepRecorder
 from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control.requests import ControlChannel
-from ..phases import StepClock
-from ..resumable import Resumable
 from .beta import AutomaticBeta
 from .checkpointing import CheckpointSchedule
 from .evaluation import HeldOutEvaluation
@@ -43,11 +40,8 @@ class RunCallbacks:
 
 
 def run_callbacks(
-    trainer: Resumable,
-    runner: RolloutRunner,
     recording: StepRecording,
-    recorder: StepRecorder,
-    clock: StepClock,
+    runner: RolloutRunner,
     *,
     eval_rows: Sequence[Row] = (),
     eval_every: int = 0,
@@ -57,12 +51,13 @@ def run_callbacks(
     seed: int = 0,
     beta: AutomaticBeta | None = None,
 ) -> RunCallbacks:
-    """Make the callbacks of a run and add them to its trainer.
+    """Make the callbacks of a run and add them and its recording to the trainer.
 
-    runner: plays the held-out tasks, `eval_rows`. recording: records the steps. eval_every, save_every, save_minutes:
-    steps between evaluations, steps and minutes between checkpoints (0: only before the first step and after the
-    last). channel: requests of people (None: none).
+    runner: plays the held-out tasks, `eval_rows`. eval_every, save_every, save_minutes: steps between evaluations,
+    steps and minutes between checkpoints (0: only before the first step and after the last). channel: requests of
+    people (None: none).
     """
+    trainer, recorder, clock = recording.trainer, recording.recorder, recording.clock
     progress = StepProgress(recorder, clock)
     runner.on_progress, runner.watch = progress.rollouts, progress
     if isinstance(runner.agent, ChatAgent):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainerControl, TrainerState
 
@@ -72,20 +73,24 @@ class HeldOutEvaluation(RunCallback):
         self.progress.acting = Phase.EVALUATION
         processes, agent = Processes(accelerator), self.runner.agent
 
-        def measured(processes: Processes | None = None) -> list[Evaluation]:
+        def measured(**sharing: Any) -> list[Evaluation]:
+            made = []
             with acting(accelerator.unwrap_model(self.trainer.model)):
-                return [self._at_temperature(step, temperature, processes) for temperature in (0.0, 1.0)]
+                for temperature, held_out in ((0.0, "greedy"), (1.0, "temperature 1")):
+                    self.progress.held_out = f"held-out tasks, {held_out}"
+                    settings = {"temperature": temperature, "seed": self.seed, "step": step, **sharing}
+                    made.append(evaluate(self.runner, self.rows, **settings))
+            return made
 
         with whole(self.trainer.model):
             if isinstance(agent, VersionedAgent):  # servers write for the main process
                 found = processes.on_main(lambda: (agent.publish(step), measured())[1])
             else:
-                found = measured(processes)
+                found = measured(process_index=processes.index, num_processes=processes.number, gather=processes.gather)
         self.progress.acting = Phase.ROLLOUTS
         seconds = time.perf_counter() - began
         if accelerator.is_main_process and found:
-            greedy, sampled = found
-            self._record(step, greedy, sampled, seconds)
+            self._record(step, *found, seconds)
         self.clock.forget(seconds)
 
     def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
@@ -97,8 +102,8 @@ class HeldOutEvaluation(RunCallback):
         else:
             told = {"greedy": greedy.success, "sampled": sampled.success}
             first, second = (rate_interval([float(bool(o)) for o in e.outcomes]) for e in (greedy, sampled))
-            said = f"held-out success {first.estimate:.0%} ({first.low:.0%} to {first.high:.0%}) greedy, "
-            said += f"{second.estimate:.0%} ({second.low:.0%} to {second.high:.0%})"
+            rates = [f"{i.estimate:.0%} ({i.low:.0%} to {i.high:.0%})" for i in (first, second)]
+            said = f"held-out success {rates[0]} greedy, {rates[1]}"
             told |= {"greedy_interval": [first.low, first.high], "sampled_interval": [second.low, second.high]}
             measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
             measured |= {metric.SUCCESS_LOW: first.low, metric.SUCCESS_HIGH: first.high}
@@ -113,17 +118,3 @@ class HeldOutEvaluation(RunCallback):
         if graded and not self._told_graded:
             self._told_graded = True
             self.recorder.event("note", GRADED, step=step, detector="graded_reward", grade="hint")
-
-    def _at_temperature(self, step: int, temperature: float, processes: Processes | None) -> Evaluation:
-        """Evaluate at one temperature. processes: those that share the rows; None: this one has all."""
-        self.progress.held_out = f"held-out tasks, {f'temperature {temperature:g}' if temperature else 'greedy'}"
-        return evaluate(
-            self.runner,
-            self.rows,
-            temperature=temperature,
-            seed=self.seed,
-            step=step,
-            process_index=processes.index if processes else 0,
-            num_processes=processes.number if processes else 1,
-            gather=processes.gather if processes else None,
-        )

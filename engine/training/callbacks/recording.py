@@ -40,7 +40,7 @@ class StepRecording(RunCallback, Generic[TrainerT]):
     SHOWN: ClassVar[tuple[tuple[str, str], ...]]
     trainer: TrainerT
     recorder: StepRecorder
-    clock: StepClock
+    clock: StepClock = field(default_factory=StepClock, init=False)
     observers: list[Observer] = field(default_factory=list, init=False)
 
     def training_begins(self, state: TrainerState) -> None:

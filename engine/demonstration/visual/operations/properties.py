@@ -63,8 +63,8 @@ def properties_of(image: np.ndarray, mask: np.ndarray) -> Properties:
 
 def colour_name(rgb: np.ndarray) -> str:
     """Return the name of the prototype nearest to an RGB colour in 0..255."""
-    names, labs = _prototypes()
-    return names[int(np.argmin(((labs - _lab(np.asarray(rgb, dtype=float))) ** 2).sum(-1)))]
+    distances = ((_prototypes() - _lab(np.asarray(rgb, dtype=float))) ** 2).sum(-1)
+    return list(PROTOTYPES)[int(np.argmin(distances))]
 
 
 def shape_name(mask: np.ndarray) -> str:
@@ -102,8 +102,8 @@ def radial_harmonics(mask: np.ndarray) -> np.ndarray | None:
 
 
 @lru_cache(maxsize=1)
-def _prototypes() -> tuple[list[str], np.ndarray]:
-    return list(PROTOTYPES), _lab(np.array(list(PROTOTYPES.values()), dtype=float))
+def _prototypes() -> np.ndarray:
+    return _lab(np.array(list(PROTOTYPES.values()), dtype=float))
 
 
 def _lab(rgb: np.ndarray) -> np.ndarray:
@@ -138,9 +138,4 @@ def _known_shapes() -> tuple[list[str], np.ndarray]:
         "cross": (np.maximum(np.abs(u), np.abs(v)) <= 1) & (np.minimum(np.abs(u), np.abs(v)) <= arm),
         "bar": (np.abs(u) <= 1) & (np.abs(v) <= arm),
     }
-    signatures = []
-    for mask in shapes.values():
-        signature = radial_harmonics(mask)
-        assert signature is not None
-        signatures.append(signature)
-    return list(shapes), np.array(signatures)
+    return list(shapes), np.array([radial_harmonics(mask) for mask in shapes.values()])

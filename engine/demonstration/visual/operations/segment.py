@@ -63,7 +63,8 @@ def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
         if region.area < MIN_AREA or region.area == last_area:
             continue
         last_area = region.area
-        if region.sides(height, width) >= 3:
+        top, bottom, left, right = region.box
+        if (top == 0) + (bottom == height) + (left == 0) + (right == width) >= 3:  # sides of the picture it touches
             continue
         score = _sharpness(region, distance)
         if score >= SHARP:
@@ -87,21 +88,18 @@ class Region:
     box: tuple[int, int, int, int]
     area: int
 
-    def sides(self, height: int, width: int) -> int:
-        """Count the sides of the picture that it touches."""
-        top, bottom, left, right = self.box
-        return (top == 0) + (bottom == height) + (left == 0) + (right == width)
-
 
 def _grow(near: np.ndarray, x: int, y: int) -> Region | None:
     """Return the connected part of `near` at the point, its holes filled."""
     if not near[y, x]:
         return None
-    region = component_at(near, x, y)
+    labels = np.zeros(near.shape, dtype=np.int32)
+    ndimage.label(near, CROSS, output=labels)
+    region = labels == labels[y, x]
     rows, columns = np.flatnonzero(region.any(1)), np.flatnonzero(region.any(0))
     top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
     part = (slice(max(0, top - PAD), bottom + PAD), slice(max(0, left - PAD), right + PAD))
-    inside = fill_holes(region[part])
+    inside = np.asarray(ndimage.binary_fill_holes(region[part]), dtype=bool)
     return Region(inside, part, (top, bottom, left, right), int(np.count_nonzero(inside)))
 
 
@@ -138,15 +136,3 @@ def dilate(mask: np.ndarray, structure: np.ndarray = CROSS, steps: int = 1) -> n
 def erode(mask: np.ndarray, *, keep_border: bool = False) -> np.ndarray:
     """Shrink a mask by one pixel, with `keep_border` not from the picture's border."""
     return np.asarray(ndimage.binary_erosion(mask, CROSS, border_value=int(keep_border)), dtype=bool)
-
-
-def fill_holes(mask: np.ndarray) -> np.ndarray:
-    """Fill the holes of a mask."""
-    return np.asarray(ndimage.binary_fill_holes(mask), dtype=bool)
-
-
-def component_at(mask: np.ndarray, x: int, y: int) -> np.ndarray:
-    """Return the connected part of `mask` that holds (x, y), which must be in it."""
-    labels = np.zeros(mask.shape, dtype=np.int32)
-    ndimage.label(mask, CROSS, output=labels)
-    return labels == labels[y, x]
