@@ -269,8 +269,10 @@ class PlayedRun:
         if turn < len(self._turns):
             return self._turns[turn]
         first = turn == len(self._turns)
-        if first and not np.array_equal(*(a.session.tokens(0).token_ids for a in (self.model, self.person))):
-            raise Diverged
+        if first:
+            continued, played = self.model.session.tokens(0), self.person.session.tokens(0)
+            if not np.array_equal(continued.token_ids, played.token_ids):
+                raise Diverged
         text = self._model_turn(self.model)
         if first:
             self._model_text = text

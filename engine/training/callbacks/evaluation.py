@@ -90,7 +90,8 @@ class HeldOutEvaluation(RunCallback):
         self.progress.acting = Phase.ROLLOUTS
         seconds = time.perf_counter() - began
         if accelerator.is_main_process and found:
-            self._record(step, *found, seconds)
+            greedy, sampled = found
+            self._record(step, greedy, sampled, seconds)
         self.clock.forget(seconds)
 
     def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
