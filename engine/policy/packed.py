@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from .activations import decoder_layers
+from .cpu_attention import HalfAttention, backward_in_float32
 from .packing import Packing, pack
 from .padded import padded_forward
 from .patches import patched
@@ -80,16 +81,20 @@ def packed_attention(
         block_k, block_v = rows(k, block.key), rows(v, block.key)
         if groups > 1 and not native:
             block_k, block_v = block_k.repeat_interleave(groups, 1), block_v.repeat_interleave(groups, 1)
-        attended = F.scaled_dot_product_attention(
-            rows(q, block.query),
-            block_k,
-            block_v,
-            attn_mask=block.allowed,
-            is_causal=block.allowed is None,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=native,
-        )
+        block_q = rows(q, block.query)
+        if not dropout and backward_in_float32(block_q, block_v):
+            attended: Any = HalfAttention.apply(block_q, block_k, block_v, block.allowed, scaling)
+        else:
+            attended = F.scaled_dot_product_attention(
+                block_q,
+                block_k,
+                block_v,
+                attn_mask=block.allowed,
+                is_causal=block.allowed is None,
+                scale=scaling,
+                dropout_p=dropout,
+                enable_gqa=native,
+            )
         results.append(attended.transpose(1, 2).flatten(0, 1))  # [b * L, heads, d]
     return torch.cat(results).index_select(0, layout.out)[None], None
 

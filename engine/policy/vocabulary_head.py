@@ -112,18 +112,20 @@ class _Tile:
             logits = self.z[:, columns].float()
             if self.bias is not None:
                 logits = logits + self.bias[columns]
-            yield columns, logits.mul_(self.scale) if logits.dtype != self.z.dtype else logits * self.scale
+            yield columns, logits if self.scale == 1.0 else logits * self.scale
 
     def scores(self, probabilities: bool) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies, [n]. probabilities: leaves exp(z) in the place of the logits, 0 for the token
         itself."""
-        largest = torch.full_like(self.own, -torch.inf)
-        for _, logits in self.strips():
-            largest = torch.maximum(largest, logits.amax(1))
-        shift = (largest - FAR).clamp_min(0)  # only where the sampled token is next to impossible
+        largest = self.z.amax(1).float()
+        if self.bias is not None:
+            largest += self.bias.max()
+        shift = (largest * self.scale - FAR).clamp_min(0)  # only where the sampled token is next to impossible
+        shifted = bool(shift.any())
         total, weighted = torch.zeros_like(self.own), torch.zeros_like(self.own)
         for columns, logits in self.strips():
-            logits -= shift[:, None]
+            if shifted:
+                logits = logits - shift[:, None]
             e = logits.exp()
             inside = (self.target >= columns.start) & (self.target < columns.start + e.shape[1])
             column = (self.target - columns.start).clamp(0, e.shape[1] - 1)

@@ -14,6 +14,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 
 from grpo_tui.configs.sections.model import ModelConfig
+from grpo_tui.engine.policy.cpu_attention import HalfAttention
 from grpo_tui.engine.policy.fixed_weights import PATIENCE, FixedWeight
 from grpo_tui.engine.policy.precision import Arithmetic, set_arithmetic
 from grpo_tui.engine.policy.prepared import PreparedModel, acting
@@ -95,6 +96,33 @@ def test_likely_tokens_keep_their_digits_in_bfloat16():
     rounded = (hidden.bfloat16() @ weight.T).float().log_softmax(-1).gather(1, target[:, None])[:, 0]
     mine: Any = TokenLogProbs.apply(hidden, weight, None, target, 1.0, torch.bfloat16, False)
     assert (mine[0] - true).abs().mean() < 0.1 * (rounded - true).abs().mean()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("heads", "groups", "length"), [(9, 3, 37), (4, 4, 1), (8, 2, 130)])
+def test_the_backward_pass_of_attention_in_bfloat16_is_that_of_the_definition(masked, heads, groups, length):
+    torch.manual_seed(length)
+    keys = length + 5 if masked else length
+    shapes = [(3, heads, length, 32), (3, groups, keys, 32), (3, groups, keys, 32), (3, heads, length, 32)]
+    values = [torch.randn(shape).bfloat16() for shape in shapes]
+    allowed = torch.rand(3, 1, length, keys) < 0.6 if masked else torch.ones(length, keys, dtype=torch.bool).tril()
+    allowed[..., 0] = True
+
+    def results(attend, dtype):
+        *inputs, grad = (v.to(dtype, copy=True) for v in values)
+        inputs = [x.requires_grad_() for x in inputs]
+        out = attend(*inputs)
+        out.backward(grad)
+        return [out.detach(), *(x.grad for x in inputs)]
+
+    def definition(query, key, value):
+        key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
+        scores = (query @ key.mT / 32**0.5).masked_fill(~allowed, -torch.inf)
+        return scores.softmax(-1) @ value
+
+    ours = results(lambda q, k, v: HalfAttention.apply(q, k, v, allowed if masked else None, None), torch.bfloat16)
+    for found, right in zip(ours, results(definition, torch.float64), strict=True):
+        assert (found - right).norm() <= 2**-8 * right.norm() + 1e-5
 
 
 def test_small_updates_of_adapters_reach_the_policy():
