@@ -87,9 +87,6 @@ class RolloutCursor:
         last = len(self.steps) - 1
         self.step = max(0, min(step if step >= 0 else last + 1 + step, last))
 
-    def move(self, by: int) -> bool:
-        return self.go_to(self.step + by)
-
     def go_to(self, step: int) -> bool:
         step = max(0, min(step, len(self.steps) - 1))
         moved, self.step, self.match = step != self.step, step, None
@@ -100,13 +97,6 @@ class RolloutCursor:
         if self.n not in numbers or len(numbers) < 2:
             return None
         return numbers[(numbers.index(self.n) + by) % len(numbers)]
-
-    def next_penalised(self) -> bool:
-        breakdown = self.record.breakdown if self.record is not None else None
-        hit = {s.step for s in breakdown.steps if s.penalties} if breakdown is not None else set()
-        order = [*range(self.step + 1, len(self.steps)), *range(self.step + 1)]
-        found = next((i for i in order if i < len(self.steps) and self.steps[i].index in hit), None)
-        return found is not None and (self.go_to(found) or True)
 
     def find(self, wanted: Sequence[str], by: int = 1) -> bool:
         if self.record is None:

@@ -19,9 +19,8 @@ from ..destinations import Branching, Diff, Groups, SideBySide
 from ..outline import FILTER_HINT, Entry, OutlineOf
 from ..printed import markdown, whole_lines
 from ..widgets.line import Line
-from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
-from ..widgets.text_layout import Flow, Part
+from ..widgets.text_layout import Flow, FlowPane, Part
 from .among_rollouts import AmongRollouts
 
 
@@ -107,7 +106,7 @@ class RolloutKeys(AmongRollouts):
             self.export(lambda: export_trajectory(self.reads.path, whole))
 
 
-class OutlinePanel(Pane):
+class OutlinePanel(FlowPane):
     """Number, sign, call, size, reward or advantage of each step. Further calls are branches."""
 
     title = "steps"
@@ -125,21 +124,17 @@ class OutlinePanel(Pane):
             self.title = f"{len(of.listed)} of {len(of.entries)} steps · {of.filter}"
         if not same:
             self.changed(keep_scroll=False)
-        elif before != step and isinstance(self.lines, Flow):
-            for part in self.lines.parts:
-                if part.key[0] in (before, step):
-                    part.lines = None
-            self._strips.clear()
-            self.refresh()
+        elif before != step:
+            self.lay_out_again(*(part for part in self.flow.parts if part.key[0] in (before, step)))
         self._follow()
 
     def on_placed(self) -> None:
         self._follow()
 
     def _follow(self) -> None:
-        if not self.shown or not isinstance(self.lines, Flow):
+        if not self.shown:
             return
-        flow, height = self.lines, self.size.height
+        flow, height = self.flow, self.size.height
         at = next((i for i, part in enumerate(flow.parts) if part.key[0] >= self.step), None)
         if at is None:
             return
@@ -237,10 +232,9 @@ class OutlineKeys(AmongRollouts):
             self.show_rollout()
 
     def action_next_penalty(self) -> None:
-        if self.cursor.next_penalised():
-            self.show_rollout()
-        elif self.cursor.record is not None:
-            self.say("No step of this trajectory was penalised.")
+        breakdown = self.cursor.record.breakdown if self.cursor.record is not None else None
+        hit = {s.step for s in breakdown.steps if s.penalties} if breakdown is not None else set()
+        self._go_where(1, lambda entry: entry.step.index in hit, "No step of this trajectory was penalised.")
 
     def gone_to(self, text: str) -> bool:
         if not (text.isdecimal() and len(text) < 9 and 0 < int(text) <= len(self.cursor.steps)):
@@ -262,7 +256,7 @@ class OutlineKeys(AmongRollouts):
         if self.outline is None:
             return
         found = self.outline.beside(self.step, by, holds)
-        if found is None or (found == self.step and by and not holds(self.outline.entries[found])):
+        if found is None:
             self.say(nothing)
         else:
             self.go_to_step(found)

@@ -70,8 +70,9 @@ class Columns(FlowPane):
 class Heads(Columns):
     """Outcome, reward, advantage, size and route of each column."""
 
-    def build(self, width: int, height: int) -> list[Line]:
-        return self.beside([self._head(at, row, self.cells(width)) for at, row in enumerate(self.shown_rows)], width)
+    def build(self, width: int, height: int) -> Flow:
+        heads = [self._head(at, row, self.cells(width)) for at, row in enumerate(self.shown_rows)]
+        return Flow([Part(self.beside(heads, width))])
 
     def _head(self, at: int, row: TrajectoryRow, cells: int) -> list[Line]:
         p, here = self.palette, at == self.cursor
@@ -99,7 +100,7 @@ class Bodies(Columns):
         super().__init__(name)
         self.whole = False
 
-    def build(self, width: int, height: int) -> Sequence[Line]:
+    def build(self, width: int, height: int) -> Flow:
         records = [self.records.get(row.n) for row in self.shown_rows]
         steps = max((len(r.trajectory.steps) for r in records if isinstance(r, TrajectoryRecord)), default=0)
         parts = [Part(partial(self._step, at, records, width), 8, (at,)) for at in range(steps)]

@@ -57,20 +57,16 @@ class DiffPane(FlowPane):
         if not later:
             return False
         before, self.at = self.at, later[0] if by > 0 else later[-1]
-        flow = self.lines
-        if isinstance(flow, Flow):
-            for i in {before, self.at}:
-                self._heads[i].lines = None  # its mark is another one now
-            self._strips.clear()
-            self.refresh()
-            self.scroll_line_to(flow.start(self._heads[self.at]))
+        flow = self.flow
+        self.lay_out_again(self._heads[before], self._heads[self.at])  # their marks are other ones now
+        self.scroll_line_to(flow.start(self._heads[self.at]))
         return True
 
-    def build(self, width: int, height: int) -> Sequence[Line]:
+    def build(self, width: int, height: int) -> Flow:
         p, compared = self.palette, self.compared
         self._heads = {}
         if compared is None:
-            return wrapped(p, self.note, width, p.faint)
+            return Flow([Part(wrapped(p, self.note, width, p.faint))])
         sides = compared.left, compared.right
         half = max(4, (width - 3) // 2)
         self._width = width
@@ -96,12 +92,10 @@ class DiffPane(FlowPane):
         return lines
 
     def on_placed(self) -> None:
-        flow = self.lines
-        if isinstance(flow, Flow) and self.at in self._heads:
+        flow = self.flow
+        if self.at in self._heads:
             begin = flow.start(self._heads[self.at])
-            self.top = flow.settled(0, begin - 2 if begin > self.size.height - 4 else 0, self.size.height)
-            self._strips.clear()
-            self.refresh()
+            self.begin_at(begin - 2 if begin > self.size.height - 4 else 0)
 
     def _rewards(self, sides: Sequence[TrajectoryRecord], half: int) -> list[Line]:
         p = self.palette

@@ -7,42 +7,26 @@ widgets takes three times the budget of a key press. Lines are built once per co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from textual.geometry import Region, Size
 from textual.message import Message
+from textual.widget import Widget
 
 from ..theme import Palette
 from .line import Line
 
 
-class Canvas(Protocol):
-    """The frame's interface for its panes."""
-
-    @property
-    def app(self) -> Any:
-        """The app; its `palette` holds the styles of the current theme."""
-
-    def refresh(self, *regions: Region) -> object:
-        """Paint these regions of the screen again."""
-
-    def post_message(self, message: Message) -> bool: ...
-
-    def run_worker(self, work: Any, *, group: str, exclusive: bool, thread: bool) -> object:
-        """Run a coroutine in the background."""
-
-
 class Pane:
     """A widget that paints the lines of `build`. Subclasses hold data and call `changed` after a change."""
 
+    @dataclass
     class Hit(Message):
         """A click on a target."""
 
-        def __init__(self, pane: Pane, what: Any) -> None:
-            self.pane = pane
-            self.what = what
-            super().__init__()
+        what: Any
 
     pad: ClassVar[int] = 1
     """Blank cells between the text and the borders left and right."""
@@ -53,7 +37,7 @@ class Pane:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.frame: Canvas | None = None
+        self.frame: Widget | None = None
         self.region = Region()
         self.top = 0
         self.active = False
@@ -96,6 +80,11 @@ class Pane:
             assert self.frame is not None
             parts = [r.translate(self.region.offset) for r in regions] if regions else [self.region]
             self.frame.refresh(*parts)
+
+    def repaint(self) -> None:
+        """Paint all visible lines again."""
+        self._strips.clear()
+        self.refresh()
 
     def post_message(self, message: Message) -> None:
         if self.frame is not None:
@@ -150,8 +139,7 @@ class Pane:
         top = max(0, min(top, self.overflow))
         if top != self.top:
             self.top = top
-            self._strips.clear()
-            self.refresh()
+            self.repaint()
 
     def line_at(self, y: int) -> list[Segment]:
         made = self._strips.get(y)
@@ -178,6 +166,6 @@ class Pane:
         if 0 <= index < len(self.lines):
             for start, end, what in self.lines[index].hits:
                 if start <= x < end:
-                    self.post_message(self.Hit(self, what))
+                    self.post_message(self.Hit(what))
                     return True
         return False

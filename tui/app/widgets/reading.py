@@ -16,9 +16,8 @@ from ..rollout_cursor import Match
 from ..rollout_fields import Field, end_fields, prompt_fields, raw_fields, step_fields
 from ..text_search import spans
 from .line import Line, wrapped
-from .pane import Pane
 from .rendering import Renderer
-from .text_layout import END, PROMPT, Flow, Key, TextLayout
+from .text_layout import END, PROMPT, Flow, FlowPane, Key, TextLayout
 
 _CONVERSATION = {
     "prompt": 6,
@@ -35,7 +34,7 @@ _STEP = 14
 """About how many lines a step takes there."""
 
 
-class ReadingPanel(Pane):
+class ReadingPanel(FlowPane):
     """Texts below each other. Long ones fold, and `enter` opens the chosen one. `whole`: all steps in one scroll."""
 
     def __init__(self, name: str, whole: bool, heading: str = "conversation") -> None:
@@ -107,16 +106,12 @@ class ReadingPanel(Pane):
         before, self._chosen = self._chosen, key
         if before == key or self._laid is None:
             return
-        for changed in (before, key):
-            part = self._laid.folding.get(changed) if changed is not None else None
-            if part is not None:
-                part.lines = None  # its note is another one now
-        self._strips.clear()
-        self.refresh()
+        folding = self._laid.folding  # the notes of both are other ones now
+        self.lay_out_again(*(folding[changed] for changed in (before, key) if changed in folding))
 
     def choose(self, by: int) -> bool:
         """Choose the next or previous text that folds. Returns whether there is one."""
-        now, notes = self.chosen, self._notes_between(0, len(self._flow))
+        now, notes = self.chosen, self._notes_between(0, len(self.flow))
         keys = [key for _, key in notes]
         at = keys.index(now) + by if now in keys else 0 if by > 0 else len(keys) - 1
         if not 0 <= at < len(keys):
@@ -127,7 +122,7 @@ class ReadingPanel(Pane):
         return True
 
     def _notes_between(self, top: int, bottom: int) -> list[tuple[int, Key]]:
-        flow, found = self._flow, []
+        flow, found = self.flow, []
         folding = {id(part): key for key, part in (self._laid.folding if self._laid is not None else {}).items()}
         starts = flow.starts
         for at in range(max(0, flow.part_at(top)), min(len(flow.parts), flow.part_at(max(0, bottom - 1)) + 1)):
@@ -164,37 +159,30 @@ class ReadingPanel(Pane):
         if not self.shown:
             self._built = None
             return
-        flow, place, offset = self._flow, (), 0
+        flow, place, offset = self.flow, (), 0
         if flow.parts:
             at = min(flow.part_at(self.top), len(flow.parts) - 1)
             place, offset = flow.parts[at].key, self.top - flow.starts[at]
         self._built = None
-        flow = self._flow
+        flow = self.flow
         if place:
             self._expand(place[0])
             at = next((i for i, part in enumerate(flow.parts) if part.key[:2] == place[:2]), None)
             if at is not None:
-                self._go(flow.starts[at] + (offset if flow.parts[at].key == place else 0))
+                self.begin_at(flow.starts[at] + (offset if flow.parts[at].key == place else 0))
         self._chosen = key
-        self._strips.clear()
-        self.refresh()
+        self.repaint()
 
     def _is_open(self, key: Key) -> bool:
         return self._open.get(key, self._all or (key[0] == PROMPT and self.whole_prompt))
 
     def line_at(self, y: int) -> list[Segment]:
         if y == 0 and y not in self._strips and self.lines:
-            self._flow.settled(self.top, self.top, self.size.height)
+            self.flow.settled(self.top, self.top, self.size.height)
             self.chosen  # noqa: B018  marks it
         return super().line_at(y)
 
     # -- moving -------------------------------------------------------------------------------------------------
-
-    @property
-    def _flow(self) -> Flow:
-        lines = self.lines
-        assert isinstance(lines, Flow)
-        return lines
 
     def on_placed(self) -> None:
         self._reveal()
@@ -203,34 +191,25 @@ class ReadingPanel(Pane):
         if not self.shown or not self.lines:
             return
         if self.match is not None:
-            self._go(self._line_of(self.match) - self.size.height // 3)
+            self.begin_at(self._line_of(self.match) - self.size.height // 3)
         elif self.whole:
-            flow = self._flow
+            flow = self.flow
             head = next((at for at, part in enumerate(flow.parts) if part.key[0] == self.step), 0)
-            self._go(flow.starts[head] if self.step else 0)
+            self.begin_at(flow.starts[head] if self.step else 0)
 
     def _expand(self, step: int) -> None:
-        flow = self._flow
+        flow = self.flow
         at = next((i for i, part in enumerate(flow.parts) if part.key == (step, -2)), None)
         if at is not None:
             flow.laid_out(at)
-
-    def _go(self, top: int) -> None:
-        self.top = self._flow.settled(0, max(0, top), self.size.height)
-        self._strips.clear()
-        self.refresh()
 
     def scroll_line_to(self, top: int) -> None:
         """Scroll to line `top`. In the conversation the step at the top becomes the open one."""
         if not self.shown:
             return
-        flow, before = self._flow, self.top
-        self.top = flow.settled(before, max(0, min(top, len(flow))), self.size.height)
-        if self.top == before:
-            return
-        self._strips.clear()
-        self.refresh()
-        if self.whole and self.record is not None:
+        flow, before = self.flow, self.top
+        super().scroll_line_to(top)
+        if self.top != before and self.whole and self.record is not None:
             last, here = len(self.record.trajectory.steps) - 1, flow.part_at(self.top + self.size.height // 4)
             at = max(0, min(flow.parts[min(here, len(flow.parts) - 1)].key[0], last))
             if at != self.step:
@@ -250,7 +229,7 @@ class ReadingPanel(Pane):
 
     def _line_of(self, match: Match) -> int:
         """Return the line of a match: in its part, the one after as many matches."""
-        key, flow = self._key_of(match), self._flow
+        key, flow = self._key_of(match), self.flow
         self._expand(key[0])
         if self._laid is None or key not in self._laid.places:
             return 0
@@ -292,7 +271,7 @@ class ReadingPanel(Pane):
             self._fields[at] = made
         return made
 
-    def build(self, width: int, height: int) -> Sequence[Line]:
+    def build(self, width: int, height: int) -> Flow:
         p = self.palette
         renderer = self._laid.renderer if self._laid is not None and self._laid.renderer.palette is p else Renderer(p)
         folds = _CONVERSATION if self.whole else _folds(height)

@@ -39,19 +39,10 @@ class Table(Pane):
     pad = 0
 
     class Selected(Message):
-        """Enter, or a second click on a row."""
-
-        def __init__(self, table: Table, row: object) -> None:
-            self.table = table
-            self.row = row
-            super().__init__()
+        """A second click on a row."""
 
     class Moved(Message):
         """The cursor moved to another row."""
-
-        def __init__(self, table: Table) -> None:
-            self.table = table
-            super().__init__()
 
     def __init__(
         self,
@@ -103,15 +94,14 @@ class Table(Pane):
             del self._pages[max(self._pages, key=lambda p: abs(p - here))]
         self.repaint()
         if page * PAGE <= self.cursor < (page + 1) * PAGE:
-            self.post_message(self.Moved(self))
+            self.post_message(self.Moved())
             if self._waiting is not None:
                 self.app.call_later(self._waiting)
                 self._waiting = None
 
     def repaint(self) -> None:
-        self._strips.clear()
         self._columns = (-1, [])
-        self.refresh()
+        super().repaint()
 
     def changed(self, keep_scroll: bool = True) -> None:
         self.repaint()
@@ -133,14 +123,11 @@ class Table(Pane):
             return None
         page, at = divmod(index, PAGE)
         rows = self._pages.get(page)
-        if rows is None:
-            if page not in self._asked:
-                self._asked.add(page)
-                self._fetch(page * PAGE, PAGE)
-                rows = self._pages.get(page)
-            if rows is None:
-                return None
-        return rows[at] if at < len(rows) else None
+        if rows is None and page not in self._asked:
+            self._asked.add(page)
+            self._fetch(page * PAGE, PAGE)
+            rows = self._pages.get(page)
+        return rows[at] if rows is not None and at < len(rows) else None
 
     def near(self) -> list[Any]:
         return [row for page in self._pages.values() for row in page]
@@ -160,19 +147,15 @@ class Table(Pane):
         self.cursor, self._waiting = index, None
         self._reveal()
         if self.top != old_top:
-            self._strips.clear()
-            self.refresh()
+            super().repaint()
         else:
             for row in (before, index):
                 y = row - self.top + 1
                 self._strips.pop(y, None)
-                self.refresh_line(y)
+                self.refresh(Region(0, y, self.size.width, 1))
         ahead = index + (self.body_height if index > before else -self.body_height)
         self.row(max(0, min(ahead, self.total - 1)))
-        self.post_message(self.Moved(self))
-
-    def refresh_line(self, y: int) -> None:
-        self.refresh(Region(0, y, self.size.width, 1))
+        self.post_message(self.Moved())
 
     def _reveal(self) -> None:
         if self.cursor < self.top:
@@ -184,10 +167,9 @@ class Table(Pane):
         top = max(0, min(top, self.overflow))
         if top != self.top:
             self.top = top
-            self._strips.clear()
             self.cursor = max(top, min(self.cursor, top + self.body_height - 1))
-            self.refresh()
-            self.post_message(self.Moved(self))
+            super().repaint()
+            self.post_message(self.Moved())
 
     def on_placed(self) -> None:
         self._reveal()
@@ -255,7 +237,7 @@ class Table(Pane):
             at = 2
             for column, size in self.layout_columns(self.size.width):
                 if at <= x < at + size and column.name:
-                    self.post_message(self.Hit(self, ("sort", column.name)))
+                    self.post_message(self.Hit(("sort", column.name)))
                     return True
                 at += size + 1
             return False
@@ -263,7 +245,7 @@ class Table(Pane):
         if index >= self.total:
             return False
         if index == self.cursor:
-            self.post_message(self.Selected(self, self.current))
+            self.post_message(self.Selected())
         else:
             self.move_to(index)
         return True

@@ -125,10 +125,27 @@ _SPARE = 2
 class FlowPane(Pane):
     """A pane of a `Flow`, whose parts are laid out before they come into view."""
 
+    @property
+    def flow(self) -> Flow:
+        lines = self.lines
+        assert isinstance(lines, Flow)
+        return lines
+
+    def build(self, width: int, height: int) -> Flow:
+        raise RuntimeError(f"{type(self).__name__} must implement build")
+
     def scroll_line_to(self, top: int) -> None:
-        if isinstance(self.lines, Flow):
-            top = self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
-        super().scroll_line_to(top)
+        super().scroll_line_to(self.flow.settled(self.top, max(0, min(top, len(self.flow))), self.size.height))
+
+    def begin_at(self, line: int) -> None:
+        """Show a line on top, however the parts before it are laid out."""
+        self.top = self.flow.settled(0, max(0, line), self.size.height)
+        self.repaint()
+
+    def lay_out_again(self, *parts: Part) -> None:
+        for part in parts:
+            part.lines = None
+        self.repaint()
 
 
 @dataclass

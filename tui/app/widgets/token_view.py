@@ -95,14 +95,10 @@ class TokenView(FlowPane):
         self._worst = sorted(known, key=lambda i: -abs(apart[i]))
         self.step = step
         self.title = self._heading()
-        self._built = None
-        self.top = 0
-        if self.shown and isinstance(self.lines, Flow):
-            flow = self.lines
-            at = next((i for i, part in enumerate(flow.parts) if part.key == (step, 1)), 0)
-            self.top = flow.settled(0, max(0, flow.starts[at] - 2), self.size.height)
-        self._strips.clear()
-        self.refresh()
+        self._built, self.top = None, 0
+        if self.shown:
+            at = next((i for i, part in enumerate(self.flow.parts) if part.key == (step, 1)), 0)
+            self.begin_at(self.flow.starts[at] - 2)
 
     def show_raw(self, raw: bool) -> None:
         self.raw, self.title = raw, self._heading()
@@ -126,8 +122,7 @@ class TokenView(FlowPane):
         self.mode = MODES.index("mismatch")
         self.title = self._heading()
         self.changed()
-        flow, token = self.lines, self._worst[self._place]
-        assert isinstance(flow, Flow)
+        flow, token = self.flow, self._worst[self._place]
         at, height = bisect_right(self._begins, token), self.size.height
         flow.laid_out(at)
         for direction in (-1, 1):  # what fills the screen around the token must not move it when it is laid out
@@ -168,11 +163,11 @@ class TokenView(FlowPane):
     def _heading(self) -> str:
         return f"tokens by {MODES[self.mode]}{' · raw' if self.raw else ''}"
 
-    def build(self, width: int, height: int) -> Sequence[Line]:
+    def build(self, width: int, height: int) -> Flow:
         p = self.palette
         if not self._texts:
             said = self.problem or "No tokens were recorded for this trajectory."
-            return wrapped(p, said, width, p.bad if self.problem else p.faint)
+            return Flow([Part(wrapped(p, said, width, p.bad if self.problem else p.faint))])
         parts = [Part(self._legend(width))]
         self._begins = []
         size, room = len(self._texts), max(1, width - _NAMED)
