@@ -269,8 +269,7 @@ class RolloutPipeline:
                 break
             each = -(-missing // self.processes.number)
             drawn = np.random.default_rng([self.seed, request.step, round_])  # the same on every process
-            count: int = each * self.processes.number
-            others = drawn.integers(0, len(self.rows), count).tolist()
+            others: list[int] = drawn.integers(0, len(self.rows), (each * self.processes.number,)).tolist()
             rows = [self.rows[i] for i in self.processes.share(others, each) for _ in range(self.scorer.group_size)]
             extra, _ = self.collect(replace(request, rows=rows), round_)
             made += extra[:missing]
