@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..engine.runs.notes import Note
@@ -60,8 +60,8 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
         "split": record.split,
         "token_count": record.token_count if record.tokens is None else len(record.tokens),
         "not_recorded": dict(record.unknown),
-        "uses": [use.to_json() for use in whole.uses],
-        "served": record.served.to_json() if record.served is not None else None,
+        "uses": [asdict(use) for use in whole.uses],
+        "served": asdict(record.served) if record.served is not None else None,
     }
 
 

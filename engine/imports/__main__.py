@@ -76,14 +76,12 @@ def _lives(parent: int) -> bool:
 
 def follow(folder: Path, parent: int) -> None:
     """Continue an index until the parent ends."""
-    found = cache.dump_of(folder)
-    if found is None:
+    if (found := cache.dump_of(folder)) is None:
         return
     with try_lock(folder / ".lock") as mine:
-        if not mine:
-            return
-        with reason_kept(folder), Indexer(found[0], folder, found[1]) as indexer:
-            _continue(indexer, parent)
+        if mine:
+            with reason_kept(folder), Indexer(found[0], folder, found[1]) as indexer:
+                _continue(indexer, parent)
 
 
 def _continue(indexer: Indexer, parent: int) -> None:

@@ -31,8 +31,7 @@ class Opening:
     """
 
     def __init__(self, dump: str | Path, options: dict[str, Any]) -> None:
-        arguments = [OPEN, str(dump), json.dumps(options), str(os.getpid())]
-        self._process = start(arguments, stdout=subprocess.PIPE)
+        self._process = start([OPEN, str(dump), json.dumps(options), str(os.getpid())], stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         self._answers = self._process.stdout
 

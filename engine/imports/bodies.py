@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,14 @@ class DumpBodies(Bodies):
         super().__init__(record)
         self.dump = dump
         self.options = options
-        self._formats: tuple[Format, ...] | None = None
 
     def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
         n = self.number(id_or_n)
         rollout, reader = self._rollout(n)
         row = by_number(self._record, [n])[0]
         record = record_of(rollout, fallback_id=row.id, index=row.rollout, unknown=reader.unknown)
-        trajectory = replace(
-            record.trajectory,
-            id=row.id,
-            group=row.group,
-            prompt_id=row.prompt_id,
-            rollout=row.rollout,
-            extra=row.extra,
-        )
+        listed = {name: getattr(row, name) for name in ("id", "group", "prompt_id", "rollout", "extra")}
+        trajectory = replace(record.trajectory, **listed)
         advantage = record.advantage if row.advantage is None else row.advantage
         unknown = {k: v for k, v in record.unknown.items() if k != "advantage" or advantage is None}
         return replace(record, trajectory=trajectory, advantage=advantage, split=row.split, unknown=unknown)
@@ -86,9 +80,11 @@ class DumpBodies(Bodies):
                     rollout = item.folded(rollout)
         return rollout
 
+    @cached_property
+    def _formats(self) -> tuple[Format, ...]:
+        return formats_of(self.options)
+
     def _items(self, path: str, container: str, at: int, length: int) -> tuple[list[Item], Format]:
-        if self._formats is None:
-            self._formats = formats_of(self.options)
         try:
             return items_at(self.dump, (path, container, at, length), self._formats)
         except (DumpError, OSError) as error:

@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 
 from ..runs.durable import read_json, write_json
-from ..runs.paths import RUN_FILE
+from ..runs.paths import RUN_FILE, user_folder
 from .errors import DumpError
 from .options import Options
+from .values import number
 
 KEPT = 200
 """The number of indexes that are kept."""
@@ -26,9 +27,7 @@ KEPT = 200
 
 def home_dir() -> Path:
     """Return `$XDG_CACHE_HOME/grpo-tui/dumps`, else `~/.cache/grpo-tui/dumps`."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    base = Path(home) if home else Path.home() / ".cache"
-    return base / "grpo-tui" / "dumps"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "dumps"
 
 
 def cache_dir() -> Path:
@@ -124,21 +123,11 @@ def dump_of(folder: Path) -> tuple[Path, Options] | None:
 def recent() -> list[Path]:
     """Return the folders of the indexes of existing dumps, the one opened last first."""
     found = []
-    try:
-        with os.scandir(cache_dir()) as entries:
-            for entry in entries:
-                for run in Path(entry.path).glob(f"*/{RUN_FILE}"):
-                    known = dump_of(run.parent)
-                    if known is not None and known[0].exists():
-                        found.append((_opened_at(run), run.parent))
-    except OSError:
-        return []
+    for run in cache_dir().glob(f"*/*/{RUN_FILE}"):
+        known = dump_of(run.parent)
+        if known is not None and known[0].exists():
+            found.append((number(read_json(run).get("created")) or 0.0, run.parent))
     return [folder for _, folder in sorted(found, reverse=True)]
-
-
-def _opened_at(run: Path) -> float:
-    at = read_json(run).get("created")
-    return float(at) if isinstance(at, (int, float)) else 0.0
 
 
 def forget(folder: Path) -> None:
@@ -148,11 +137,7 @@ def forget(folder: Path) -> None:
 
 def tidy() -> None:
     """Delete the indexes of dumps that are gone, and all but the `KEPT` opened last."""
-    kept = set(recent()[:KEPT])
-    try:
-        with os.scandir(cache_dir()) as entries:
-            for entry in entries:
-                if not any(Path(folder).parent == Path(entry.path) for folder in kept):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-    except OSError:
-        return
+    kept = {folder.parent for folder in recent()[:KEPT]}
+    for folder in cache_dir().glob("*"):
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)

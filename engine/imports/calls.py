@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .rollout import Call, Message, mapping, parsed, text
+from .rollout import Call, Message
+from .values import mapping, parsed, text
 
 _TEXT_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.S)
 _THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
@@ -19,22 +20,15 @@ _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>
 
 def call(value: object) -> Call:
     """Read a call of OpenAI (also as JSON text), inspect-ai, ATIF or Hermes, or a flat `{name, arguments}`."""
-    if isinstance(value, str):
-        data = mapping(value)
-        if not data:
-            return Call("?", value, problem="the call is no JSON")
-    else:
-        data = mapping(value)
+    data = mapping(value)
+    if isinstance(value, str) and not data:
+        return Call("?", value, problem="the call is no JSON")
     inner = data.get("function")
     source = inner if isinstance(inner, Mapping) else data
     name = source.get("name") or source.get("function_name") or source.get("tool_name") or data.get("name")
     if name is None and isinstance(inner, str):
         name = inner
-    arguments: object = None
-    for key in ("arguments", "args", "input", "parameters"):
-        if key in source:
-            arguments = source[key]
-            break
+    arguments: object = next((source[k] for k in ("arguments", "args", "input", "parameters") if k in source), None)
     problem = text(data.get("parse_error"))
     if isinstance(arguments, str):
         read = parsed(arguments) if arguments.strip() else {}
@@ -88,10 +82,10 @@ def error_of(value: object) -> str | None:
     if isinstance(value, Mapping):
         kind = value.get("type") or value.get("error")
         said = value.get("message") or value.get("error_chain_str")
+        if kind and said and not str(said).startswith(f"{kind}: "):
+            return f"{kind}: {said}"
         if said or kind:
-            return ": ".join(
-                str(p) for p in (kind, said) if p and not (p is kind and str(said).startswith(f"{kind}: "))
-            )
+            return str(said or kind)
     return text(value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from heapq import merge
 from itertools import groupby
 
@@ -26,7 +26,6 @@ from ..runs.types import TrajectoryRow
 from .convert import TEXT
 from .readers import DumpReader
 
-PAGE = 1000
 UNREADABLE = "?"
 """The label of a turn whose call cannot be read."""
 
@@ -71,14 +70,8 @@ def _evaluations(reader: RunReader, rollouts: _Rollouts) -> Iterator[HeldOut]:
 
 
 def _by_step(reader: RunReader, filter_: str) -> Iterator[tuple[int | None, list[TrajectoryRow]]]:
-    return ((step, list(rows)) for step, rows in groupby(_rows(reader, filter_), key=lambda row: row.step))
-
-
-def _rows(reader: RunReader, filter_: str) -> Iterator[TrajectoryRow]:
-    query, offset = Query(filter=filter_, sort="step"), 0
-    while rows := reader.rollouts.page(query, offset=offset, limit=PAGE):
-        yield from rows
-        offset += len(rows)
+    rows = reader.rollouts.each(Query(filter=filter_, sort="step"))
+    return ((step, list(of_step)) for step, of_step in groupby(rows, key=lambda row: row.step))
 
 
 class _Rollouts:
@@ -87,7 +80,8 @@ class _Rollouts:
         self._apart = apart
         self._dump = isinstance(reader, DumpReader)
         self._group: tuple[int | None, str] | None = None
-        self._nan, self._unreadable, self._failed = (self._numbers(f) for f in ("nan", "unparsed", "error"))
+        found = ({row.n for row in reader.rollouts.each(Query(filter=f))} for f in ("nan", "unparsed", "error"))
+        self._nan, self._unreadable, self._failed = found
 
     def summary(self, row: TrajectoryRow) -> RolloutSummary:
         """Return a rollout, from its row if its body is damaged."""
@@ -122,11 +116,12 @@ class _Rollouts:
 
     def _of_row(self, row: TrajectoryRow) -> RolloutSummary:
         parts = {k.removeprefix("component."): v for k, v in row.extra.items() if k.startswith("component.")}
+        numbers = {name: float(value) for name, value in parts.items() if isinstance(value, (int, float))}
         return RolloutSummary(
             row.id,
             row.group,
             math.nan if row.n in self._nan else row.reward,
-            _numbers(parts),
+            numbers,
             row.correct,
             tuple(a for a in row.actions if a not in (TEXT, UNREADABLE)),
             row.tokens or 0,
@@ -138,14 +133,3 @@ class _Rollouts:
             answer=row.answer,
             advantage=row.advantage,
         )
-
-    def _numbers(self, filter_: str) -> set[int]:
-        query = Query(filter=filter_)
-        found: set[int] = set()
-        while rows := self._reader.rollouts.page(query, offset=len(found), limit=PAGE):
-            found.update(row.n for row in rows)
-        return found
-
-
-def _numbers(values: Mapping[str, object]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}

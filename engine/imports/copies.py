@@ -116,9 +116,7 @@ def tidy() -> None:
     cache.tidy()
     kept = [known[0] for folder in cache.recent() if (known := cache.dump_of(folder)) is not None]
     copies = cache.cache_dir().parent / "copies"
-    if not copies.is_dir():
-        return
     wanted: set[object] = {part for dump in kept for part in (dump, *dump.parents)}
-    for folder in copies.iterdir():
+    for folder in copies.glob("*"):
         if folder not in wanted and time.time() - folder.stat().st_mtime > _BEING_MADE:
             shutil.rmtree(folder, ignore_errors=True)

@@ -53,7 +53,7 @@ def items_at(dump: Path, place: tuple[str, str, int, int], formats: Sequence[For
     Raises DumpError or OSError.
     """
     path, container, at, length = place
-    origin = Origin(Path(path), dump if dump.is_dir() else dump.parent)
+    origin = Origin.of(Path(path), dump)
     try:
         document = BY_NAME[container].read(origin.path, at, length)
         if (reader := format_of(document, origin, formats)) is not None:
@@ -85,14 +85,12 @@ def natural(name: str) -> tuple[tuple[int, str | int], ...]:
 
 
 def _from_file(path: Path) -> Format:
+    spec = importlib.util.spec_from_file_location(f"grpo_tui_importer_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise DumpError(f"{path} is no Python file")
     try:
-        spec = importlib.util.spec_from_file_location(f"grpo_tui_importer_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise DumpError(f"{path} is no Python file")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except DumpError:
-        raise
     except Exception as error:  # the user's code
         raise DumpError(f"the importer {path} cannot be loaded ({type(error).__name__}: {error})") from error
     return _checked(module, str(path))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .containers.base import loads
-from .rollout import Document, Item, mapping
+from .rollout import Item
+from .values import Document, mapping
 
 NOT_WRITTEN = {
     "reward": "rewards are not written",
@@ -78,6 +79,11 @@ class Origin:
 
     path: Path
     root: Path
+
+    @classmethod
+    def of(cls, path: Path, dump: Path) -> Origin:
+        """Return the origin of a file of a dump, which is a folder or this file."""
+        return cls(path, dump if dump.is_dir() else dump.parent)
 
     @cached_property
     def relative(self) -> str:

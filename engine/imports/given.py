@@ -13,7 +13,8 @@ from typing import Any
 
 from .formats.tables import GENERIC
 from .messages import completion, conversation
-from .rollout import Document, Message, Rollout, Score, number
+from .rollout import Message, Rollout, Score
+from .values import Document, number
 
 _NUMBERS = {
     key

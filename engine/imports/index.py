@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
 from ...configs import metric_names as metric
 from ..runs import codec
@@ -38,18 +39,16 @@ _TRAIN = "rows.split = (SELECT id FROM labels WHERE kind = 'split' AND name = 't
 def measure(store: IndexStore, *, whole: bool) -> None:
     """Store means of steps: of complete steps while files are read, and (`whole`) of all changed steps afterwards."""
     db = store.db
-    split = _TRAIN if db.execute(f"SELECT 1 FROM rows WHERE {_TRAIN} LIMIT 1").fetchone() else "1"
+    split = _TRAIN if store.one(f"SELECT 1 FROM rows WHERE {_TRAIN} LIMIT 1") else "1"
     last_n = str(store.record.last_n())
     if whole and store.meta("measured") == last_n:
         return
     if whole:
         sql, params = f"SELECT step, sum({split}) FROM rows WHERE step IS NOT NULL GROUP BY step", ()
     else:
-        last = db.execute("SELECT coalesce(max(step), -1) FROM measured").fetchone()[0]
-        sql = (
-            f"SELECT step, sum({split}) FROM rows WHERE step > ? AND step < (SELECT max(step) FROM rows) GROUP BY step"
-        )
-        params = (last,)
+        where = "step > ? AND step < (SELECT max(step) FROM rows)"
+        sql = f"SELECT step, sum({split}) FROM rows WHERE {where} GROUP BY step"
+        params = (store.one("SELECT coalesce(max(step), -1) FROM measured"),)
     known = dict(db.execute("SELECT step, rollouts FROM measured"))
     changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if known.get(step) != size]
     last_split = store.meta("measured_split")
@@ -184,26 +183,25 @@ class Indexer:
         return self.unfinished()
 
     def unfinished(self) -> bool:
-        return bool(self.db.execute("SELECT 1 FROM sources WHERE done = 0 LIMIT 1").fetchone())
+        return bool(self.tables.one("SELECT 1 FROM sources WHERE done = 0 LIMIT 1"))
 
-    def summary(self) -> dict[str, object]:
+    def summary(self) -> dict[str, Any]:
         """Return the recognised formats, skipped parts, missing values and coverage, for people and for `--json`."""
         seen = self.db.execute("SELECT format, documents FROM seen ORDER BY rollouts DESC, documents DESC").fetchall()
         by_name = {f.name: f for f in self.formats}
         skipped = self.db.execute("SELECT path, line, why FROM skipped ORDER BY id LIMIT ?", (PROBLEMS,)).fetchall()
-        count = self.tables.problems
         missing = [(path, None, why) for path, why in json.loads(self.tables.meta("missing") or "[]")]
         return {
             "formats": {name: documents for name, documents in seen},
-            "files": int(self.db.execute("SELECT count(*) FROM sources").fetchone()[0]),
+            "files": self.tables.one("SELECT count(*) FROM sources"),
             "rollouts": self.store.last_n(),
-            "metrics": int(self.db.execute("SELECT count(*) FROM logged").fetchone()[0]),
-            "last_step": self.db.execute("SELECT max(step) FROM rows").fetchone()[0],
+            "metrics": self.tables.one("SELECT count(*) FROM logged"),
+            "last_step": self.tables.one("SELECT max(step) FROM rows"),
             "means": json.loads(self.tables.meta("means") or "{}"),
             "skipped": [
                 {"file": self._short(path), "line": line, "why": why} for path, line, why in (*skipped, *missing)
             ],
-            "skipped_in_all": count + len(missing),
+            "skipped_in_all": self.tables.problems + len(missing),
             "not_recorded": {name: self._lacking(by_name[name]) for name, _ in seen if name in by_name},
             "coverage": self._reached(),
         }
@@ -211,12 +209,11 @@ class Indexer:
     def _lacking(self, format_: Format) -> dict[str, str]:
         """Return the values that rollouts of a format lack, with the reason, and the number if some have them."""
         of_all = dict(self.db.execute("SELECT what, rollouts FROM lacking WHERE format = ?", (format_.name,)))
-        row = self.db.execute("SELECT rollouts FROM seen WHERE format = ?", (format_.name,)).fetchone()
-        total = row[0] if row else 0
+        total = self.tables.one("SELECT rollouts FROM seen WHERE format = ?", format_.name) or 0
         if total == self.store.last_n():  # later values are in the rows only
             for what in of_all.keys() & {"reward", "advantage", "step"}:
                 known = f"{what} IS NOT NULL" + (f" OR flags & {Flag.NAN:d}" if what == "reward" else "")
-                of_all[what] = self.db.execute(f"SELECT count(*) FROM rows WHERE NOT ({known})").fetchone()[0]
+                of_all[what] = self.tables.one(f"SELECT count(*) FROM rows WHERE NOT ({known})")
         why = {what: why for what, why in {**NOT_WRITTEN, **format_.unknown}.items() if of_all.get(what)}
         part = {what: f" in {of_all[what]:,} of {total:,}" for what in why.keys() - {"weight"} if of_all[what] < total}
         return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
@@ -331,8 +328,7 @@ class Indexer:
         container, position, line = self.db.execute(
             "SELECT container, position, line FROM sources WHERE id = ?", (id_,)
         ).fetchone()
-        origin = Origin(path, self.dump if self.dump.is_dir() else self.dump.parent)
-        part = Part(self.tables, self.formats, id_, origin, seconds)
+        part = Part(self.tables, self.formats, id_, Origin.of(path, self.dump), seconds)
         try:
             self.db.execute("UPDATE sources SET ends = ? WHERE id = ?", (BY_NAME[container].end(path), id_))
             for found in BY_NAME[container].open(path, position, line):
@@ -342,7 +338,7 @@ class Indexer:
                     yield
             part.commit(done=True)
         except (DumpError, OSError) as error:
-            part.problem(None, str(error).removeprefix(f"{path}: "))
+            part.problems.append((None, str(error).removeprefix(f"{path}: ")))
             part.commit(done=True)
         yield
 
@@ -355,4 +351,4 @@ class Indexer:
             return None
 
     def _short(self, path: str) -> str:
-        return Origin(Path(path), self.dump if self.dump.is_dir() else self.dump.parent).relative
+        return Origin.of(Path(path), self.dump).relative

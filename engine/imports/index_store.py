@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..runs.errors import RecordVersion
 from ..runs.labels import clean
@@ -48,6 +49,7 @@ _STARTS = {
     "missing": "[]", "index": VERSION,
 }  # fmt: skip
 """Values in `meta` of an empty index."""
+_META = "SELECT value FROM meta WHERE key = ?"
 
 
 class IndexStore:
@@ -57,7 +59,8 @@ class IndexStore:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self.record = RecordStore(folder / DATABASE)
-            old = _version(self.record.db) not in (None, VERSION)
+            version = self.record.db.execute(_META, ("index",)).fetchone()
+            old = version is not None and version[0] not in (None, VERSION)
             if old:
                 self.record.close()
         except sqlite3.OperationalError:
@@ -74,8 +77,8 @@ class IndexStore:
         self.db.execute("PRAGMA wal_autocheckpoint = 4000")
         self.groups = Groups(self.db, self.meta("groups"))
         self._first: str | None = None
-        self.problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
-        self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
+        self.problems: int = self.one("SELECT count(*) FROM skipped")
+        self.expecting = bool(self.one("SELECT 1 FROM expected LIMIT 1"))
         self._filled = False
         if self.meta("index") is None:
             self.forget()
@@ -83,9 +86,13 @@ class IndexStore:
     def close(self) -> None:
         self.record.close()
 
-    def meta(self, key: str) -> str | None:
-        row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    def one(self, sql: str, *params: object) -> Any:
+        """Return the first value of the first row; None if there is none."""
+        row = self.db.execute(sql, params).fetchone()
         return None if row is None else row[0]
+
+    def meta(self, key: str) -> str | None:
+        return self.one(_META, key)
 
     def skip(self, path: str, line: int | None, why: str) -> None:
         self.problems += 1
@@ -95,15 +102,13 @@ class IndexStore:
 
     def torn(self) -> str | None:
         """Return the first file of lines whose last line is not whole, or None."""
-        sql = "SELECT path FROM sources WHERE done AND container = 'json lines' AND position < size ORDER BY id LIMIT 1"
-        row = self.db.execute(sql).fetchone()
-        return None if row is None else row[0]
+        return self.one(
+            "SELECT path FROM sources WHERE done AND container = 'json lines' AND position < size ORDER BY id LIMIT 1"
+        )
 
     def holds_rows(self, source: int) -> bool:
-        return bool(
-            self.db.execute("SELECT 1 FROM places WHERE source = ? LIMIT 1", (source,)).fetchone()
-            or self.db.execute("SELECT 1 FROM amendments WHERE source = ? LIMIT 1", (source,)).fetchone()
-        )
+        tables = ("places", "amendments")
+        return any(self.one(f"SELECT 1 FROM {table} WHERE source = ? LIMIT 1", source) for table in tables)
 
     def expect(self, rows: Mapping[str, int]) -> None:
         """Add rows by id that come from the writer's own index, and are replaced when the rollout is read."""
@@ -111,8 +116,7 @@ class IndexStore:
         self.expecting = self.expecting or bool(rows)
 
     def expected(self, id_: str) -> int | None:
-        row = self.db.execute("SELECT n FROM expected WHERE id = ?", (clean(id_),)).fetchone()
-        return None if row is None else int(row[0])
+        return self.one("SELECT n FROM expected WHERE id = ?", clean(id_))
 
     def found(self, id_: str) -> None:
         self.db.execute("DELETE FROM expected WHERE id = ?", (clean(id_),))
@@ -121,14 +125,13 @@ class IndexStore:
     def shown_whole(self) -> bool:
         """Return whether rows were replaced since the last call."""
         filled, self._filled = self._filled, False
-        self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
+        self.expecting = bool(self.one("SELECT 1 FROM expected LIMIT 1"))
         return filled
 
     def scope(self, format_: str) -> str:
         """Return a prefix for the groups of a format. Groups of the dump's first format have none."""
         if self._first is None:
-            row = self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rowid LIMIT 1").fetchone()
-            self._first = format_ if row is None else row[0]
+            self._first = self.one("SELECT format FROM seen WHERE rollouts ORDER BY rowid LIMIT 1") or format_
         return "" if format_ == self._first else format_
 
     def forget(self) -> None:
@@ -150,8 +153,3 @@ class IndexStore:
         self._first = None
         self.problems = 0
         self.expecting = self._filled = False
-
-
-def _version(db: sqlite3.Connection) -> str | None:
-    row = db.execute("SELECT value FROM meta WHERE key = 'index'").fetchone()
-    return None if row is None else row[0]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal
 
 from .containers.csv_rows import Row
 from .format import Origin
 from .messages import completion, conversation, error_text, split
-from .rollout import Document, Item, Message, Rollout, Score, mapping, number, objects, text, whole
+from .rollout import Item, Message, Rollout, Score
+from .values import Document, mapping, number, objects, text, whole
 
 Reader = Callable[[Any], tuple[Message, ...]]
 
@@ -30,10 +32,10 @@ _COLUMN_TEXT = 400
 _COLUMN_DEPTH = 2
 _COLUMN_ITEMS = 16
 _COLUMNS = 100
-_PLANS = 256
+_PLANS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mapped:
     """A format as a table."""
 
@@ -84,7 +86,7 @@ class Mapped:
 
     def _says_something(self, document: Document) -> bool:
         """Return whether there is a completion, or a null completion with a prompt."""
-        plan = self._plan(document)
+        plan = self._plan(tuple(document))
         if plan.first(document, "completion") is not None or plan.first(document, "messages") is not None:
             return True
         return "completion" in plan.roles and plan.first(document, "prompt") is not None
@@ -95,7 +97,7 @@ class Mapped:
             yield self.rollout(row, origin)
 
     def rollout(self, document: Document, origin: Origin) -> Rollout:
-        plan = self._plan(document)
+        plan = self._plan(tuple(document))
         found = {role: plan.first(document, role) for role in plan.roles}
         get = found.get
         asked, answered = get("prompt"), get("completion")
@@ -124,14 +126,14 @@ class Mapped:
             index = position if index is None else index
         step = whole(get("step"))
         tools = get("tools")
-        read = {
+        correct = _WORDS.get(correct.lower(), correct) if isinstance(correct, str) else correct
+        read: dict[str, Any] = {
             "reward": (total if self.by_token else number)(reward),
             "advantage": mean(get("advantage")),
             "step": step,
             "index": index,
+            "correct": bool(correct) if correct in (True, False) else None,  # a part of the way is no verdict
         }
-        correct = _WORDS.get(correct.lower(), correct) if isinstance(correct, str) else correct
-        read["correct"] = bool(correct) if correct in (True, False) else None  # a part of the way is no verdict
         unread = [role for role, value in read.items() if value is None and get(role) is not None]
         if unread or plan.several:
             extra = {**plain(plan.left_over(document, found, unread)), **extra}
@@ -149,7 +151,7 @@ class Mapped:
             advantage=read["advantage"],
             answer=text(get("answer")),
             expected=text(get("expected")),
-            correct=None if read["correct"] is None else bool(read["correct"]),
+            correct=read["correct"],
             stop=_stop_reason(get("stop")) or next((m.stop for m in reversed(said) if m.stop), ""),
             error=error_text(get("error")),
             token_count=whole(get("token_count")),
@@ -167,23 +169,11 @@ class Mapped:
         return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
 
     def first(self, document: Document, role: str) -> Any:
-        return self._plan(document).first(document, role)
+        return self._plan(tuple(document)).first(document, role)
 
-    def _plan(self, document: Document) -> _Plan:
+    @lru_cache(maxsize=_PLANS)  # noqa: B019 - the formats live as long as the process
+    def _plan(self, present: tuple[str, ...]) -> _Plan:
         """Return the plan for a document's keys. Documents of one file mostly share them, so plans are kept."""
-        keys = tuple(document)
-        plan = self._plans.get(keys)
-        if plan is None:
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            plan = self._plans[keys] = self._planned(keys)
-        return plan
-
-    @cached_property
-    def _plans(self) -> dict[tuple[str, ...], _Plan]:
-        return {}
-
-    def _planned(self, present: Sequence[str]) -> _Plan:
         held = set(present)
         roles = {}
         for role, keys in self.keys.items():
@@ -298,29 +288,21 @@ def scores(value: object) -> dict[str, Score]:
 def plain(values: Document) -> dict[str, Any]:
     """Return values that a column can show: numbers, short texts, short lists as JSON. Values in an object get their
     path as name (`judge.score`)."""
-    found: dict[str, Any] = {}
-    _flatten(values, "", found, 0)
-    return found
+    return dict(islice(_flat(values, "", 0), _COLUMNS))
 
 
-def _flatten(values: Document, prefix: str, found: dict[str, Any], depth: int) -> None:
+def _flat(values: Document, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if len(found) >= _COLUMNS:
-            return
         if isinstance(value, (bool, int, float)):
-            found[f"{prefix}{name}"] = value
-        elif isinstance(value, str):
-            if value:
-                found[f"{prefix}{name}"] = value[:_COLUMN_TEXT]
+            yield f"{prefix}{name}", value
+        elif isinstance(value, str) and value:
+            yield f"{prefix}{name}", value[:_COLUMN_TEXT]
         elif isinstance(value, Mapping) and depth < _COLUMN_DEPTH:
-            _flatten(value, f"{prefix}{name}.", found, depth + 1)
-        elif isinstance(value, list) and _is_short(value):  # null where one of them is not known
-            found[f"{prefix}{name}"] = (text(value) or "")[:_COLUMN_TEXT]
-
-
-def _is_short(values: Sequence[object]) -> bool:
-    known = [v for v in values if v is not None]
-    return len(values) <= _COLUMN_ITEMS and bool(known) and all(isinstance(v, (bool, int, float, str)) for v in known)
+            yield from _flat(value, f"{prefix}{name}.", depth + 1)
+        elif isinstance(value, list) and len(value) <= _COLUMN_ITEMS:
+            known = [v for v in value if v is not None]
+            if known and all(isinstance(v, (bool, int, float, str)) for v in known):
+                yield f"{prefix}{name}", (text(value) or "")[:_COLUMN_TEXT]
 
 
 def total(value: object) -> float | None:

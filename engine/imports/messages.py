@@ -14,8 +14,9 @@ from ...envs.trajectory import DISPLAYS
 from .calls import call as call
 from .calls import error_of, with_text_calls
 from .calls import error_text as error_text
-from .rollout import Call, Display, Document, Message, listed, number, parsed, text
+from .rollout import Call, Display, Message
 from .templates import ROLES, flat, joined
+from .values import Document, listed, number, parsed, text
 
 _RESULTS = ("tool_result", "tool_call_response")
 _CALLS = ("tool_call", "tool_use", "function_call", "function", "server_tool_use", "mcp_tool_use")

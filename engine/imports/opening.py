@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from ..runs.durable import try_lock
 from . import cache
@@ -53,18 +54,15 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
     summary = indexer.summary()
     if not indexer.store.last_n() and not more and not summary["metrics"]:
         nothing = _nothing(indexer.dump, summary, indexer.tables.torn())
-        if nothing:
-            indexer.close()
-            cache.forget(indexer.folder)
-            raise DumpError(nothing)
+        indexer.close()
+        cache.forget(indexer.folder)
+        raise DumpError(nothing)
     indexer.describe(opened=True)
     return Opened(indexer.folder, summary, more)
 
 
-def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:
-    skipped = summary["skipped"]
-    assert isinstance(skipped, list)
-    if skipped:
+def _nothing(dump: Path, summary: dict[str, Any], torn: str | None) -> str:
+    if skipped := summary["skipped"]:
         first = skipped[0]
         where = f"{first['file']}" + (f", line {first['line']}" if first["line"] else "")
         others = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
@@ -73,9 +71,6 @@ def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:
         return f"{dump} holds no files"
     if torn is not None:
         return f"nothing in {dump} can be opened: the last line of {torn} is no JSON, or is still being written"
-    formats = summary["formats"]
-    assert isinstance(formats, dict)
-    known = [name for name in formats if name != UNKNOWN]
-    if known:
+    if known := [name for name in summary["formats"] if name != UNKNOWN]:
         return f"{dump} was recognised as {', '.join(known)}, but there is no rollout in it"
     return f"nothing in {dump} is a rollout in a format that is known: see docs/importing.md, or name keys with --map"

@@ -78,15 +78,12 @@ class Part:
         large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
         return large or time.monotonic() - self.began > self.seconds  # packed text takes longer than its bytes suggest
 
-    def problem(self, line: int | None, why: str) -> None:
-        self.problems.append((line, why))
-
     def take(self, found: Found) -> None:
         self.after, self.line = found.after, found.line
         self.documents += 1
         self.bytes += max(found.length, 256)
         if found.problem is not None:
-            self.problem(found.line, found.problem)
+            self.problems.append((found.line, found.problem))
             return
         reader = self._format(found.document)
         if reader is None:
@@ -109,13 +106,11 @@ class Part:
             for item in items:
                 if isinstance(item, Expected):
                     self._expect(item, item.format or reader.name)
-        except RecursionError:
-            self._drop(rows)
-            self.problem(found.line, "it is nested too deeply")
-            return
         except Exception as error:  # a document may hold anything, and a format may be the user's code
             self._drop(rows)
-            self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
+            why = f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})"
+            deep = isinstance(error, RecursionError)
+            self.problems.append((found.line, "it is nested too deeply" if deep else why))
             return
         self._see(reader.name, read - rows)
         self._measure(reader, found, rollouts)
@@ -143,7 +138,7 @@ class Part:
         self.words += Counter(words=words, reached=reached)
         if silent and is_low(words, reached, 0.5):
             why = f"{reader.name}: {reached / words:.0%} of its text reached a message, none of it the policy's: "
-            self.problem(found.line, f"{why}the shape of its messages is not known")
+            self.problems.append((found.line, f"{why}the shape of its messages is not known"))
 
     def _drop(self, rows: int) -> None:
         """Drop the rows from this one on, because their document cannot be read."""
@@ -173,10 +168,7 @@ class Part:
     def _add(self, rollout: Rollout, found: Found, part: int, scope: str) -> None:
         expected = rollout.id in self.expected or (self.store.expecting and self.store.expected(rollout.id) is not None)
         if rollout.same_as_id and rollout.id and not expected:
-            if (
-                rollout.id in self.ids
-                or self.store.db.execute("SELECT 1 FROM cards WHERE id = ?", (rollout.id,)).fetchone()
-            ):
+            if rollout.id in self.ids or self.store.one("SELECT 1 FROM cards WHERE id = ?", rollout.id):
                 self.again.append((rollout.id, rollout))
                 return
             self.ids.add(rollout.id)
@@ -244,8 +236,8 @@ class Part:
 
     def _expect(self, item: Expected, format_: str) -> None:
         """Add a row for a rollout that is read later, unless it is known or its file is missing."""
-        rollout, db = item.rollout, self.store.db
-        known = rollout.id in self.expected or db.execute("SELECT 1 FROM cards WHERE id = ?", (rollout.id,)).fetchone()
+        rollout = item.rollout
+        known = rollout.id in self.expected or self.store.one("SELECT 1 FROM cards WHERE id = ?", rollout.id)
         source = self.source if item.path is None else self._source_of(item.path)
         if known or source is None:
             return
@@ -259,8 +251,7 @@ class Part:
 
     def _source_of(self, path: Path) -> int | None:
         sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
-        row = self.store.db.execute(sql, (str(path), f"{path}.zst")).fetchone()
-        return None if row is None else int(row[0])
+        return self.store.one(sql, str(path), f"{path}.zst")
 
     def commit(self, done: bool) -> None:
         record, db = self.store.record, self.store.db
@@ -268,9 +259,8 @@ class Part:
         record.begin()
         try:
             for group, earlier in self.replaced:
-                names = record.rows.names
-                old, new = names.named("groups", group), names.named("groups", earlier)
-                split = names.labels.intern("split", Split.REPLACED)
+                old, new = record.rows.named("groups", group), record.rows.named("groups", earlier)
+                split = record.rows.labels.intern("split", Split.REPLACED)
                 self._measure_again("grp = ?", old)
                 db.execute("UPDATE rows SET split = ?, grp = ? WHERE grp = ?", (split, new, old))
             if self.rows:
@@ -348,12 +338,10 @@ class Part:
 
     def _amend_new(self, first: int) -> None:
         """Apply amendments that were read before their rollouts."""
-        db = self.store.db
-        if db.execute("SELECT 1 FROM amendments LIMIT 1").fetchone() is None:
-            return
-        sql = "SELECT DISTINCT cards.id FROM cards JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?"
-        for (id_,) in db.execute(sql, (first,)).fetchall():
-            self._amend_again(id_)
+        if self.store.one("SELECT 1 FROM amendments LIMIT 1"):
+            sql = "SELECT DISTINCT cards.id FROM cards JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?"
+            for (id_,) in self.store.db.execute(sql, (first,)).fetchall():
+                self._amend_again(id_)
 
     def _amend_again(self, id_: str) -> None:
         sql = "SELECT step, reward, advantage, extra FROM amendments WHERE id = ?"
@@ -362,20 +350,17 @@ class Part:
 
     def _amend(self, id_: str, amendment: Amendment) -> None:
         """Apply an amendment to the row of its rollout, if there is one."""
-        db = self.store.db
-        row = db.execute("SELECT max(n) FROM cards WHERE id = ?", (id_,)).fetchone()
-        if row is None or row[0] is None:
+        n = self.store.one("SELECT max(n) FROM cards WHERE id = ?", id_)
+        if n is None:
             return
-        if amendment.reward is not None:
-            db.execute("UPDATE rows SET reward = ? WHERE n = ?", (amendment.reward, row[0]))
-        if amendment.advantage is not None:
-            db.execute("UPDATE rows SET advantage = ? WHERE n = ?", (amendment.advantage, row[0]))
-        if amendment.error is not None:
-            db.execute("UPDATE rows SET flags = flags | ? WHERE n = ?", (int(Flag.ERROR), row[0]))
-        if amendment.step is not None:
-            db.execute("UPDATE rows SET step = coalesce(step, ?) WHERE n = ?", (amendment.step, row[0]))
-        self.store.record.rows.add_extras(row[0], amendment.extra)
-        self._measure_again("n = ?", row[0])
+        flags = 0 if amendment.error is None else int(Flag.ERROR)
+        sql = "UPDATE rows SET flags = flags | ?, step = coalesce(step, ?) WHERE n = ?"
+        self.store.db.execute(sql, (flags, amendment.step, n))
+        for column, value in (("reward", amendment.reward), ("advantage", amendment.advantage)):
+            if value is not None:  # NaN becomes NULL
+                self.store.db.execute(f"UPDATE rows SET {column} = ? WHERE n = ?", (value, n))
+        self.store.record.rows.add_extras(n, amendment.extra)
+        self._measure_again("n = ?", n)
 
     def _measure_again(self, which: str, of: int) -> None:
         self.store.db.execute(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from .rollout import Rollout, parsed, text
+from .rollout import Rollout
+from .values import parsed, text
 
 ENOUGH = 0.95
 """A file below this share is reported."""
@@ -41,10 +42,7 @@ def words_reached(document: object, rollouts: list[Rollout]) -> tuple[int, int]:
         said.update(_split(part))
         if len(said) > _WORDS:
             break
-    shown: set[str] = set()
-    for rollout in rollouts:
-        for part in _shown(rollout):
-            shown.update(_split(part))
+    shown = {word for rollout in rollouts for part in _shown(rollout) for word in _split(part)}
     return len(said), len(said & shown)
 
 

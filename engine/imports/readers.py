@@ -24,9 +24,8 @@ def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
     if read_json(run_dir / RUN_FILE).get("mode") != "dump":
         return None
     with try_lock(run_dir / ".lock") as free:
-        if not free:
-            return None
-    return start([str(run_dir), str(os.getpid())])
+        pass
+    return start([str(run_dir), str(os.getpid())]) if free else None
 
 
 def open_reader(run_dir: Path | str) -> RunReader:
@@ -74,8 +73,7 @@ class DumpRollouts(Rollouts):
         return int(self._record.scalar("SELECT value FROM meta WHERE key = 'searchable'") or 0)
 
     def reads_text(self, query: Query) -> bool:
-        selection = self._selection(query)
-        return selection is not None and selection.reads_text
+        return self._selection(query).reads_text
 
     def covered(self, selection: Selection) -> int:
         """Return the number of rollouts whose texts a search sees."""

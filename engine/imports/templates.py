@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .calls import call, with_text_calls
 from .rollout import Message
@@ -29,16 +29,9 @@ ROLES = {
 """Roles by the names that writers give them."""
 
 
-@dataclass(frozen=True)
-class _Template:
-    """`mark`: in every text of the template, and quick to find. `part`: one message."""
-
-    mark: str
-    part: re.Pattern[str]
-
-
-def _template(mark: str, begin: str, end: str, again: str) -> _Template:
-    return _Template(mark, re.compile(rf"{begin}(?P<text>.*?)(?={end}|{again}|\Z)(?:{end})?", re.S))
+def _template(mark: str, begin: str, end: str, again: str) -> tuple[str, re.Pattern[str]]:
+    """Return what every text of the template holds and is quick to find, and the pattern of one message."""
+    return mark, re.compile(rf"{begin}(?P<text>.*?)(?={end}|{again}|\Z)(?:{end})?", re.S)
 
 
 _TEMPLATES = (
@@ -94,14 +87,14 @@ def flat(value: str, role: str = "user") -> tuple[Message, ...]:
     """Read text with the marks of a chat template. Without marks it is one message of `role`."""
     if "<|message|>" in value:
         return _harmony(value, role)
-    for template in _TEMPLATES:
-        if template.mark not in value or (first := template.part.search(value)) is None:
+    for template_mark, message in _TEMPLATES:
+        if template_mark not in value or (first := message.search(value)) is None:
             continue
         found = []
         head = _trimmed(_BEGINS.sub("", value[: first.start()]))
         if head.strip() or (role == "assistant" and first.start()):
             found.append(Message("system" if role == "user" else role, head))
-        for part in template.part.finditer(value):
+        for part in message.finditer(value):
             said = Message(ROLES.get(part["role"], part["role"]), _trimmed(part["text"]))
             if not said.is_agent or part.end() < len(value) or not _TO_BE_SAID.fullmatch(said.text):
                 found.append(said)
@@ -126,7 +119,7 @@ def stripped_prompt(value: str) -> tuple[Message, ...]:
 def stripped_completion(value: str) -> tuple[Message, ...]:
     """Read a completion without special tokens: `…\\nuser\\n<tool_response>…\\nassistant\\n…`."""
     # one character is found ten times sooner than more: most texts have none of these marks
-    if ("|" in value or "｜" in value or "[" in value) and any(t.mark in value for t in _TEMPLATES):
+    if ("|" in value or "｜" in value or "[" in value) and any(mark in value for mark, _ in _TEMPLATES):
         return flat(value, "assistant")
     found, own = [], ""
     agent = "\nassistant\n" if "\nassistant\n" in value else "\nmodel\n"
@@ -175,8 +168,10 @@ def joined(found: Sequence[Message]) -> tuple[Message, ...]:
     made: list[Message] = []
     for said in found:
         last = made[-1] if made else None
+        only_calls = bool(said.calls) and not said.text and not said.thought
+        after_thought = last is not None and bool(last.thought) and not last.text and not last.calls
         # an entry of calls alone, or what follows a thought alone, belongs to the turn that it continues
-        if last is not None and last.is_agent and said.is_agent and (_only_calls(said) or _only_thought(last)):
+        if last is not None and last.is_agent and said.is_agent and (only_calls or after_thought):
             made[-1] = replace(
                 last,
                 text=last.text or said.text,
@@ -205,14 +200,6 @@ def _harmony(value: str, role: str) -> tuple[Message, ...]:
                 yield Message(ROLES.get(author, author), part["text"])
 
     return joined(list(parts()))
-
-
-def _only_calls(said: Message) -> bool:
-    return not said.text and not said.thought and bool(said.calls)
-
-
-def _only_thought(said: Message) -> bool:
-    return not said.text and not said.calls and bool(said.thought)
 
 
 def _tool_responses(value: str) -> list[str]:

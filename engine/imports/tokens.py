@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from math import nan
 from typing import Any
 
 from ..runs.types import TokenArrays
-from .rollout import Document, listed, number, whole
+from .values import Document, listed, number, whole
 
 Maker = Callable[[], TokenArrays[Any] | None]
 
@@ -34,15 +35,12 @@ class Tokens:
             return None
         spoken = [bool(number(m)) for m in mask][: len(token_ids)]
         spoken += [False] * (len(token_ids) - len(spoken))
-        turns, turn = [], -1
-        for i, agent in enumerate(spoken):
-            turn += int(agent and (i == 0 or not spoken[i - 1]))
-            turns.append(turn)
+        begins = [now and not before for before, now in pairwise([False, *spoken])]
         return TokenArrays(
             memoryview(array("i", [i or 0 for i in token_ids])),
             memoryview(bytes(spoken)),
             memoryview(array("f", _fitted(logprobs, len(token_ids)))),
-            memoryview(array("h", [min(t, 32767) for t in turns])),
+            memoryview(array("h", [min(count - 1, 32767) for count in accumulate(begins)])),
             memoryview(array("f", _fitted(advantages, len(token_ids)))) if advantages else None,
             _overlays(overlays or {}, spoken),
         )

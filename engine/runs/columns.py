@@ -3,9 +3,8 @@
 From `COLUMNS` follow the SQL tables (`schema.py`), the rows that are written (`write/store.py`) and read
 (`read/rollouts.py`), filters (`conditions.py`), orders (`views.py`), the index of a dump, and the table on screen.
 
-To add a column, append it here with `since` one above the present version. If dumps of other frameworks hold the value,
-set it in `engine/imports/convert.py`, too. Only records of the present version are read; an index of another version is
-rebuilt.
+To add a column, append it here and raise `SCHEMA_VERSION`. If dumps of other frameworks hold the value, set it in
+`engine/imports/convert.py`, too. Only records of the present version are read; an index of another version is rebuilt.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class Column:
     kind: Kind = Kind.NUMBER
     numeric: bool = False
     sortable: bool = False
-    since: int = 3
     field: str = ""
     title: str = ""
     cells: int = 6
@@ -100,13 +98,15 @@ def is_finite(record: TrajectoryRecord) -> bool:
 
 def _flags(record: TrajectoryRecord) -> int:
     trajectory, served = record.trajectory, record.served
-    flags = Flag.ERROR if trajectory.error or any(s.error for s in trajectory.steps) else Flag(0)
-    flags |= Flag.UNPARSED if any(s.unreadable for s in trajectory.steps) else 0
-    flags |= 0 if is_finite(record) else Flag.NAN
-    if served is not None:
-        flags |= Flag.SENT if served.sent else 0
-        flags |= {True: Flag.AGREES, False: Flag.DISAGREES, None: 0}[served.agrees]
-    return int(flags)
+    held = {
+        Flag.ERROR: trajectory.error or any(s.error for s in trajectory.steps),
+        Flag.UNPARSED: any(s.unreadable for s in trajectory.steps),
+        Flag.NAN: not is_finite(record),
+        Flag.SENT: served is not None and served.sent,
+        Flag.AGREES: served is not None and served.agrees is True,
+        Flag.DISAGREES: served is not None and served.agrees is False,
+    }
+    return sum(flag for flag, is_set in held.items() if is_set)
 
 
 COLUMNS = (
@@ -140,9 +140,10 @@ COLUMNS = (
     Column("gate", value=lambda r: None if r.served is None else r.served.gate, kind=Kind.NAME),
     Column("confidence", "REAL", lambda r: None if r.served is None else r.served.confidence, numeric=True),
 )
-SCHEMA_VERSION = max(column.since for column in COLUMNS)
+SCHEMA_VERSION = 3
 """The version of a record: of its columns, and of the format of `schema.py` and `codec.py`."""
 SORTS = ("n", *(column.name for column in COLUMNS if column.sortable))
+WHOLE = ("n", *(column.name for column in COLUMNS if column.sql == "INTEGER"))
 INDEXED_LINKS = ("grp", "prompt")
 """Links that lists look rows up by."""
 

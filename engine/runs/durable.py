@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...configs.errors import GrpoTuiError
+from ...configs.plain_data import from_plain
 from .paths import PROCESSES
+
+_T = TypeVar("_T")
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
@@ -58,6 +61,14 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def read_as(kind: type[_T], said: object) -> _T | None:
+    """Return plain data from a file, which may hold anything, as a dataclass; None if it is something else."""
+    try:
+        return from_plain(kind, said, strict=True) if isinstance(said, dict) else None
+    except (TypeError, ValueError):
+        return None
 
 
 def overwrite(path: Path, data: bytes) -> bool:

@@ -59,13 +59,11 @@ class Labels:
         known = self.ids.get((kind, name))
         if known is not None:
             return known
-        name = clean(name[:MAX_LENGTH])
-        if self.counts.get(kind, 0) >= MAX_NAMES:
-            name = OTHER
+        bit = self.counts.get(kind, 0)
+        name = clean(name[:MAX_LENGTH]) if bit < MAX_NAMES else OTHER
         known = self.ids.get((kind, name))
         if known is not None:
             return known
-        bit = self.counts.get(kind, 0)
         cursor = self.db.execute("INSERT INTO labels (kind, name, bit) VALUES (?, ?, ?)", (kind, name, bit))
         id_ = int(cursor.lastrowid or 0)
         self._know(id_, kind, name, bit)

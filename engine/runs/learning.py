@@ -117,9 +117,6 @@ class Use:
     def mask(self) -> int:
         return BIT[self.kind] | (BIT[CLIPPED] if self.clipped else 0)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "facts": dict(self.facts)}
-
 
 @dataclass(frozen=True)
 class NeighbourVote:
@@ -152,9 +149,6 @@ class Served:
     gate: GateCode = GateCode.OPEN
     reason: str = ""
     seconds: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "votes": dict(self.votes)}
 
 
 USE_COLUMNS = "step, mask, weight, advantage, data"

@@ -9,17 +9,7 @@ from typing import Any
 
 MASKED = "••••••"
 
-_WORDS = {
-    "secret",
-    "secrets",
-    "password",
-    "passwd",
-    "passphrase",
-    "credential",
-    "credentials",
-    "authorization",
-    "bearer",
-}
+_WORD = re.compile("secrets?|password|passwd|passphrase|credentials?|authorization|bearer|apikey")
 _PAIRS = {(word, "key") for word in ("api", "access", "private", "auth", "secret", "signing", "encryption")}
 _PLAIN_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "image", "video", "special"}
 _VALUES = re.compile(
@@ -38,9 +28,7 @@ def is_secret_key(key: str) -> bool:
     words = [w for w in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()) if w]
     if words and words[-1] == "env":
         return False
-    if any(w in _WORDS for w in words) or "apikey" in words:
-        return True
-    if any(pair in _PAIRS for pair in itertools.pairwise(words)):
+    if any(map(_WORD.fullmatch, words)) or not _PAIRS.isdisjoint(itertools.pairwise(words)):
         return True
     return bool(words) and words[-1] == "token" and not _PLAIN_TOKENS.intersection(words)
 

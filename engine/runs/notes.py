@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .durable import read_json
-from .paths import RUN_FILE
+from .paths import RUN_FILE, user_folder
 from .remote.address import address_of
 
 NOTES_FILE = "notes.jsonl"
@@ -57,13 +56,11 @@ class Notes:
         """Return the notes by the rollout's id, without damaged lines."""
         try:
             stat = self.path.stat()
+            seen = (stat.st_size, stat.st_mtime_ns)
+            if seen != self._seen:
+                self._notes, self._seen = _parsed(self.path.read_bytes()), seen
         except OSError:
             self._seen, self._notes = None, {}
-            return self._notes
-        seen = (stat.st_size, stat.st_mtime_ns)
-        if seen != self._seen:
-            self._notes = _parsed(self.path)
-            self._seen = seen
         return self._notes
 
     def put(self, id_: str, text: str) -> None:
@@ -83,19 +80,13 @@ def place_of(run_dir: Path) -> Path:
     dump = dump or address_of(run_dir)
     if not isinstance(dump, str):
         return run_dir / NOTES_FILE
-    home = os.environ.get("XDG_DATA_HOME")
-    base = Path(home) if home else Path.home() / ".local" / "share"
     digest = hashlib.blake2b(dump.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    return base / "grpo-tui" / "notes" / f"{Path(dump).name[:80]}-{digest}.jsonl"
+    return user_folder("XDG_DATA_HOME", ".local/share") / "notes" / f"{Path(dump).name[:80]}-{digest}.jsonl"
 
 
-def _parsed(path: Path) -> dict[str, Note]:
+def _parsed(data: bytes) -> dict[str, Note]:
     found: dict[str, Note] = {}
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return found
-    for line in lines:
+    for line in data.split(b"\n"):
         try:
             said = json.loads(line)
             note = Note(said["id"], said["text"], str(said.get("by") or ""), float(said.get("time") or 0.0))

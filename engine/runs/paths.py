@@ -16,24 +16,8 @@ LOGS = "logs"
 IMAGES = "images"
 CHECKPOINTS = "checkpoints"
 SNAPSHOTS = "snapshots"
-NETWORK_FILE_SYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "sshfs",
-        "9p",
-        "ceph",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "afs",
-        "glusterfs",
-        "webdav",
-    }
-)
+_NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|sshfs|9p|ceph|lustre|gpfs|beegfs|afs|glusterfs|webdav")
+"""File systems of networks, by the type that the system gives them."""
 
 
 def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
@@ -44,6 +28,11 @@ def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
     if home:
         return Path(home).expanduser().absolute() / "runs"
     return Path.cwd() / "runs"
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """Return our folder in `$variable` (such as `XDG_CACHE_HOME`), else in `default` of the home. It need not exist."""
+    return Path(os.environ.get(variable) or Path.home() / default) / "grpo-tui"
 
 
 def network_file_system(path: Path) -> str:
@@ -58,7 +47,7 @@ def network_file_system(path: Path) -> str:
     found = max(mounts, key=lambda p: len(p.mountpoint), default=None)
     if found is None:
         return ""
-    remote = found.fstype.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS or "remote" in found.opts.split(",")
+    remote = _NETWORK.fullmatch(found.fstype.removeprefix("fuse.")) or "remote" in found.opts.split(",")
     return found.fstype if remote else ""
 
 

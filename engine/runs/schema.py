@@ -8,6 +8,7 @@ because neighbours of a group share their prompt. `search` is a full-text index 
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
@@ -187,17 +188,9 @@ def meta_key(name: str) -> str:
 
 def recorded_position(run_dir: Path, name: str) -> int | None:
     """Return the last position that was stored; None if there is none, or it cannot be read."""
-    path = run_dir / DATABASE
-    if not path.exists():
-        return None
     try:
-        db = connect_reader(path)
-    except RecordDamaged:
-        return None
-    try:
-        row = db.execute("SELECT value FROM meta WHERE key = ?", (meta_key(name),)).fetchone()
+        with closing(connect_reader(run_dir / DATABASE)) as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (meta_key(name),)).fetchone()
         return None if row is None else int(row[0])
-    except (sqlite3.Error, ValueError):
+    except (RecordDamaged, sqlite3.Error, ValueError):
         return None
-    finally:
-        db.close()

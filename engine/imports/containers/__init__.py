@@ -32,15 +32,8 @@ def container_of(path: Path) -> Container | None:
     """Return the container of a file, or None if it holds no documents. Raises DumpError for a pickle."""
     with open(path, "rb") as file:
         head = file.read(HEAD)
-    if head[:2] in _PICKLES or (head[:4] == b"PK\x03\x04" and _holds_pickle(path)):
+    if head[:2] in _PICKLES or (head[:4] == b"PK\x03\x04" and zip_file.holds_pickle(path)):
         raise DumpError(f"{path}: {_TORCH}")
     if head[:2] in _UTF_16:
         raise DumpError(f"{path}: it is text in UTF-16; write it as UTF-8")
     return next((c for c in CONTAINERS if c.detect(head)), None)
-
-
-def _holds_pickle(path: Path) -> bool:
-    try:
-        return any(name.endswith((".pkl", ".pickle")) for name in zip_file.first_names(path))
-    except (DumpError, OSError):
-        return False

@@ -21,7 +21,7 @@ _COLUMNS = re.compile(
 
 
 class Row(dict[str, Any]):
-    """A row of texts. Formats read numbers from it where a column is nothing else."""
+    """A row of texts, null for an empty cell. Formats read numbers from it where a column is nothing else."""
 
 
 class CsvRows(Container):
@@ -59,18 +59,14 @@ class CsvRows(Container):
                     length, taken = taken, 0
                     line += 1
                     if len(values) == len(header):
-                        yield Found(at, length, line + 1, at + length, _row(header, values))
+                        row = Row((name, value or None) for name, value in zip(header, values, strict=True))
+                        yield Found(at, length, line + 1, at + length, row)
                     elif values:
                         problem = f"the row has {len(values)} columns, the first row {len(header)}"
                         yield Found(at, length, line + 1, at + length, problem=problem)
                     at += length
             except csv.Error as error:
                 raise DumpError(f"{path}, row {line + 2}: {error}") from None
-
-
-def _row(header: tuple[str, ...], values: list[str]) -> Row:
-    """Return a row; a cell without text is null."""
-    return Row((name, value or None) for name, value in zip(header, values, strict=True))
 
 
 def _split(line: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,8 @@ class JsonFile(Container):
         if not newline:
             # one line so far: a list is a file of items; an object may be the first line of a growing file
             return first[:1] == b"[" and first[1:].lstrip()[:1] == b"{"
-        try:
-            loads(first)
-        except ValueError:
-            # the first line is no document of its own: either pretty-printed, or a damaged line among good ones
-            return not _a_document(rest.partition(b"\n")[0])
-        return False
+        # a first line that is no document of its own: either pretty-printed, or a damaged line among good ones
+        return _parsed(first) is None and not isinstance(_parsed(rest.partition(b"\n")[0]), dict)
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Yield the document or the items of the list. The place is an index, or the bytes in a large list."""
@@ -69,10 +65,7 @@ class JsonFile(Container):
                 return loads(data)
             except ValueError as error:
                 raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
-        items = _load(path)
-        if offset >= len(items):
-            raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
-        return items[offset]
+        return item_of(_load(path), path, offset)
 
 
 def _is_list(path: Path) -> bool:
@@ -168,6 +161,13 @@ def _load(path: Path) -> tuple[object, ...]:
         raise DumpError(f"{path}: {error}") from None
 
 
+def item_of(items: Sequence[Any], path: Path, offset: int) -> Any:
+    """Return an item of a list by its index. Raises DumpError if the list has fewer."""
+    if offset >= len(items):
+        raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
+    return items[offset]
+
+
 def items_of(data: bytes) -> tuple[Any, ...]:
     """Return the items of a list, or the documents that follow each other. Raises ValueError if it is no JSON."""
     try:
@@ -195,8 +195,8 @@ def _one_after_the_other(data: bytes) -> tuple[object, ...]:
     return tuple(found)
 
 
-def _a_document(line: bytes) -> bool:
+def _parsed(line: bytes) -> Any:
     try:
-        return isinstance(loads(line), dict)
+        return loads(line)
     except ValueError:
-        return False
+        return None

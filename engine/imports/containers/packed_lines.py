@@ -19,7 +19,7 @@ from typing import Any
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
 from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, cached_by_file, loads, stat_of
-from .json_file import JsonFile, items_of
+from .json_file import JsonFile, item_of, items_of
 from .json_lines import lines
 
 MAX_TEXT = 16 << 30
@@ -78,10 +78,7 @@ class PackedLines(Container):
         """Return the line at a byte of the text, or (`length` 0) an item of a document."""
         try:
             if length == 0:
-                items = _whole(path, self.unpacked)
-                if offset >= len(items):
-                    raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
-                return items[offset]
+                return item_of(_whole(path, self.unpacked), path, offset)
             return loads(self._bytes(path, offset, length))
         except (*self.damage, EOFError, ValueError) as error:
             raise DumpError(f"{path}, byte {offset} of its text: {error}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta
@@ -38,7 +38,7 @@ class _Reading:
     """A file in the middle of its batches: `rows` are those from row `at` on."""
 
     key: tuple[Path, int, int]
-    batches: Iterator[Sequence[Any]]
+    batches: Iterator[Any]
     at: int = 0
     rows: list[Row] = field(default_factory=list)
 
@@ -57,12 +57,11 @@ class Parquet(Container):
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         at = 0
         for batch in _batches(path):
-            size = _size(batch)
-            if at + size > after:
+            if at + batch.num_rows > after:
                 for i, row in enumerate(_rows(path, batch), at):
                     if i >= after:
                         yield Found(i, 1, i + 1, i + 1, row)
-            at += size
+            at += batch.num_rows
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return a row by its number. The last batch is kept, so the next rows cost little."""
@@ -73,8 +72,8 @@ class Parquet(Container):
         while offset >= kept.at + len(kept.rows):
             at = kept.at + len(kept.rows)
             batch = next(kept.batches, None)
-            while batch is not None and offset >= at + _size(batch):  # skipped without making values
-                at += _size(batch)
+            while batch is not None and offset >= at + batch.num_rows:  # skipped without making values
+                at += batch.num_rows
                 batch = next(kept.batches, None)
             if batch is None:
                 raise DumpError(f"{path} has changed since it was indexed: it has no row {offset + 1} any more")
@@ -124,10 +123,6 @@ def _unreadable(path: Path, error: BaseException) -> DumpError:
     return DumpError(f"{path}: this parquet file cannot be read ({said})")
 
 
-def _size(batch: Any) -> int:
-    return int(batch.num_rows)
-
-
 def _rows(path: Path, batch: Any) -> Iterator[Row]:
     """Yield the rows of a batch as plain values. Copies of other columns, and bytes (images), are null."""
     names = [str(name) for name in batch.schema.names]
@@ -137,7 +132,7 @@ def _rows(path: Path, batch: Any) -> Iterator[Row]:
             whole = {n for n in COPIES if n in names and batch.column(names.index(n)).null_count == 0}
             left_out = {copy for name in whole for copy in COPIES[name]}
             columns = [
-                [None] * _size(batch) if name in left_out or _is_bytes(kind) else _values(batch.column(i), kind)
+                [None] * batch.num_rows if name in left_out or _is_bytes(kind) else _values(batch.column(i), kind)
                 for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
             ]
     except (KeyboardInterrupt, SystemExit):

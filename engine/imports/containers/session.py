@@ -5,6 +5,7 @@ The document is `{"session": [entries]}`. A session grows while the agent works,
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file, loads
+from .base import MARK, Container, Found, cached_by_file, loads
 from .json_file import items_of
+from .json_lines import lines
 
 MAX_BYTES = 256 << 20
 _LIST = ("role", "source", "kind", "type")
@@ -102,16 +104,6 @@ def _entries(path: Path) -> tuple[tuple[object, ...], tuple[tuple[int, str], ...
             return items_of(data), ()
         except ValueError as error:
             raise DumpError(f"{path}: {error}") from None
-    found, problems = [], []
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            if len(line) > MAX_DOCUMENT:
-                raise ValueError(f"the line has more than {MAX_DOCUMENT >> 20} MiB")
-            found.append(loads(line))
-        except ValueError as error:
-            if number < len(lines):  # the last line is still being written
-                problems.append((number, str(error)))
-    return tuple(found), tuple(problems)
+    read = list(lines(io.BytesIO(data), 0, 0))  # without a last line that is still being written
+    problems = tuple((each.line, each.problem) for each in read if each.problem is not None)
+    return tuple(each.document for each in read if each.problem is None), problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,8 +27,7 @@ class Sqlite(Container):
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Yield `{"table": name, "row": {…}}` for each row of a known table."""
-        db = _connect(path)
-        try:
+        with _connected(path) as db:
             for number, table in enumerate(TABLES):
                 if not db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone():
                     continue
@@ -38,10 +38,6 @@ class Sqlite(Container):
                     place = number * _SPAN + rowid
                     document = {"table": table, "row": dict(zip(names, values, strict=True))}
                     yield Found(place, 1, rowid, place, document)
-        except sqlite3.Error as error:
-            raise DumpError(f"{path}: this database cannot be read ({error})") from None
-        finally:
-            db.close()
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         return super().read(path, offset - 1, length)
@@ -51,36 +47,28 @@ class Sqlite(Container):
 def runs_of(path: Path) -> tuple[str, ...]:
     """Return the names of the runs in a project of trackio."""
     found: set[str] = set()
-    try:
-        db = _connect(path)
-    except DumpError:
-        return ()
     for table in TABLES:
-        try:
+        with suppress(DumpError), _connected(path) as db:  # a project may lack a table, or its column
             found.update(str(name) for (name,) in db.execute(f"SELECT DISTINCT run_name FROM {table}"))
-        except sqlite3.Error:
-            continue  # no such table, or no such column
-    db.close()
     return tuple(sorted(found))
 
 
 @cached_by_file(maxsize=8)
 def is_empty(path: Path, table: str) -> bool:
     """Return whether a database has no row of a table."""
-    try:
-        db = _connect(path)
-        found = db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
-        db.close()
-        return found is None
-    except (DumpError, sqlite3.Error):
-        return True
+    with suppress(DumpError), _connected(path) as db:
+        return db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is None
+    return True
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+@contextmanager
+def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database for reading. Raises DumpError, also for errors of `sqlite3` inside."""
+    address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
-        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
-        db.execute("PRAGMA trusted_schema = OFF")
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        return db
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:
+            db.execute("PRAGMA trusted_schema = OFF")
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            yield db
     except sqlite3.Error as error:
         raise DumpError(f"{path}: this database cannot be read ({error})") from None

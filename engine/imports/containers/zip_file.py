@@ -72,26 +72,24 @@ class ZipFile(Container):
         return len(_order(path)) * _SPAN
 
 
-def first_names(path: Path) -> list[str]:
-    """Return the names of the first members. Raises DumpError."""
-    return [member.filename for member in _archive(path).infolist()[:64]]
+def holds_pickle(path: Path) -> bool:
+    """Return whether one of the first members is a pickle."""
+    try:
+        return any(member.filename.endswith((".pkl", ".pickle")) for member in _archive(path).infolist()[:64])
+    except (DumpError, OSError):
+        return False
 
 
 @cached_by_file(maxsize=32)
 def member_of(path: Path, name: str) -> Any:
     """Return the document of a small member by its name, or None."""
-    number = number_of(path, name)
+    number = numbers_of(path).get(name)
     try:
         if number is None or _archive(path).infolist()[number].file_size > MAX_DOCUMENT:
             return None
         return loads(_unpack(path, number))
     except (DumpError, ValueError):
         return None
-
-
-def number_of(path: Path, name: str) -> int | None:
-    """Return the place of a member by its name, or None."""
-    return _numbers(path).get(name)
 
 
 @cached_by_file(maxsize=8)
@@ -103,7 +101,7 @@ def _archive(path: Path) -> zipfile.ZipFile:
 
 
 @cached_by_file(maxsize=8)
-def _numbers(path: Path) -> dict[str, int]:
+def numbers_of(path: Path) -> dict[str, int]:
     """Return the places of members by name. The last member of a name counts."""
     members = enumerate(_archive(path).infolist())
     return {member.filename: number for number, member in members if not member.filename.endswith("/")}
@@ -113,7 +111,7 @@ def _numbers(path: Path) -> dict[str, int]:
 def _order(path: Path) -> list[int]:
     """Return the members in the order of reading: inspect-ai's summaries first if they are small, of all samples or
     of each flush, then the others."""
-    members, numbers = _archive(path).infolist(), _numbers(path)
+    members, numbers = _archive(path).infolist(), numbers_of(path)
     whole = [n for name, n in numbers.items() if name == SUMMARIES]
     flushed = [n for name, n in numbers.items() if name.startswith(JOURNAL)]
     first = whole if whole and members[whole[0]].file_size <= MAX_INDEX else flushed

@@ -9,9 +9,10 @@ from ..convert import is_judge
 from ..format import Documents, Origin
 from ..mapped import SEVERAL, Mapped, at, mean, plain, scores, several
 from ..messages import call, conversation, error_text, message, split
-from ..rollout import Call, Document, Item, Message, Rollout, listed, mapping, number, objects, text, whole
+from ..rollout import Call, Item, Message, Rollout
 from ..templates import joined
 from ..tokens import Tokens
+from ..values import Document, listed, mapping, number, objects, text, whole
 
 # ------------------------------------------------------------------------------------------------------ mini-swe-agent
 
@@ -190,10 +191,9 @@ def _rllm_messages(known: list[Document]) -> tuple[tuple[Message, ...], tuple[Me
     else:
         prompt = (Message("user", text(known[0].get("observation")) or ""),)
         said = tuple(Message("assistant", text(s.get("model_response")) or text(s.get("action")) or "") for s in known)
-    turns = [i for i, m in enumerate(said) if m.is_agent]
-    if len(turns) == len(known):
-        rewards = {i: number(s.get("reward")) for i, s in zip(turns, known, strict=True)}
-        said = tuple(replace(m, reward=rewards[i]) if i in rewards else m for i, m in enumerate(said))
+    if sum(m.is_agent for m in said) == len(known):
+        rewards = iter([number(s.get("reward")) for s in known])
+        said = tuple(replace(m, reward=next(rewards)) if m.is_agent else m for m in said)
     return prompt, said
 
 

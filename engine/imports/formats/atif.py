@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 
 from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, message, split
-from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, objects, summed, text
+from ..rollout import Item, Message, Rollout, Score
 from ..tokens import Tokens
+from ..values import Document, listed, mapping, number, objects, summed, text
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
 """Names of later files of one trial: a conversation continued after a summary, and the writing of the summary."""
@@ -21,6 +23,7 @@ _UNKNOWN = {
     "group": "no group is written: rollouts of one task in one folder are shown as one",
 }
 _OF_THE_TRIAL = {"reward": "the reward belongs to the trial, and is shown at its first trajectory"}
+_VERIFIERS = ("../verifier", "verifier")
 
 
 def _open(document: Document, origin: Origin) -> Iterable[Item]:
@@ -88,14 +91,13 @@ def _of_trial(made: Rollout, result: Document, rewards: Mapping[str, Score], ori
 
 def _rewards(result: Document, origin: Origin) -> dict[str, Score]:
     """Return the verifier's scores by name, from the result (one number in older versions) or the verifier's files."""
-    found = scores(at(result, "verifier_result.rewards"))
-    if not found and (one := number(at(result, "verifier_result.reward"))) is not None:
-        return {"reward": Score(one)}
-    for folder in ("../verifier", "verifier"):
-        found = found or scores(origin.beside(f"{folder}/reward.json"))
-        if not found and (one := number(origin.text_beside(f"{folder}/reward.txt"))) is not None:
-            return {"reward": Score(one)}
-    return found
+    files = ((origin.beside(f"{f}/reward.json"), origin.text_beside(f"{f}/reward.txt")) for f in _VERIFIERS)
+    for several, one in chain([(at(result, "verifier_result.rewards"), at(result, "verifier_result.reward"))], files):
+        if found := scores(several):
+            return found
+        if (value := number(one)) is not None:
+            return {"reward": Score(value)}
+    return {}
 
 
 def _messages(step: Document) -> list[Message]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import completion, conversation, error_text
-from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, objects, summed, text
+from ..rollout import Item, Message, Rollout, Score
+from ..values import Document, listed, mapping, number, objects, summed, text
 from .tables import GENERIC
 
 
@@ -141,8 +142,8 @@ PROMPTFOO = Mapped(
 
 def _of_batch(made: Rollout, document: Document, origin: Origin) -> Rollout:
     kind = text(at(document, "result.type")) or "succeeded"
-    why = next((e for p in ("result.error.error", "result.error", "error") if (e := error_text(at(document, p)))), None)
-    why = why or error_text(at(document, "response.body.error"))
+    paths = ("result.error.error", "result.error", "error", "response.body.error")
+    why = next((e for path in paths if (e := error_text(at(document, path)))), None)
     usage = mapping(at(document, "result.message.usage"))
     tokens = summed([usage.get(k) for k in ("input_tokens", "output_tokens")])
     return replace(

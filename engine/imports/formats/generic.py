@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count, takewhile
 
 from ..format import Documents, Format, Origin
-from ..rollout import Document, Item, Numbers, Rollout, number, whole
+from ..rollout import Item, Numbers, Rollout
+from ..values import Document, number, whole
 from .tables import GENERIC
 from .trl import metric_name
 
@@ -24,17 +26,15 @@ _SINGULARS = frozenset([
 
 
 def _is_group(document: Document, origin: Origin) -> bool:
-    key = _list_key(document)
-    return key is not None and not _is_column(document.get("prompt"), len(document[key]))
+    size = _completions(document)
+    return size is not None and not _is_column(document.get("prompt"), size)
 
 
 def _group(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for each completion. Lists of the same length hold one value for each."""
-    key = _list_key(document)
-    assert key is not None
-    size = len(document[key])
+    size = _completions(document)
     named = bool(GENERIC.first(document, "group"))
-    for i in range(size):
+    for i in range(size or 0):
         row: dict[str, object] = {"rollout": i} if named else {}
         for name, value in document.items():
             if not isinstance(value, list) or name in ("prompt", "messages", "tools"):
@@ -47,20 +47,14 @@ def _group(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _is_batch(document: Document, origin: Origin) -> bool:
-    key = _list_key(document)
-    if key is None:
-        return False
-    size = len(document[key])
-    prompts = document.get("prompt", document.get("prompts", document.get("input")))
-    return size > 0 and _is_column(prompts, size)
+    size = _completions(document)
+    return bool(size) and _is_column(document.get("prompt", document.get("prompts", document.get("input"))), size)
 
 
 def _batch(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout for each place in the lists. Numbers without another meaning are reward functions."""
-    key = _list_key(document)
-    assert key is not None
     known = {k for keys in GENERIC.keys.values() for k in keys}
-    size = len(document[key])
+    size = _completions(document) or 0
     numbers = {name for name, value in document.items() if _is_numbers(value, size)}
     for i in range(size):
         row: dict[str, object] = {}
@@ -115,13 +109,9 @@ def _lower(row: Document) -> dict[str, object]:
 
 def _verl_samples(row: Document) -> list[dict[str, object]]:
     """Return the samples of a row of verl, which logs `input_1, output_1, score_1, input_2, …` per validation."""
-    found = []
-    n = 1
-    while f"input_{n}" in row and f"output_{n}" in row:
-        sample = {k: row.get(f"{k}_{n}") for k in ("input", "output", "score")}
-        found.append({**sample, **({"step": row["step"]} if "step" in row else {})})
-        n += 1
-    return found
+    shared = {k: v for k, v in row.items() if k == "step"}
+    numbers = takewhile(lambda n: f"input_{n}" in row and f"output_{n}" in row, count(1))
+    return [{k: row.get(f"{k}_{n}") for k in ("input", "output", "score")} | shared for n in numbers]
 
 
 _ROLLOUTS = ("rollouts", "trajectories", "episodes")
@@ -251,17 +241,15 @@ def _step(document: Document) -> int | None:
     return next((found for key in _STEPS if (found := whole(document.get(key))) is not None), None)
 
 
-def _list_key(document: object) -> str | None:
-    if not isinstance(document, Mapping):
-        return None
+def _completions(document: Document) -> int | None:
+    """Return the length of a document's list of completions, or None if it has no such list."""
     for key in _COMPLETIONS:
         value = document.get(key)
         if not isinstance(value, list) or (not value and key not in _PLURAL):
             continue
-        if all(isinstance(v, str) or v is None for v in value):
-            return key
-        if all(isinstance(v, list) and all(isinstance(m, Mapping) for m in v) for v in value):
-            return key
+        of_texts = all(isinstance(v, str) or v is None for v in value)
+        if of_texts or all(isinstance(v, list) and all(isinstance(m, Mapping) for m in v) for v in value):
+            return len(value)
     return None
 
 

@@ -6,30 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..containers.zip_file import member_of, number_of
+from ..containers.zip_file import member_of, numbers_of
 from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import conversation, error_text, split
-from ..rollout import (
-    Document,
-    Expected,
-    Item,
-    Named,
-    Rollout,
-    Score,
-    listed,
-    mapping,
-    number,
-    objects,
-    summed,
-    text,
-    whole,
-)
+from ..rollout import Expected, Item, Named, Rollout, Score
+from ..values import Document, listed, mapping, number, objects, summed, text, whole
 
 
 def _is_log(document: Document, origin: Origin) -> bool:
     if isinstance(document.get("member"), str) and "document" in document:
-        return _is_sample(document["document"]) or _is_part(document["member"])
+        member = document["member"]
+        is_part = member.startswith("_journal/") or member in ("header.json", "summaries.json", "reductions.json")
+        return is_part or _is_sample(document["document"])
     return isinstance(document.get("eval"), Mapping) and ("samples" in document or "status" in document)
 
 
@@ -61,10 +50,6 @@ def _is_sample(document: object) -> bool:
     return isinstance(document, Mapping) and "epoch" in document and "messages" in document and "id" in document
 
 
-def _is_part(member: str) -> bool:
-    return member.startswith("_journal/") or member in ("header.json", "summaries.json", "reductions.json")
-
-
 def _header(origin: Origin) -> Document:
     """Return the header of a packed log, or its beginning in the journal."""
     for name in ("header.json", "_journal/start.json"):
@@ -80,15 +65,15 @@ def _summaries(summaries: list[Document], origin: Origin) -> Iterator[Item]:
     for summary in summaries:
         if not isinstance(uuid := summary.get("uuid"), str):
             continue
-        number_ = number_of(origin.path, f"samples/{summary.get('id')}_epoch_{summary.get('epoch')}.json")
-        if number_ is None:
+        member = numbers_of(origin.path).get(f"samples/{summary.get('id')}_epoch_{summary.get('epoch')}.json")
+        if member is None:
             missing.append(uuid)
             continue
         given = summary.get("input")
         asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
         made = _sample({**summary, "messages": asked}, header)
         # the input may be a conversation, and its completion is not known yet
-        yield Expected(replace(made, prompt=(*made.prompt, *made.completion), completion=()), number_, 0)
+        yield Expected(replace(made, prompt=(*made.prompt, *made.completion), completion=()), member, 0)
     if missing:
         yield Named(tuple(missing))
 

@@ -11,7 +11,8 @@ from ..containers.session import is_claude, is_entry, is_session
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import conversation, error_text, split
-from ..rollout import Document, Item, Message, Rollout, listed, mapping, number, objects, parsed, summed, text, whole
+from ..rollout import Item, Message, Rollout
+from ..values import Document, listed, mapping, number, objects, parsed, summed, text, whole
 
 _ITEMS = ("message", "reasoning")
 _EXIT_CODE = re.compile(r"(?:Exit code: |(?:[A-Z][\w ]{1,40}: [^\n]*\n){0,3}Process exited with code )(-?\d+)\n")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..mapped import scores
-from ..rollout import Document, Score, listed, mapping, number, objects, parsed, text, whole
+from ..rollout import Score
+from ..values import Document, listed, mapping, number, objects, parsed, text, whole
 from .spans import Span, read_json, traces
 
 

@@ -15,21 +15,8 @@ from typing import Any
 from ..format import Documents, Origin
 from ..mapped import plain
 from ..messages import completion, conversation, split
-from ..rollout import (
-    Amendment,
-    Document,
-    Item,
-    Message,
-    Rollout,
-    Score,
-    listed,
-    mapping,
-    number,
-    parsed,
-    summed,
-    text,
-    whole,
-)
+from ..rollout import Amendment, Item, Message, Rollout, Score
+from ..values import Document, listed, mapping, number, parsed, summed, text, whole
 
 _REWARDS = ("training.reward", "reward")
 _SHOWN = ("gen_ai.", "training.", "llm.", "input.", "output.", "openinference.", "mlflow.", "tool.")
@@ -145,9 +132,7 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
 def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Message, ...]:
     """Add the errors of tools from their spans, and results that no message repeats."""
     made = list(messages)
-    waiting = {call.id: call for m in made for call in m.calls if call.id}
-    for call_id in [m.call_id for m in made if m.call_id]:
-        waiting.pop(call_id, None)
+    waiting = {call.id for m in made for call in m.calls if call.id} - {m.call_id for m in made}
     for span in spans:
         about = span.attributes
         if span.kind != "tool" and about.get("gen_ai.operation.name") != "execute_tool":
@@ -156,7 +141,7 @@ def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Messa
         result = about.get("gen_ai.tool.call.result", span.said)
         if call_id in waiting and result is not None:
             made.append(Message("tool", text(_content(result)) or "", call_id=call_id, name=span.name))
-            waiting.pop(call_id)
+            waiting.remove(call_id)
         if span.error:
             made = [replace(m, error=m.error or span.error) if call_id and m.call_id == call_id else m for m in made]
     return tuple(made)
@@ -177,14 +162,13 @@ def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
 
 
 def _columns(attributes: Document) -> dict[str, object]:
-    shown = {k: v for k, v in attributes.items() if not k.startswith(_SHOWN) and k not in (*_REWARDS, "step", "group")}
-    return plain(shown)
+    shown = (*_REWARDS, "step", "group")
+    return plain({k: v for k, v in attributes.items() if not k.startswith(_SHOWN) and k not in shown})
 
 
 def _conversation(spans: list[Span]) -> str:
-    return next(
-        (str(s.attributes["gen_ai.conversation.id"]) for s in spans if "gen_ai.conversation.id" in s.attributes), ""
-    )
+    key = "gen_ai.conversation.id"
+    return next((str(span.attributes[key]) for span in spans if key in span.attributes), "")
 
 
 def _evaluations(span: Span) -> dict[str, Score]:

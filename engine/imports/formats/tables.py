@@ -8,8 +8,9 @@ from dataclasses import replace
 from ..format import Origin
 from ..mapped import Mapped, at
 from ..messages import conversation, error_text, split
-from ..rollout import Document, Message, Rollout, objects, text
+from ..rollout import Message, Rollout
 from ..templates import stripped_completion, stripped_prompt
+from ..values import Document, objects, text
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
 
@@ -18,14 +19,6 @@ def verl_group(uid: str) -> tuple[str, int | None]:
     """Split a uid of verl's v1 trainer, `<group>_<rollout>_<turn>`. Older trainers write the uid of the group."""
     found = _VERL_UID.fullmatch(uid)
     return (found[1], int(found[2])) if found else (uid, None)
-
-
-def _verl_text(value: object) -> tuple[Message, ...]:
-    return stripped_prompt(value) if isinstance(value, str) else conversation(value)
-
-
-def _verl_output(value: object) -> tuple[Message, ...]:
-    return stripped_completion(value) if isinstance(value, str) else conversation(value)
 
 
 def _whole_talk(made: Rollout, document: Document, origin: Origin) -> Rollout:
@@ -55,8 +48,8 @@ VERL = Mapped(
         "advantage": ("advantage", "advantages"),
     },
     numbers="component",
-    read_prompt=_verl_text,
-    read_completion=_verl_output,
+    read_prompt=lambda value: stripped_prompt(value) if isinstance(value, str) else conversation(value),
+    read_completion=lambda value: stripped_completion(value) if isinstance(value, str) else conversation(value),
     group_of=verl_group,
     unknown={
         "weight": "weights are not written, and the extras of a reward may be no parts of the score",
@@ -153,7 +146,6 @@ OPENENV = Mapped(
     },
     ignored=("tool_trace", "artifacts", "done"),
     finish=_failed_tools,
-    unknown={},
 )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from ..format import Documents, Origin
 from ..mapped import at, plain
 from ..messages import conversation, message, split
-from ..rollout import Document, Item, Message, Rollout, Score, listed, mapping, number, objects, summed, text, whole
+from ..rollout import Item, Message, Rollout, Score
+from ..values import Document, listed, mapping, number, objects, summed, text, whole
 
 _LOGGED = re.compile(r"response|assistant_content|tool|error|parse_errors|tool_(?:call|result)_\d+")
 """Keys of a turn's log that are part of the turn. Other keys become columns."""
@@ -138,10 +139,8 @@ def _printed(turn: Document) -> float | None:
 
 
 def _heading(section: Document) -> str:
-    for child in objects(section.get("children")):
-        if re.fullmatch(r"h[1-6]", str(child.get("tag"))):
-            return "".join(c for c in listed(child.get("children")) if isinstance(c, str)).strip()
-    return ""
+    heads = (c for c in objects(section.get("children")) if re.fullmatch(r"h[1-6]", str(c.get("tag"))))
+    return "".join(c for c in listed(next(heads, {}).get("children")) if isinstance(c, str)).strip()
 
 
 TINKER = Documents(

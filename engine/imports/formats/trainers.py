@@ -11,23 +11,10 @@ from ..convert import identity
 from ..format import Documents, Origin
 from ..mapped import SEVERAL, Mapped, mean, plain, several
 from ..messages import conversation, error_text, split
-from ..rollout import (
-    Document,
-    Item,
-    Message,
-    Numbers,
-    Rollout,
-    Score,
-    listed,
-    mapping,
-    number,
-    objects,
-    parsed,
-    text,
-    whole,
-)
+from ..rollout import Item, Message, Numbers, Rollout, Score
 from ..templates import flat
 from ..tokens import Tokens
+from ..values import Document, listed, mapping, number, objects, parsed, text, whole
 from .generic import table_rows
 from .tables import GENERIC
 from .trl import trl
@@ -134,10 +121,6 @@ _NEMO_KEYS = (
 )  # fmt: skip
 
 
-def _is_nemo(document: Document, origin: Origin) -> bool:
-    return "idx" in document or all(isinstance(v, list) and len(v) == 1 for v in document.values())
-
-
 def _nemo(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout. Every value is a list of one."""
     one = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in document.items()}
@@ -191,7 +174,7 @@ NEMO_RL = Documents(
     _nemo,
     keys=("rewards",),
     lists=("content",),
-    when=_is_nemo,
+    when=lambda document, _: "idx" in document or all(isinstance(v, list) and len(v) == 1 for v in document.values()),
     unknown={
         "components": "one reward, no components",
         "roles": "training data has texts without roles: they are taken to alternate after the prompt",

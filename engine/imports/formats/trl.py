@@ -15,7 +15,8 @@ from ....configs import metric_names as metric
 from ..format import Documents, Origin
 from ..mapped import Mapped
 from ..messages import completion, conversation
-from ..rollout import Document, Item, Numbers, Score, number, objects, whole
+from ..rollout import Item, Numbers, Score
+from ..values import Document, number, objects, whole
 from .tables import GENERIC
 
 METRICS = {
@@ -54,6 +55,7 @@ _TABLE = Mapped(
 )
 
 _FILE = re.compile(r"completions_\d+\.parquet")
+_FUNCTION = re.compile(r"rewards/(.*)/mean", re.S)
 _DECLARED = frozenset(
     key
     for role in ("group", "reward", "components", "messages", "token_count", "index", "policy_version", "stop", "split")
@@ -117,14 +119,9 @@ TRAINER_STATE = Documents("trainer state", _state, keys=("log_history", "global_
 def _functions(origin: Origin) -> frozenset[str]:
     """Return the names of the reward functions from the trainer's state, in the same folder or the one above."""
     for name in ("trainer_state.json", "../trainer_state.json"):
-        found = {
-            key.removeprefix("rewards/").removesuffix("/mean")
-            for entry in objects(origin.beside(name).get("log_history"))
-            for key in entry
-            if key.startswith("rewards/") and key.endswith("/mean")
-        }
-        if found:
-            return frozenset(found)
+        keys = {key for entry in objects(origin.beside(name).get("log_history")) for key in entry}
+        if found := frozenset(m[1] for key in keys if (m := _FUNCTION.fullmatch(key))):
+            return found
     return frozenset()
 
 

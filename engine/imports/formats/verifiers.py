@@ -14,24 +14,9 @@ from ..convert import is_judge
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, mean, plain, scores
 from ..messages import error_text, message
-from ..rollout import (
-    Amendment,
-    Document,
-    Expected,
-    Item,
-    Message,
-    Named,
-    Rollout,
-    Score,
-    listed,
-    mapping,
-    number,
-    objects,
-    summed,
-    text,
-    whole,
-)
+from ..rollout import Amendment, Expected, Item, Message, Named, Rollout, Score
 from ..tokens import Tokens
+from ..values import Document, listed, mapping, number, objects, summed, text, whole
 
 _NO_ADVANTAGE = "advantages are not written; trainers write them at tokens or as annotations"
 _IN_PART = "a component that has a weight has no score, or none has a weight: their total is not known"
@@ -243,14 +228,12 @@ def _trace(trace: Document, episode: Document, origin: Origin, several: bool) ->
 def _branch(nodes: list[Document]) -> tuple[list[int], int]:
     """Return the nodes from the root to the last node, and the number of leaves."""
     parents = [whole(n.get("parent")) for n in nodes]
-    chain, at_, seen = [], len(nodes) - 1, set()
-    while 0 <= at_ < len(nodes) and at_ not in seen:
-        seen.add(at_)
-        chain.append(at_)
-        parent = parents[at_]
-        at_ = -1 if parent is None else parent
-    leaves = set(range(len(nodes))) - {p for p in parents if p is not None}
-    return chain[::-1], len(leaves)
+    chain: dict[int, None] = {}
+    node: int | None = len(nodes) - 1
+    while node is not None and 0 <= node < len(nodes) and node not in chain:
+        chain[node] = None
+        node = parents[node]
+    return list(chain)[::-1], len(set(range(len(nodes))).difference(parents))
 
 
 def _message(node: Document, call: Document | None) -> Message:
@@ -267,12 +250,10 @@ def _message(node: Document, call: Document | None) -> Message:
 def _total(components: Mapping[str, Score], trace: Document) -> float | None:
     """Return the sum of score × weight, which is the reward by verifiers' definition, or None if a part is unknown."""
     stated = number(trace.get("reward"))
-    if stated is not None:
+    parts = [(s.value, s.weight) for s in components.values() if s.weight is not None]
+    if stated is not None or not parts or any(value is None for value, _ in parts):
         return stated
-    parts = [s for s in components.values() if s.value is not None and s.weight is not None]
-    if not parts or len(parts) < len([s for s in components.values() if s.weight is not None]):
-        return None
-    return sum((s.value or 0.0) * (s.weight or 0.0) for s in parts)
+    return sum((value or 0.0) * weight for value, weight in parts)
 
 
 def _elapsed(start: object, end: object) -> float:

@@ -14,7 +14,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -129,19 +129,16 @@ class AlertSender:
 
     def _send(self, alert: Alert) -> None:
         body = json.dumps(alert.to_json(), default=str).encode()
-        if self.destination.command:
-            self._try("alert command", lambda: self._call(body))
-        if self.destination.webhook:
-            self._try("alert webhook", lambda: self._post(body))
-
-    def _try(self, what: str, send: Callable[[], None]) -> None:
-        try:
-            send()
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            level = logging.DEBUG if self._told else logging.WARNING
-            self._told = True
-            # the address of a webhook is a secret, and errors may repeat it
-            log.log(level, "%s failed (%s), and the run continues", what, type(error).__name__)
+        command, webhook = self.destination.command, self.destination.webhook
+        for what, given, send in (("command", command, self._call), ("webhook", webhook, self._post)):
+            try:
+                if given:
+                    send(body)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                level = logging.DEBUG if self._told else logging.WARNING
+                self._told = True
+                # the address of a webhook is a secret, and errors may repeat it
+                log.log(level, "alert %s failed (%s), and the run continues", what, type(error).__name__)
 
     def _call(self, body: bytes) -> None:
         subprocess.run(

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ....configs.plain_data import from_plain
-from ..durable import read_json
+from ..durable import read_as, read_json
 from ..paths import PROCESSES
 from ..types import RunInfo
 
@@ -33,6 +32,8 @@ TEXT = 6000
 """Characters of a text, and of a prompt, that are kept."""
 BATCHES = 4
 """The number of batches in the file. Several are in progress if servers sample ahead."""
+IDENTITY = ("pid", "started", "born", "where")
+"""What tells a process from others (`status.identity`)."""
 
 
 @dataclass(frozen=True)
@@ -290,20 +291,12 @@ def read_live(info: RunInfo) -> LiveState | None:
         return None
     run_dir = Path(info.path)
     for process in ("training", "engine"):
-        said = read_json(live_file(run_dir, process))
-        if said and _same(said, read_json(run_dir / PROCESSES / f"{process}.json")):
-            try:
-                state = from_plain(LiveState, said, strict=True)
-                batches = state.batches[-BATCHES:]
-                return replace(state, batches=tuple(replace(b, texts=b.texts[:ROWS]) for b in batches))
-            except (TypeError, ValueError):
+        said, alive = read_json(live_file(run_dir, process)), read_json(run_dir / PROCESSES / f"{process}.json")
+        if said and all(said.get(key) == alive.get(key) for key in IDENTITY):  # and no process before it wrote it
+            if (state := read_as(LiveState, said)) is None:
                 return None
+            return replace(state, batches=tuple(replace(b, texts=b.texts[:ROWS]) for b in state.batches[-BATCHES:]))
     return None
-
-
-def _same(said: Mapping[str, object], process: Mapping[str, object]) -> bool:
-    """Return whether the process that lives has written it, and not one before it."""
-    return all(said.get(key) == process.get(key) for key in ("pid", "started", "born", "where"))
 
 
 SHOWN = 20
@@ -368,10 +361,4 @@ class Flights:
 
 def in_flight(facts: Mapping[str, object]) -> InFlight | None:
     """Read the rollouts in flight from the facts of a run; None if there are none, or the file is damaged."""
-    said = facts.get("in_flight")
-    if not isinstance(said, dict):
-        return None
-    try:
-        return from_plain(InFlight, said, strict=True)
-    except (TypeError, ValueError):
-        return None
+    return read_as(InFlight, facts.get("in_flight"))

@@ -76,15 +76,10 @@ def asked(run_dir: Path | str) -> list[AnsweredRequest]:
     names = _listed(folder)
     found = []
     for id_ in _ids(names):
-        asked_for = _read(folder, id_)
-        if asked_for is None:
-            continue
-        answers = {}
-        for done in names:
-            if done.startswith(f"{id_}.") and done.endswith(".done"):
-                answer = read_json(folder / done)
-                answers[done[len(id_) + 1 : -len(".done")]] = str(answer.get("outcome", ""))
-        found.append(AnsweredRequest(asked_for, answers))
+        if (asked_for := _read(folder, id_)) is not None:
+            done = [n for n in names if n.startswith(f"{id_}.") and n.endswith(".done")]
+            answers = {n[len(id_) + 1 : -len(".done")]: str(read_json(folder / n).get("outcome", "")) for n in done}
+            found.append(AnsweredRequest(asked_for, answers))
     return found
 
 
@@ -126,7 +121,7 @@ class ControlChannel:
         self._seen: set[str] = set()
         self._terminate = False
         if sigterm:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+            signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_terminate", True))
 
     def poll(self) -> list[Request]:
         """Return the requests that this process has not seen yet, oldest first. Never raises."""
@@ -150,6 +145,3 @@ class ControlChannel:
             write_json(self.folder / f"{request.id}.{self.process}.done", data)
         except OSError:
             return  # who asked will see the run's status instead
-
-    def _on_sigterm(self, signum: int, frame: object) -> None:
-        self._terminate = True

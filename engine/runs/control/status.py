@@ -17,8 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from ....configs.plain_data import from_plain
-from ..durable import overwrite, read_json, write_json
+from ..durable import overwrite, read_as, read_json, write_json
 from ..paths import DATABASE, PROCESSES, RUN_FILE
 from ..types import ENDED, Progress, RunInfo, RunStatus
 
@@ -186,7 +185,7 @@ def look(run_dir: Path) -> RunInfo:
         pid=None if pid is None else int(pid),
         exit_code=None if code is None else int(code),
         error=None if error is None else str(error),
-        progress=_progress(state.get("progress")) if status not in ENDED else None,
+        progress=read_as(Progress, state.get("progress")) if status not in ENDED else None,
         heard=number(state.get("heard")),
         facts=facts,
     )
@@ -197,13 +196,6 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if abs(value) < 1e18 else None  # false for NaN, too
-
-
-def _progress(said: object) -> Progress | None:
-    try:
-        return from_plain(Progress, said, strict=True) if isinstance(said, dict) else None
-    except (TypeError, ValueError):
-        return None
 
 
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:

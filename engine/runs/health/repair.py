@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,11 @@ def repair(run_dir: Path) -> Repaired:
         RecordStore(path).close()
         _tell_processes(run_dir, 0)
         return Repaired(0, expected, 0, 0, None)
-    headless = not _opens(path)
-    if headless:
+    headless = False
+    try:
+        connect_reader(path).close()
+    except RecordDamaged:
+        headless = True
         _move(path, kept)
         _put_head_back(kept, path)
     try:
@@ -75,28 +78,24 @@ def repair(run_dir: Path) -> Repaired:
 
 
 def _repaired(run_dir: Path, path: Path, target: Path, move_to: Path | None, kept: Path) -> Repaired:
-    source = connect_reader(path)
-    store = RecordStore(target)
-    reader = RunReader(run_dir)
     try:
-        store.begin()
-        saved, last = _trajectories(source, reader, store)
-        metrics = _metrics(source, store)
-        events = 0
-        for kind, when, step, message, data in _rows(source, "events", "kind, time, step, message, data"):
-            store.add_event(kind, message, step, when, str(data).encode())
-            events += 1
-        _plain_tables(source, store)
-        store.commit()
+        with (
+            closing(connect_reader(path)) as source,
+            closing(RecordStore(target)) as store,
+            RunReader(run_dir) as reader,
+        ):
+            store.begin()
+            saved, last = _trajectories(source, reader, store)
+            metrics = _metrics(source, store)
+            events = 0
+            for kind, when, step, message, data in _rows(source, "events", "kind, time, step, message, data"):
+                store.add_event(kind, message, step, when, str(data).encode())
+                events += 1
+            _plain_tables(source, store)
+            store.commit()
     except BaseException:
-        reader.close()
-        source.close()
-        store.close()
         _remove(target)
         raise
-    reader.close()
-    source.close()
-    store.close()
     expected = max(committed(run_dir), last, saved)
     if move_to is not None:
         _move(path, move_to)
@@ -113,14 +112,6 @@ def _tell_processes(run_dir: Path, saved: int) -> None:
         said = read_json(run_dir / PROCESSES / f"{name}.json")
         if "trajectories" in said:
             write_json(run_dir / PROCESSES / f"{name}.json", {**said, "trajectories": saved})
-
-
-def _opens(path: Path) -> bool:
-    try:
-        connect_reader(path).close()
-        return True
-    except RecordDamaged:
-        return False
 
 
 def _put_head_back(damaged: Path, path: Path) -> None:

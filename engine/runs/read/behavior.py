@@ -84,9 +84,8 @@ def _actions(record: Record, source: str, params: Sequence[object]) -> dict[tupl
 
 
 def _metrics(record: Record, span: tuple[int, int]) -> dict[tuple[str, str], float]:
-    known = {id_: name for id_, name in record.all("SELECT id, name FROM metric_names")}
     wanted: dict[int, tuple[str, str]] = {}
-    for id_, name in known.items():
+    for id_, name in record.all("SELECT id, name FROM metric_names"):
         section = next((s for s, family in _FAMILIES.items() if name in family), "seconds" if name in _WAITS else "")
         if section:
             wanted[id_] = section, _FAMILIES[section].part(name)

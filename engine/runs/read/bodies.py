@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ....envs.tools import ToolSpec
@@ -29,6 +31,7 @@ class Alphabet(StrEnum):
 _PIECE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+@lru_cache(maxsize=1 << 16)
 def token_bytes(symbol: str, alphabet: Alphabet) -> bytes:
     """Return the bytes of a token. A special token is its own name."""
     if alphabet is Alphabet.BYTE_LEVEL and all(char in _BYTES for char in symbol):
@@ -38,11 +41,6 @@ def token_bytes(symbol: str, alphabet: Alphabet) -> bytes:
             return bytes.fromhex(found[1])
         symbol = symbol.replace("▁", " ")
     return symbol.encode("utf-8", "surrogatepass")
-
-
-def token_text(symbol: str, alphabet: Alphabet) -> str:
-    r"""Return one token as text. Bytes that are no valid UTF-8 become `\xNN`."""
-    return token_bytes(symbol, alphabet).decode("utf-8", "backslashreplace")
 
 
 SAME_CHARACTER = "⁺"
@@ -55,44 +53,20 @@ def texts_in_order(symbols: Sequence[str], alphabet: Alphabet) -> list[str]:
     A character of several tokens belongs to the first of them. The others are `SAME_CHARACTER`.
     """
     texts: list[str] = []
-    known: dict[str, bytes] = {}
-    open_bytes, first = b"", 0
+    decoder = getincrementaldecoder("utf-8")("backslashreplace")
+    begun, first = False, 0
+    """Whether a character is unfinished, and the token that it began in."""
     for at, symbol in enumerate(symbols):
-        data = known.get(symbol)
-        if data is None:
-            data = known[symbol] = token_bytes(symbol, alphabet)
-        if not open_bytes and data.isascii():
-            texts.append(data.decode("ascii"))
-            continue
-        whole = open_bytes + data
-        cut = _unfinished(whole)
-        text = whole[: len(whole) - cut].decode("utf-8", "backslashreplace")
-        if open_bytes:
-            if text:
-                texts[first] += text[0]
-            texts.append(SAME_CHARACTER + text[1:])
-        else:
-            texts.append(text)
-        if not cut:
-            open_bytes = b""
-        else:
-            first = first if open_bytes and not text else at
-            open_bytes = whole[len(whole) - cut :]
-    if open_bytes and texts:
-        texts[first] += open_bytes.decode("utf-8", "backslashreplace")
+        text, continues = decoder.decode(token_bytes(symbol, alphabet)), begun
+        if continues and text:
+            texts[first] += text[0]
+        texts.append(SAME_CHARACTER + text[1:] if continues else text)
+        begun = bool(decoder.getstate()[0])
+        if begun and (text or not continues):
+            first = at
+    if begun:
+        texts[first] += decoder.decode(b"", final=True)
     return texts
-
-
-def _unfinished(data: bytes) -> int:
-    """Return how many bytes at the end are the beginning of a character (0 to 3)."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC2:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4 if byte < 0xF5 else 0
-            return back if needed > back else 0
-        if byte < 0x80:
-            return 0
-    return 0
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -113,7 +87,6 @@ class Bodies:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._toolsets: dict[int, tuple[ToolSpec, ...]] = {}
-        self._alphabet: Alphabet | None = None
 
     def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
         """Return a whole trajectory without its tokens. Raises LookupError or RecordDamaged."""
@@ -149,9 +122,10 @@ class Bodies:
             raise RecordDamaged(f"the tokens of trajectory {id_or_n} cannot be read ({error})") from error
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of token ids, without a tokenizer. An id that the vocabulary lacks becomes `<id>`."""
+        r"""Return the text of token ids, without a tokenizer: `<id>` for one that the vocabulary lacks, and `\xNN` for
+        bytes that are no valid UTF-8."""
         alphabet = self.alphabet
-        return [token_text(symbol, alphabet) for symbol in self.token_symbols(ids)]
+        return [token_bytes(s, alphabet).decode("utf-8", "backslashreplace") for s in self.token_symbols(ids)]
 
     def text_of(self, ids: Sequence[int]) -> str | None:
         """Return the text of a sequence of token ids; None if the vocabulary lacks one."""
@@ -169,20 +143,14 @@ class Bodies:
             texts.update(self._record.all(f"SELECT id, text FROM vocabulary WHERE id IN ({marks})", part))
         return [texts.get(int(i), f"<{int(i)}>") for i in ids]
 
-    @property
+    @cached_property
     def alphabet(self) -> Alphabet:
         """How the vocabulary is written: as its writer stated, else as its tokens look."""
-        if self._alphabet is None:
-            stated = self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'")
-            looks = {" [a-z]*": Alphabet.TEXT, "Ġ[a-z]*": Alphabet.BYTE_LEVEL, "▁[a-z]*": Alphabet.SENTENCEPIECE}
-            found = Alphabet.BYTE_LEVEL if stated == Alphabet.BYTE_LEVEL else None
-            for pattern, alphabet in looks.items():
-                if found is None and self._record.scalar(
-                    "SELECT 1 FROM vocabulary WHERE text GLOB ? LIMIT 1", (pattern,)
-                ):
-                    found = alphabet
-            self._alphabet = found or Alphabet.TEXT
-        return self._alphabet
+        if self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'") == Alphabet.BYTE_LEVEL:
+            return Alphabet.BYTE_LEVEL
+        looks = {" [a-z]*": Alphabet.TEXT, "Ġ[a-z]*": Alphabet.BYTE_LEVEL, "▁[a-z]*": Alphabet.SENTENCEPIECE}
+        sql = "SELECT 1 FROM vocabulary WHERE text GLOB ? LIMIT 1"
+        return next((a for pattern, a in looks.items() if self._record.scalar(sql, (pattern,))), Alphabet.TEXT)
 
     def number(self, id_or_n: str | int) -> int:
         """Return the number of a trajectory by id (the latest of that id) or number. Raises LookupError."""

@@ -10,7 +10,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import FilterError
 from ..search.query import Selection
@@ -18,8 +18,9 @@ from .record import Record
 
 _VARIANCE = "(avg(reward * reward) - avg(reward) * avg(reward)) * count(reward) / max(1, count(reward) - 1)"  # Bessel's
 _COLUMNS = (
-    f"grp, groups.name, min(rows.n), max(step), count(*), avg(reward), {_VARIANCE}, sum(correct = 1), "
-    "count(correct), sum(penalties), avg(turns), avg(tokens), prompts.name, prompts.head"
+    f"grp, coalesce(groups.name, ''), min(rows.n), max(step), count(*), avg(reward), {_VARIANCE}, "
+    "coalesce(sum(correct = 1), 0), count(correct), coalesce(sum(penalties), 0), avg(turns), avg(tokens), "
+    "coalesce(prompts.name, ''), coalesce(prompts.head, '')"
 )
 _ORDERS = {
     "n": "grp",
@@ -138,13 +139,8 @@ class GroupList:
             f"WHERE {where} GROUP BY grp ORDER BY grp",
             params,
         )
-        made = []
-        for id_, name, *numbers, prompt, head in rows:
-            first, step, size, mean, variance, correct, labelled, penalties, turns, tokens = numbers
-            std = None if mean is None else math.sqrt(max(0.0, variance))
-            values = (first, step, size, mean, std, correct or 0, labelled, penalties or 0, turns, tokens)
-            made.append(GroupRow(id_, name or "", *values, prompt or "", head or ""))
-        return made
+        found = [GroupRow(*row) for row in rows]
+        return [replace(row, std=None if row.std is None else math.sqrt(max(0.0, row.std))) for row in found]
 
     def with_routes(self, rows: Sequence[GroupRow]) -> list[RoutedGroup]:
         """Return the groups with the routes of their rollouts."""

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +49,21 @@ def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
     path = run_dir / DATABASE
     if not path.exists():
         return missing_trajectories(run_dir, 0)
+    deadline = time.monotonic() + seconds
     try:
-        db = connect_reader(path)
+        with closing(connect_reader(path)) as db:
+            db.set_progress_handler(lambda: time.monotonic() > deadline, _OPCODES)
+            (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if answer != "ok":
+                return f"{path} is damaged ({answer.splitlines()[-1]})"
+            last = 0
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():
+                (last,) = db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()
+            return missing_trajectories(run_dir, last)
     except RecordDamaged as error:
         return str(error)
-    deadline = time.monotonic() + seconds
-    db.set_progress_handler(lambda: time.monotonic() > deadline, _OPCODES)
-    try:
-        (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if answer != "ok":
-            return f"{path} is damaged ({answer.splitlines()[-1]})"
-        tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'rows'").fetchone()[0]
-        return missing_trajectories(
-            run_dir, db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0] if tables else 0
-        )
     except sqlite3.Error as error:
         return None if "interrupted" in str(error) else f"{path} is damaged ({error})"
-    finally:
-        db.close()
 
 
 class OutOfTime(Exception):
@@ -127,16 +124,14 @@ class Connection:
         self._stop = False
         try:
             yield
-        except sqlite3.OperationalError as error:
-            if "interrupted" in str(error):
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "interrupted" in str(error):
                 if self._stop:
                     self._stop = False
                     raise QueryInterrupted("the query was stopped") from None
                 raise OutOfTime from None
-            if "fts5:" in str(error):
+            if isinstance(error, sqlite3.OperationalError) and "fts5:" in str(error):
                 raise
-            raise RecordDamaged(f"{self.path}: this part of the record cannot be read ({error})") from error
-        except sqlite3.DatabaseError as error:
             raise RecordDamaged(f"{self.path}: this part of the record cannot be read ({error})") from error
 
     def _tick(self) -> int:
@@ -219,13 +214,11 @@ class Record:
             return
         try:
             connection = Connection(path)
-            found = version(connection.db)
-            if found == 0:  # the writer has made the file but not its tables yet
+            problem = other_version(connection.db, path)
+            if problem is not None or version(connection.db) == 0:  # 0: its writer has not made the tables yet
                 connection.close()
-                return
-            if (problem := other_version(connection.db, path)) is not None:
-                connection.close()
-                self.tell(problem)
+                if problem is not None:
+                    self.tell(problem)
                 return
             self._connection = connection
         except (RecordDamaged, sqlite3.Error) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ..learning import marks_of
 from ..notes import Note
 from ..search import filters, histogram
 from ..search.query import EVERYTHING, Query, Selection, match_expression
-from ..search.views import Count, View, open_view
+from ..search.views import Count, Dense, View, open_view
 from ..types import TrajectoryRow
 from .groups import GroupList
 from .record import Record
@@ -128,29 +128,30 @@ class Rollouts:
 
     def count(self, query: Query = EVERYTHING) -> Count:
         """Return how many match. `exact` of the result is False for a lower bound."""
-        view = self._view(query)
-        return Count.of(0) if view is None else view.count()
+        return self._view(query).count()
 
     def least(self, query: Query = EVERYTHING) -> Count:
         """Return the count when it is known without counting, else a lower bound, at once."""
-        view = self._view(query)
-        return Count.of(0) if view is None else view.least()
+        return self._view(query).least()
 
     def page(self, query: Query = EVERYTHING, *, offset: int = 0, limit: int = 100) -> list[TrajectoryRow]:
-        view = self._view(query)
-        return [] if view is None else self.rows(view.page(offset, limit))
+        return self.rows(self._view(query).page(offset, limit))
+
+    def each(self, query: Query = EVERYTHING) -> Iterator[TrajectoryRow]:
+        """Yield all rows of a query, read in pages."""
+        offset = 0
+        while rows := self.page(query, offset=offset, limit=_SOME):
+            yield from rows
+            offset += len(rows)
 
     def seek(self, n: int, direction: int, query: Query = EVERYTHING) -> TrajectoryRow | None:
         """Return the row after (`+1`) or before (`-1`) trajectory `n`, which need not itself match the query."""
-        view = self._view(query)
-        other = None if view is None else view.neighbour(n, direction)
-        found = [] if other is None else self.rows([other])
-        return found[0] if found else None
+        other = self._view(query).neighbour(n, direction)
+        return next(iter(self.rows([other])), None) if other is not None else None
 
     def position(self, n: int, query: Query = EVERYTHING) -> int | None:
         """Return the offset of trajectory `n` in a query; None if it does not match, or counting takes too long."""
-        view = self._view(query)
-        return None if view is None else view.position(n)
+        return self._view(query).position(n)
 
     def rows(self, numbers: Sequence[int]) -> list[TrajectoryRow]:
         return by_number(self._record, numbers)
@@ -165,24 +166,20 @@ class Rollouts:
         return where(self._record, condition, (prompt_id, limit))[::-1]
 
     def groups(self, query: Query = EVERYTHING) -> GroupList:
-        compiled = self._selection(query)
-        return GroupList(self._record, compiled or Selection("0"), query.sort, query.descending)
+        return GroupList(self._record, self._selection(query), query.sort, query.descending)
 
     def histogram(self, query: Query = EVERYTHING, *, column: str = "reward", bins: int = 20) -> histogram.Histogram:
         """Return `[(low, high, count)]` of equal bins over the range of the whole run. Counts may be estimates
         (`exact`)."""
         selection = self._selection(query)
         view, db = self._view(Query(query.filter, query.search)), self._record.db
-        if view is None or db is None or selection is None:
+        if db is None:
             return histogram.Histogram()
         return histogram.of(db, selection, view.numbers(), self._record.extent()[0], column, bins)
 
     def per_step(self, query: Query = EVERYTHING) -> dict[int, int]:
         """Return how many match of each training step. Rollouts without a step are left out."""
-        selection = self._selection(query)
-        if selection is None:
-            return {}
-        source, params, _ = selection.source()
+        source, params, _ = self._selection(query).source()
         sql = f"SELECT step, count(*) {source} AND step IS NOT NULL GROUP BY step ORDER BY step"
         return dict(self._record.all(sql, params))
 
@@ -190,15 +187,16 @@ class Rollouts:
         """Return how the matching rollouts of some spans of steps behaved, without those of evaluations."""
         from .behavior import behavior, trained
 
-        selection, whole = self._selection(replace(query, filter=trained(query.filter))), query.everything
-        return [] if selection is None else [behavior(self._record, selection, span, whole) for span in spans]
+        selection = self._selection(replace(query, filter=trained(query.filter)))
+        known = spans if self._record.db is not None else ()
+        return [behavior(self._record, selection, span, query.everything) for span in known]
 
     def scatter(self, query: Query, x: str, y: str, size: tuple[int, int]) -> scatter.Cloud:
         """Return two values of the matching rollouts against each other, in at most `size` cells."""
         from ..search import scatter
 
         selection, db, labels = self._selection(query), self._record.db, self._record.labels()
-        if selection is None or db is None or labels is None:
+        if db is None or labels is None:
             return scatter.Cloud(scatter.Axis(x), scatter.Axis(y))
         return scatter.cloud(db, labels, selection, x, y, size)
 
@@ -212,7 +210,7 @@ class Rollouts:
     def filter_notes(self, filter: str) -> tuple[str, ...]:
         """Return names in a filter that this record does not hold, each with the nearest that it does."""
         labels = self._record.labels()
-        return () if labels is None else filters.parse(filter).compile(labels, self._notes).notes
+        return () if labels is None else tuple(filters.parse(filter, labels, self._notes).notes)
 
     def names(self, kind: str) -> list[str]:
         """Return the recorded names of a kind: `action`, `penalty`, `env`, `split` or `stop`."""
@@ -226,18 +224,14 @@ class Rollouts:
         """Return how far the texts go that a selection searches. A record indexes its own texts at once."""
         return 0
 
-    def _selection(self, query: Query) -> Selection | None:
-        expression, match = filters.parse(query.filter), match_expression(query.search)
-        labels = self._record.labels()
-        if labels is None:
-            return None
-        compiled = expression.compile(labels, self._notes)
-        return Selection(compiled.sql, compiled.params, match)
+    def _selection(self, query: Query) -> Selection:
+        found = filters.parse(query.filter, self._record.labels(), self._notes)
+        return Selection(found.sql, tuple(found.params), match_expression(query.search))
 
-    def _view(self, query: Query) -> View | None:
+    def _view(self, query: Query) -> View:
         selection, db = self._selection(query), self._record.db
-        if selection is None or db is None:
-            return None
+        if db is None:
+            return Dense(0, descending=False)
         last_n, epoch = self._record.extent()
         if epoch != self._epoch:
             self._views.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from ..errors import RecordError
 from ..masking import mask_text
-from ..paths import DATABASE
+from ..paths import DATABASE, user_folder
 
 _PACKAGES = {
     "hf": "huggingface_hub",
@@ -39,8 +38,7 @@ def is_address(reference: object) -> bool:
 
 def cache_folder() -> Path:
     """Return the folder of the folders that stand for runs at addresses."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "grpo-tui" / "remote"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "remote"
 
 
 def address_of(run_dir: Path) -> str | None:

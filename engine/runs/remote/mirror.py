@@ -71,19 +71,16 @@ def _tidy(opened: Path) -> None:
 def _copy_small(files: Any, root: str, folder: Path) -> None:
     """Copy the small files of a run. Files that are gone there stay: they have no process any more."""
     files.invalidate_cache()
-    names = [f"{sub}/{PurePosixPath(str(path)).name}" for sub in _FOLDERS for path in _listed(files, f"{root}/{sub}")]
-    for name in (*_ALONE, *(name for name in names if name.endswith(".json"))):
+    names = list(_ALONE)
+    for sub in _FOLDERS:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            listed = (PurePosixPath(str(path)).name for path in files.ls(f"{root}/{sub}", detail=False))
+            names += [f"{sub}/{name}" for name in listed if name.endswith(".json")]
+    for name in names:
         with contextlib.suppress(FileNotFoundError):
             data = files.cat_file(f"{root}/{name}", start=0, end=_LARGEST)
             (folder / name).parent.mkdir(exist_ok=True)
             replace_file(folder / name, data, wait=False)
-
-
-def _listed(files: Any, folder: str) -> list[str]:
-    try:
-        return files.ls(folder, detail=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def connect(address: str) -> RemoteDatabase:

@@ -52,10 +52,14 @@ OWN_COLUMNS = ("extra.", "component.")
 
 @dataclass
 class Conditions:
-    """Turns the terms of a filter into conditions on the table `rows` of one record, and collects their values."""
+    """Turns the terms of a filter into conditions on the table `rows` of one record, and collects their values.
 
-    names: Labels
+    `notes`: names that this record does not hold, with the nearest it does.
+    """
+
+    names: Labels | None
     said: Callable[[], Iterable[Note]]
+    sql: str = ""
     params: list[object] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -63,55 +67,52 @@ class Conditions:
         self.params.extend(values)
         return sql
 
+    def known(self, kind: str) -> dict[str, int]:
+        return {} if self.names is None else self.names.of_kind(kind)
+
+    def unknown(self, what: str, said: str, name: str, known: dict[str, int]) -> str:
+        """Return the condition of a name that the record lacks, which nothing fits, and note the nearest names."""
+        near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
+        if what == "column":
+            near = [n if n.startswith("component.") else f"extra.{n}" for n in near]
+        self.notes.append(f"this run has no {what} {said!r}" + (f"; it has {', '.join(near)}" if near else ""))
+        return "(0)"
+
     def number(self, key: str, comparison: str, values: tuple[float, ...]) -> str:
         """Return the condition on a number of the row, or of updates that used it. `comparison` is like `< ?`."""
         condition = OF_USES.get(key, f"({key} {{0}})")
         return self.bound(condition.format(comparison), *values * condition.count("{0}"))
 
-    def flag(self, key: str) -> str:
-        """Return the condition on a flag, 1 or 0. A rollout of which nothing is known lacks it."""
-        return f"({FLAGS[key]})"
-
     def column(self, key: str, condition: str, values: tuple[object, ...]) -> str:
         """Return the condition on a column of the record's own. A record without it has no match, and a note explains
         so."""
-        known = self.names.of_kind("extra")
+        known = self.known("extra")
         name = key if key.lower().startswith("component.") else key[len("extra.") :]
         ids = [known[name]] if name in known else [i for n, i in known.items() if n.lower() == name.lower()]
         if not ids:
-            near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
-            shown = ", ".join(n if n.startswith("component.") else f"extra.{n}" for n in near)
-            self.notes.append(f"this run has no column {key!r}" + (f"; it has {shown}" if shown else ""))
-            return "(0)"
-        self.params.extend((*ids, *values))
-        return f"(n IN (SELECT n FROM extras WHERE name IN ({','.join('?' * len(ids))}) AND {condition}))"
+            return self.unknown("column", key, name, known)
+        inside = f"SELECT n FROM extras WHERE name IN ({','.join('?' * len(ids))}) AND {condition}"
+        return self.bound(f"(n IN ({inside}))", *ids, *values)
 
     def label(self, key: str, text: str) -> str:
         """Return the condition on a name: exact, ignoring case, the last part of a dotted path, or a pattern."""
-        known = self.names.of_kind(key)
+        known = self.known(key)
         if key == "gate" and text.lower() == CLOSED:
             return self.bound("(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))
         ids = resolve(known, text)
-        if not ids:
-            near = difflib.get_close_matches(text, known, 3, 0.4) or sorted(known)[:5]
-            held = f"; it has {', '.join(near)}" if near else ""
-            self.notes.append(f"this run has no {key} {text!r}{held}")
-            return "(0)"
+        if self.names is None or not ids:
+            return self.unknown(key, text, text, known)
         column = LABELS[key]
         if column not in ("actions", "rules"):
-            self.params.extend(ids)
-            return f"({column} IN ({','.join('?' * len(ids))}))"
+            return self.bound(f"({column} IN ({','.join('?' * len(ids))}))", *ids)
         mask, rest = self.names.mask(ids)
         parts = []
         if mask & ~OVERFLOW:
-            self.params.append(mask & ~OVERFLOW)
-            parts.append(f"({column} & ?) != 0")
+            parts.append(self.bound(f"({column} & ?) != 0", mask & ~OVERFLOW))
         if rest:
-            self.params.append(OVERFLOW)
-            self.params.extend(rest)
             inside = f"SELECT n FROM overflow WHERE label IN ({','.join('?' * len(rest))})"
-            parts.append(f"(({column} & ?) != 0 AND n IN ({inside}))")
-        return "(" + " OR ".join(parts) + ")"
+            parts.append(self.bound(f"(({column} & ?) != 0 AND n IN ({inside}))", OVERFLOW, *rest))
+        return f"({' OR '.join(parts)})"
 
     def noted(self, key: str, text: str) -> str:
         """Return the condition on rollouts whose note holds a text, or has a label."""

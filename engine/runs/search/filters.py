@@ -1,7 +1,7 @@
 """Filter expressions over trajectories: `reward<0.2 and penalty:missing_prerequisite and not env:visual`.
 
 Grammar (also in `HELP`): comparisons of numbers, flags, and `key:value`, joined by `and`, `or`, `not` and parentheses.
-Two neighbouring terms mean `and`. Parsing needs no database. `conditions.py` turns the terms into SQL for one record.
+Two neighbouring terms mean `and`. `conditions.py` turns the terms into SQL. A filter can be checked without a record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from ..errors import FilterError
@@ -34,48 +33,24 @@ _SQL = {":": "=", "!=": "<>"}
 _RANGE = re.compile(r"(?P<low>[^.]*(?:\.\d+)?[^.]*)\.\.(?P<high>.*)")
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A condition over the table `rows`. `notes`: names that this record does not hold, with the nearest it does."""
+def parse(text: str, names: Labels | None = None, said: Callable[[], Iterable[Note]] = tuple) -> Conditions:
+    """Turn a filter into SQL for the record with these names; empty SQL for an empty filter.
 
-    sql: str
-    params: tuple[object, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-_Node = Callable[[Conditions], str]
-
-
-@dataclass(frozen=True)
-class Expression:
-    """A parsed filter."""
-
-    text: str
-    node: _Node | None
-
-    def compile(self, names: Labels, said: Callable[[], Iterable[Note]] = tuple) -> Compiled:
-        """Return the condition for one record; empty SQL for an empty filter. `said`: people's notes in the run."""
-        if self.node is None:
-            return Compiled("")
-        build = Conditions(names, said)
-        sql = self.node(build)
-        return Compiled(sql, tuple(build.params), tuple(build.notes))
-
-
-def parse(text: str) -> Expression:
-    """Parse a filter. Raises FilterError with the place, the problem and the right form."""
-    parser = _Parser(text)
-    if parser.peek() is None:
-        return Expression(text, None)
-    node = parser.either()
+    `said`: people's notes in the run. Raises FilterError with the place, the problem and the right form.
+    """
+    made = Conditions(names, said)
+    parser = _Parser(text, made)
     if parser.peek() is not None:
-        parser.fail("expected `and`, `or` or the end")
-    return Expression(text, node)
+        made.sql = parser.either()
+        if parser.peek() is not None:
+            parser.fail("expected `and`, `or` or the end")
+    return made
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, made: Conditions) -> None:
         self.text = text
+        self.made = made
         self.at = 0
 
     def peek(self) -> re.Match[str] | None:
@@ -102,34 +77,33 @@ class _Parser:
             return True
         return False
 
-    def either(self) -> _Node:
-        nodes = [self.both()]
+    def either(self) -> str:
+        parts = [self.both()]
         while self.accept("or"):
-            nodes.append(self.both())
-        return nodes[0] if len(nodes) == 1 else lambda b: "(" + " OR ".join([n(b) for n in nodes]) + ")"
+            parts.append(self.both())
+        return parts[0] if len(parts) == 1 else f"({' OR '.join(parts)})"
 
-    def both(self) -> _Node:
-        nodes = [self.negated()]
+    def both(self) -> str:
+        parts = [self.negated()]
         while True:
             if not self.accept("and"):
                 found = self.peek()
                 if found is None or found["paren"] == ")" or self.word() == "or":
                     break
-            nodes.append(self.negated())
-        return nodes[0] if len(nodes) == 1 else lambda b: "(" + " AND ".join([n(b) for n in nodes]) + ")"
+            parts.append(self.negated())
+        return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
 
-    def negated(self) -> _Node:
+    def negated(self) -> str:
         if self.accept("not"):
-            node = self.negated()
-            return lambda b: f"NOT {node(b)}"
+            return f"NOT {self.negated()}"
         if self.accept("("):
-            node = self.either()
+            inside = self.either()
             if not self.accept(")"):
                 self.fail("expected `)`")
-            return node
+            return inside
         return self.term()
 
-    def term(self) -> _Node:
+    def term(self) -> str:
         found = self.peek()
         if found is None or not found["word"]:
             self.fail(f"expected a term such as reward<0.2 or action:NAME; {HELP}")
@@ -149,12 +123,11 @@ class _Parser:
             if key in KEYS:
                 if op not in (":", "=", "!="):
                     self.fail(f"{key} is a name, not a number: write {key}:value", following.start("op"))
-                node = self.named(key)
-                return node if op != "!=" else lambda b: f"NOT {node(b)}"
+                return f"NOT {self.named(key)}" if op == "!=" else self.named(key)
             if key in FLAGS:
                 return self.flag_value(key, op)
         elif key in FLAGS:
-            return lambda b: b.flag(key)
+            return f"({FLAGS[key]})"
         elif key.startswith(OWN_COLUMNS):
             self.fail(f"compare {found['word']} with a value: {found['word']}>3", start)
         elif key in NUMBERS:
@@ -173,10 +146,8 @@ class _Parser:
         self.at = found.end()
         return found[kind], found.start(kind)
 
-    def number(self, key: str, op: str) -> _Node:
-        text, at = self.value(key)
-        comparison, values = self.comparison(key, op, text, at)
-        return lambda b: b.number(key, comparison, values)
+    def number(self, key: str, op: str) -> str:
+        return self.made.number(key, *self.comparison(key, op, *self.value(key)))
 
     def comparison(self, key: str, op: str, text: str, at: int) -> tuple[str, tuple[float, ...]]:
         """Return SQL such as `< ?` or `BETWEEN ? AND ?`, and its numbers."""
@@ -185,7 +156,7 @@ class _Parser:
             return "BETWEEN ? AND ?", tuple(self.parse_number(key, part, at) for part in span.group("low", "high"))
         return f"{_SQL.get(op, op)} ?", (self.parse_number(key, text, at),)
 
-    def column(self, key: str, op: str) -> _Node:
+    def column(self, key: str, op: str) -> str:
         """Return a condition on a column of the record's own, whose values are numbers or texts."""
         text, at = self.value(key)
         try:
@@ -194,46 +165,43 @@ class _Parser:
             if op not in (":", "=", "!=") or ".." in text:
                 raise
             found = "text GLOB ?" if "*" in text else "text = ?"
-            return lambda b: b.column(key, f"NOT {found}" if op == "!=" else found, (text,))
+            return self.made.column(key, f"NOT {found}" if op == "!=" else found, (text,))
         if comparison == "= ?":
-            return lambda b: b.column(key, "(number = ? OR text = ?)", (*values, text))
-        return lambda b: b.column(key, f"number {comparison}", values)
+            return self.made.column(key, "(number = ? OR text = ?)", (*values, text))
+        return self.made.column(key, f"number {comparison}", values)
 
     def parse_number(self, key: str, text: str, at: int) -> float:
         try:
-            number = float(text)
+            return float(text)
         except ValueError:
             self.fail(f"{key} needs a number", at)
-        return number
 
-    def flag_value(self, key: str, op: str) -> _Node:
+    def flag_value(self, key: str, op: str) -> str:
         text, at = self.value(key)
         answer = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(text.lower())
         if text.lower() in ("unknown", "none", "null") and key == "correct":
-            return lambda b: "(correct IS NULL)"
+            return "(correct IS NULL)"
         if answer is None or op not in (":", "=", "!="):
             self.fail(f"{key} is yes or no: write {key}, not {key}, or {key}:no", at)
-        wanted = answer == (op != "!=")
-        return lambda b: b.flag(key) if wanted else f"(NOT {b.flag(key)})"
+        return f"({FLAGS[key]})" if answer == (op != "!=") else f"(NOT ({FLAGS[key]}))"
 
-    def named(self, key: str) -> _Node:
+    def named(self, key: str) -> str:
         text, at = self.value(key)
         if not text:
             self.fail(f"expected a value after {key}", at)
+        op = "GLOB" if "*" in text else "="
         if key in LABELS:
-            return lambda b: b.label(key, text)
+            return self.made.label(key, text)
         if key in NAMES:
             column, table = NAMES[key]
-            op = "GLOB" if "*" in text else "="
-            return lambda b: b.bound(f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))", text)
+            return self.made.bound(f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))", text)
         if key == "id":
-            op = "GLOB" if "*" in text else "="
-            return lambda b: b.bound(f"(n IN (SELECT n FROM cards WHERE id {op} ?))", text)
+            return self.made.bound(f"(n IN (SELECT n FROM cards WHERE id {op} ?))", text)
         if key in NOTES:
-            return lambda b: b.noted(key, text)
+            return self.made.noted(key, text)
         quoted = text if '"' in text or "*" in text else f'"{text}"'
         expression = match_expression(quoted if key == "text" else f"{key}:{quoted}")
-        return lambda b: b.bound("(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)
+        return self.made.bound("(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)
 
 
 def term(key: str, name: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
-from ..columns import COLUMNS, SORTS
+from ..columns import SORTS, WHOLE
 from ..errors import FilterError
 from ..read.record import Connection, OutOfTime
 from .query import Selection
@@ -15,7 +16,6 @@ SECONDS = 0.12
 BLOCK = 8192
 INFINITY = "9e999"
 """SQLite reads this number as infinity."""
-_WHOLE = ("n", *(column.name for column in COLUMNS if column.sortable and column.sql == "INTEGER"))
 Bin = tuple[float, float, int]
 
 
@@ -36,14 +36,13 @@ def of(
     """
     if column not in SORTS:
         raise FilterError(f"no histogram of {column!r}: use one of {', '.join(SORTS)}")
-    low = db.one(f"SELECT min({column}) FROM rows WHERE {column} > -{INFINITY}")
-    high = db.one(f"SELECT max({column}) FROM rows WHERE {column} < {INFINITY}")
+    low = "SELECT min({0}) FROM rows WHERE {0} > -{1}"
+    high = "SELECT max({0}) FROM rows WHERE {0} < {1}"
     result = Histogram()
-    if low is None or high is None or low[0] is None or high[0] is None:
+    ends = [row[0] for sql in (low, high) for row in db.all(sql.format(column, INFINITY)) if row[0] is not None]
+    if len(ends) < 2:
         return result
-    start, end = float(low[0]), float(high[0])
-    edges = _edges(start, end, max(1, bins), column)
-    bins = len(edges) - 1
+    edges = _edges(float(ends[0]), float(ends[1]), max(1, bins), column)
     if selection.everything:
         counts = _by_ranges(db, column, edges)
     elif numbers is not None:
@@ -51,7 +50,7 @@ def of(
     else:
         counts, result.seen = _by_blocks(db, selection, last_n, column, edges)
         result.exact = result.seen >= 1.0
-    result.extend((edges[i], edges[i + 1], counts[i]) for i in range(bins))
+    result.extend(zip(edges, edges[1:], counts, strict=False))
     return result
 
 
@@ -59,7 +58,7 @@ def _edges(start: float, end: float, bins: int, column: str) -> list[float]:
     """Return the edges of equal bins. Those of whole numbers are whole, too."""
     if end <= start:
         return [start, end]
-    if column in _WHOLE and bins > 1:
+    if column in WHOLE and bins > 1:
         width = math.ceil((end - start + 1) / bins)
         return [start + width * i for i in range(math.ceil((end - start + 1) / width) + 1)]
     return [start + (end - start) * i / bins for i in range(bins)] + [end]
@@ -67,12 +66,9 @@ def _edges(start: float, end: float, bins: int, column: str) -> list[float]:
 
 def _by_ranges(db: Connection, column: str, edges: list[float]) -> list[int]:
     """Count without a filter: each bin is one range of the column's index."""
-    counts = []
-    for i in range(len(edges) - 1):
-        op = "<=" if i == len(edges) - 2 else "<"
-        sql = f"SELECT count(*) FROM rows WHERE {column} >= ? AND {column} {op} ?"
-        row = db.one(sql, (edges[i], edges[i + 1]))
-        counts.append(int(row[0]) if row else 0)
+    sql = f"SELECT count(*) FROM rows WHERE {column} >= ? AND {column} < ?"
+    counts = [db.all(sql, ends)[0][0] for ends in pairwise(edges)]
+    counts[-1] += db.all(f"SELECT count(*) FROM rows WHERE {column} = ?", edges[-1:])[0][0]
     return counts
 
 

@@ -7,14 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..columns import COLUMNS
+from ..columns import COLUMNS, WHOLE
 from ..labels import Labels
 from ..read.record import Connection
 from .histogram import INFINITY
 from .query import Selection
 
 _NUMBERS = ("n", *(column.name for column in COLUMNS if column.numeric))
-_WHOLE = ("n", *(column.name for column in COLUMNS if column.sql == "INTEGER"))
 _NAMED = re.compile(r"[^\s()<>=!:\"']{1,80}")
 
 
@@ -84,7 +83,7 @@ def _axis(name: str, low: float, high: float, most: int) -> Axis:
     least = max((high - low) / max(1, most - 2), abs(high) * 1e-9, 1e-300)
     power = 10.0 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0) if factor * power >= least)
-    step = max(1.0, math.ceil(step)) if name in _WHOLE else step
+    step = max(1.0, math.ceil(step)) if name in WHOLE else step
     start = math.floor(low / step + 1e-9)
     return Axis(name, start * step, step, math.floor(high / step + 1e-9) - start + 1)
 

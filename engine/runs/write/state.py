@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..control.live import Flights, Live, live_file
+from ..control.live import IDENTITY, Flights, Live, live_file
 from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
 from ..durable import read_json, write_json
 from ..paths import PROCESSES, RUN_FILE
@@ -120,11 +120,11 @@ class ProcessState:
         if news is None or not self.run_dir.is_dir():
             return
         try:
-            own = {key: self._said.get(key) for key in ("pid", "started", "born", "where")}
+            own = {key: self._said.get(key) for key in IDENTITY}
             write_json(live_file(self.run_dir, self.process), {**own, **news})
         except OSError as error:
             log.debug("the newest texts were not written: %s", error)
 
     def remove_live(self) -> None:
         with suppress(OSError):
-            live_file(self.run_dir, self.process).unlink(missing_ok=True)
+            live_file(self.run_dir, self.process).unlink()

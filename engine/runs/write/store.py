@@ -53,8 +53,8 @@ _END = 2**62
 """After the last step of any run."""
 
 
-class Names:
-    """Ids of names that are stored once: labels, groups, prompts and sets of tools."""
+class RowTables:
+    """Writes rows, and the names that are stored once for them, inside the transactions of `RecordStore`."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
@@ -94,14 +94,6 @@ class Names:
             self._toolsets.clear()
         self._toolsets[id(tools)] = (tools, id_)  # holding the tuple keeps its id() from being reused
         return id_
-
-
-class RowTables:
-    """Writes rows inside the transactions of `RecordStore`."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.db = db
-        self.names = Names(db)
 
     def add(self, trajectories: Sequence[Listed]) -> int:
         """Append rows without their text. Returns the number of the first."""
@@ -143,18 +135,18 @@ class RowTables:
         cards: list[tuple[object, ...]] = []
         overflow: list[tuple[int, int]] = []
         extras: list[tuple[object, ...]] = []
-        intern = self.names.labels.intern
+        intern = self.labels.intern
         for n, of in enumerate(trajectories, first):
             actions = [intern("action", label) for label in of.labels or ()]
-            action_mask, rest = self.names.labels.mask(set(actions))
-            rule_mask, more = self.names.labels.mask({intern("penalty", rule) for rule in of.rules})
+            action_mask, rest = self.labels.mask(set(actions))
+            rule_mask, more = self.labels.mask({intern("penalty", rule) for rule in of.rules})
             links = {
                 "actions": action_mask,
                 "rules": rule_mask,
                 "penalties": len(of.rules),
-                "grp": self.names.named("groups", of.group),
-                "prompt": self.names.named("prompts", of.prompt_id, head=_head(of)),
-                "toolset": self.names.toolset(str(of.values.get("env") or ""), of.tools),
+                "grp": self.named("groups", of.group),
+                "prompt": self.named("prompts", of.prompt_id, head=_head(of)),
+                "toolset": self.toolset(str(of.values.get("env") or ""), of.tools),
             }
             values = {**of.values, **links}
             for name in _INTERNED:
@@ -173,7 +165,7 @@ class RowTables:
             self.db.executemany(_EXTRA, extras)
 
     def _extras(self, n: int, extra: Mapping[str, object]) -> Iterator[tuple[int, int, float | None, str | None]]:
-        intern = self.names.labels.intern
+        intern = self.labels.intern
         for name, value in extra.items():
             if isinstance(value, (bool, int, float)):
                 yield intern("extra", name), n, float(value) if abs(value) < 1e300 else None, None
@@ -275,7 +267,7 @@ class RecordStore:
 
     def begin(self) -> None:
         self.db.execute("BEGIN IMMEDIATE")
-        self.rows.names.labels.refresh()
+        self.rows.labels.refresh()
 
     def commit(self) -> None:
         self.db.execute("COMMIT")
@@ -284,7 +276,7 @@ class RecordStore:
         """Undo everything since `begin`, cached names included."""
         if self.db.in_transaction:
             self.db.execute("ROLLBACK")
-        self.rows.names.forget()
+        self.rows.forget()
         self.metrics.forget()
 
     def add_event(self, kind: str, message: str, step: int, when: float, data: bytes) -> None:

@@ -76,8 +76,8 @@ def _remove_from(store: RecordStore, cut: int) -> None:
     db.execute("DELETE FROM chunks WHERE first_n >= ?", (cut,))
     for table, column in (("groups", "grp"), ("prompts", "prompt")):  # pages of groups need ids without holes
         db.execute(f"DELETE FROM {table} WHERE id > (SELECT coalesce(max({column}), 0) FROM rows)")
-    store.rows.names.forget()
-    store.rows.names.labels.refresh()
+    store.rows.forget()
+    store.rows.labels.refresh()
     if head is not None:  # a blob that begins before the cut: keep its first lines
         first, body, tokens = head
         lines = codec.decompress(body).split(b"\n")[: cut - first]

@@ -303,9 +303,8 @@ class RunWriter:
             trouble = self._sink.trouble.now
             done = self._sink.write(batch)
             news = self._sink.trouble.now != trouble  # viewers are warned at the first write that fails
-            self._state.write(
-                self.dropped, final=late or news, hurry=self._hurry
-            )  # what comes after the end is in the summary, too
+            # late: what comes after the end is in the summary, too
+            self._state.write(self.dropped, final=late or news, hurry=self._hurry)
             self._state.write_live()
             with self._condition:
                 if done:

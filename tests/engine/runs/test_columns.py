@@ -20,7 +20,7 @@ newest = columns.SCHEMA_VERSION
 columns.COLUMNS = (
     *columns.COLUMNS,
     columns.Column(
-        "seconds", "REAL", lambda r: r.trajectory.seconds, numeric=True, sortable=True, since=newest + 1, title="sec"
+        "seconds", "REAL", lambda r: r.trajectory.seconds, numeric=True, sortable=True, title="sec"
     ),
 )
 columns.SCHEMA_VERSION = newest + 1

@@ -1,0 +1,88 @@
+"""Read JSON values that may be missing, or written as another type."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+Document = Mapping[str, Any]
+"""A JSON object."""
+
+
+def number(value: object) -> float | None:
+    """Return a number that may be written as text (also "NaN") or as a list of one, or None."""
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    if isinstance(value, str) and len(value) < 64:
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        return number(value[0])
+    return None
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number, or None."""
+    found = None if isinstance(value, bool) else number(value)
+    if found is None or not math.isfinite(found) or found != int(found) or abs(found) >= 2**62:
+        return None
+    return int(found)
+
+
+def summed(counts: Sequence[object]) -> int | None:
+    """Return the sum of whole numbers, or None if one is unknown or there are none."""
+    known = [whole(count) for count in counts]
+    return None if not known or None in known else sum(count or 0 for count in known)
+
+
+def text(value: object) -> str | None:
+    """Return a value as text. None stays None."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return str(value)
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError):
+        return "(too deeply nested to show)"
+
+
+def mapping(value: object) -> Document:
+    """Return a JSON object, parsed if it is text, or an empty one for anything else."""
+    if isinstance(value, str) and value[:1] == "{":
+        value = parsed(value)
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(value: object) -> list[Any]:
+    """Return a JSON list, parsed if it is text, or an empty one for anything else."""
+    if isinstance(value, str) and value[:1] == "[":
+        value = parsed(value)
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def objects(value: object) -> list[Document]:
+    """Return the objects in a JSON list."""
+    return [item for item in listed(value) if isinstance(item, Mapping)]
+
+
+def parsed(value: str) -> Any:
+    """Return the value of JSON text, NaN allowed, or None."""
+    try:
+        return orjson.loads(value)
+    except ValueError:
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return None
