@@ -28,6 +28,8 @@ class AdvantageCheck:
         self.training = training
         self.report = report
         self.filters = training.replay.mode != "off"
+        self.on_last_token = training.advantages == "reward" and training.distillation.teacher is None
+        """Whether the advantage of a turn is on its last token alone."""
         self.method: AdvantageMethod | None = None
         if training.advantages in METHODS:
             self.method = packaged_method(training.advantages, training.compare_shaping)
@@ -145,9 +147,7 @@ class AdvantageCheck:
         if kind == "trained" and formula is not None:
             by_turn = [formula.advantage(t) or 0.0 for t in range(len(counts))]
         shown = by_turn
-        if (
-            self.training.advantages == "reward" and self.training.distillation.teacher is None
-        ):  # on the last token of the turn alone
+        if self.on_last_token:
             shown = [a / max(n, 1) for a, n in zip(by_turn, counts, strict=True)]
         for t, (recorded, right) in enumerate(zip(item.record.step_advantages, shown, strict=False)):
             self.report.number(f"{item.place}, turn {t + 1}", "advantage", recorded, right, tolerance=SINGLE, size=1.0)
@@ -167,15 +167,13 @@ class AdvantageCheck:
         if tokens is None or tokens.advantages is None:
             return
         last = {turn: i for i, (turn, mask) in enumerate(zip(tokens.turn, tokens.agent_mask, strict=True)) if mask}
-        distillation, lead = self.training.distillation, item.teacher_lead
-        only_last = self.training.advantages == "reward" and distillation.teacher is None
-        formula = item.record.formula
+        lead, formula = item.teacher_lead, item.record.formula
         for i, (turn, mask, value) in enumerate(zip(tokens.turn, tokens.agent_mask, tokens.advantages, strict=True)):
-            has = mask and turn >= 0 and (not only_last or last[turn] == i)
+            has = mask and turn >= 0 and (not self.on_last_token or last[turn] == i)
             right = by_turn[turn] if has else 0.0
             if has and lead is not None and formula is not None:
                 turns = [t.value for t in formula.terms(turn) if t.name == TEACHER]
-                right += distillation.weight * (lead[i] - sum(turns))
+                right += self.training.distillation.weight * (lead[i] - sum(turns))
             self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from ...configs import metric_names as metric
 from ..runs.read.reader import RunReader
@@ -35,21 +36,20 @@ class Formula:
 
 def std_of(values: Sequence[float], less: int) -> float:
     """Return the standard deviation with n − less; 0 for too few values."""
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - less, 1))
 
 
-def _scaled(less: int, epsilon: float, by_step: bool) -> Compare:
+def _scaled(less: int, epsilon: float, by_step: bool = False) -> Compare:
     def compare(group: Sequence[float], step: Sequence[float]) -> list[float]:
-        mean = math.fsum(group) / len(group)
         divisor = std_of(step if by_step else group, less) + epsilon
-        return [(r - mean) / divisor if divisor else 0.0 for r in group]
+        return [a / divisor if divisor else 0.0 for a in _centred(group, step)]
 
     return compare
 
 
 def _centred(group: Sequence[float], step: Sequence[float]) -> list[float]:
-    mean = math.fsum(group) / len(group)
+    mean = fmean(group)
     return [r - mean for r in group]
 
 
@@ -59,16 +59,18 @@ def _others(group: Sequence[float], step: Sequence[float]) -> list[float]:
 
 
 def _whitened(group: Sequence[float], step: Sequence[float]) -> list[float]:
-    mean, divisor = math.fsum(step) / len(step), std_of(step, 1) + 1e-8
+    mean, divisor = fmean(step), std_of(step, 1) + 1e-8
     return [(r - mean) / divisor for r in group]
 
 
 FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     "grpo": tuple(
-        Formula(f"(r − mean) / (std + {epsilon:g}) of the group, std with {'n − 1' if less else 'n'}", _scaled(*how))
+        Formula(
+            f"(r − mean) / (std + {epsilon:g}) of the group, std with {'n − 1' if less else 'n'}",
+            _scaled(less, epsilon),
+        )
         for epsilon in (1e-4, 1e-6, 1e-8)
         for less in (1, 0)
-        for how in [(less, epsilon, False)]
     ),
     "dr_grpo": (Formula("r − mean of the group", _centred),),
     "rloo": (Formula("r − mean of the others in the group", _others),),
@@ -115,7 +117,7 @@ def recompute_dump(reader: RunReader, declared: str = "") -> Report:
         rewards_known |= bool(rewards)
         for name, points in logged.items():
             if step in points and len(rewards) == len(items):
-                right = {"max": max, "min": min}.get(name.rpartition("/")[2], _mean)(rewards)
+                right = {"max": max, "min": min}.get(name.rpartition("/")[2], fmean)(rewards)
                 report.number(f"step {step}", f"metric {name}", points[step], right, tolerance=CLOSE)
         for item in items:
             _sum(item, report, unweighted)
@@ -163,9 +165,7 @@ def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
 
 def _sum(item: Item, report: Report, unweighted: list[tuple[Item, dict[str, float]]]) -> None:
     """Check the reward against its components and weights, or keep it until the weights are known."""
-    parts = item.record.breakdown.steps if item.record.breakdown is not None else ()
-    values = [(name, v) for step in parts for name, v in step.components.items()]
-    reward = _finite(item.row.reward)
+    values, reward = item.components, _finite(item.row.reward)
     if reward is None or not values or any(_finite(v.raw) is None for _, v in values):
         return
     if all(v.weight is not None for _, v in values):
@@ -188,8 +188,7 @@ def _tokens(item: Item, report: Report) -> None:
 
 def reward_of(item: Item) -> float | None:
     """Return the reward. If only components are recorded, as by TRL, it is their sum."""
-    parts = item.record.breakdown.steps if item.record.breakdown is not None else ()
-    values = [v for step in parts for v in step.components.values()]
+    values = [v for _, v in item.components]
     if item.row.reward is not None or not values or any(v.weight is not None for v in values):
         return _finite(item.row.reward)
     known = [v.raw for v in values if _finite(v.raw) is not None]
@@ -198,10 +197,6 @@ def reward_of(item: Item) -> float | None:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 FITS = 1e-6
@@ -220,7 +215,7 @@ def fitted(rollouts: Sequence[tuple[Item, dict[str, float]]], report: Report) ->
     rows = [[values[name] for name in names] for _, values in whole]
     rewards = [item.row.reward or 0.0 for item, _ in whole]
     kept = list(range(len(rows)))
-    weights = _solved([rows[i] for i in kept], [rewards[i] for i in kept])
+    weights = _solved(rows, rewards)
     for _ in range(max(3, len(rows) // 50)):
         gaps = {i: abs(_dot(rows[i], weights) - rewards[i]) for i in kept}
         worst = max(gaps, key=lambda i: gaps[i])

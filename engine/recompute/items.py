@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from ...configs.sections.rewards import SHAPED
 from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
-from ..runs.types import TokenArrays, TrajectoryRecord, TrajectoryRow, Use
-
-PAGE = 500
+from ..runs.types import ComponentValue, StepReward, TokenArrays, TrajectoryRecord, TrajectoryRow, Use
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,22 @@ class Item:
 
     @property
     def place(self) -> str:
-        """Where it is, for a person."""
         return f"step {self.row.step}, rollout {self.row.id}"
 
     @property
     def own(self) -> Use | None:
         """How its own step used it."""
         return self.record.use
+
+    @property
+    def rewards(self) -> Sequence[StepReward]:
+        """The rewards of its steps; empty if they were not recorded."""
+        return () if self.record.breakdown is None else self.record.breakdown.steps
+
+    @property
+    def components(self) -> list[tuple[str, ComponentValue]]:
+        """The components of all its steps, with their names."""
+        return [pair for step in self.rewards for pair in step.components.items()]
 
     @property
     def scorable(self) -> bool:
@@ -50,7 +58,6 @@ class Item:
 
     @property
     def agent_tokens(self) -> int:
-        """How many tokens the agent wrote."""
         return sum(self.tokens_by_turn)
 
     @cached_property
@@ -64,18 +71,16 @@ class Item:
 
     @cached_property
     def turn_rewards(self) -> list[float]:
-        """The reward of each turn."""
-        breakdown = self.record.breakdown
-        if breakdown is None:
+        if self.record.breakdown is None:
             return self._by_turn([s.reward or 0.0 for s in self.record.trajectory.steps])
-        return self._by_turn([s.total or 0.0 for s in breakdown.steps])
+        return self._by_turn([s.total or 0.0 for s in self.rewards])
 
     @cached_property
     def unshaped_rewards(self) -> list[float]:
         """The reward of each turn from task and environment only."""
         if self.record.breakdown is None:
             return self.turn_rewards
-        parts = [[v for n, v in s.components.items() if n not in SHAPED] for s in self.record.breakdown.steps]
+        parts = [[v for n, v in s.components.items() if n not in SHAPED] for s in self.rewards]
         return self._by_turn([sum(v.contribution or 0.0 for v in values) for values in parts])
 
     def _by_turn(self, totals: list[float]) -> list[float]:
@@ -91,21 +96,11 @@ class Item:
 def steps_of(reader: RunReader) -> Iterator[tuple[int, list[Item]]]:
     """Yield the training rollouts of each step, in the order in which they were recorded: all of them if the record
     names none as such."""
-    step: int | None = None
-    held: list[Item] = []
-    offset = 0
     query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
-    while rows := reader.rollouts.page(query, offset=offset, limit=PAGE):
-        offset += len(rows)
-        for row in rows:
-            if held and row.step != step:
-                yield step or 0, sorted(held, key=lambda item: item.row.n)
-                held = []
-            step = row.step
-            bodies = reader.bodies
-            held.append(Item(row, bodies.trajectory(row.n), bodies.uses(row.n), bodies.tokens(row.n)))
-    if held:
-        yield step or 0, sorted(held, key=lambda item: item.row.n)
+    bodies = reader.bodies
+    for step, rows in groupby(reader.rollouts.each(query), key=lambda row: row.step):
+        items = [Item(row, bodies.trajectory(row.n), bodies.uses(row.n), bodies.tokens(row.n)) for row in rows]
+        yield step or 0, sorted(items, key=lambda item: item.row.n)
 
 
 def groups_of(items: Sequence[Item]) -> list[list[Item]]:

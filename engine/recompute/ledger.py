@@ -38,8 +38,7 @@ class Report:
 
     @property
     def total(self) -> int:
-        """How many numbers were computed again."""
-        return sum(self.compared.values())
+        return self.compared.total()
 
     def number(
         self,

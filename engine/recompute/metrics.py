@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from ...configs import metric_names as metric
 from ...rewards.metrics import Moments, batch_metrics, flat, merge, moments
@@ -103,4 +104,4 @@ def _learns(item: Item) -> bool:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+    return fmean(values) if values else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from ...configs.sections.training import ReplayConfig
 from ..runs.types import Use
@@ -60,4 +61,4 @@ def _magnitude(item: Item) -> float:
     else:
         pairs = zip(item.record.step_advantages, item.tokens_by_turn, strict=False)
         values = [abs(a) for a, n in pairs for _ in range(n)]
-    return math.fsum(values) / len(values) if values else 0.0
+    return fmean(values) if values else 0.0

@@ -122,9 +122,8 @@ def _shifts(before: Sequence[Item], after: Sequence[Item]) -> dict[int, dict[str
     for mine, theirs in zip(before, after, strict=True):
         sums: dict[str, float] = {}
         for item, sign in ((mine, -1.0), (theirs, 1.0)):
-            for step in item.record.breakdown.steps if item.record.breakdown is not None else ():
-                for name, value in step.components.items():
-                    sums[name] = sums.get(name, 0.0) + sign * (value.contribution or 0.0)
+            for name, value in item.components:
+                sums[name] = sums.get(name, 0.0) + sign * (value.contribution or 0.0)
         moved[mine.row.n] = sums
     names = {name for sums in moved.values() for name in sums}
     means = {name: math.fsum(sums.get(name, 0.0) for sums in moved.values()) / len(moved) for name in names}
@@ -202,13 +201,13 @@ def _rewarded(
             weight = scores.get(name)
             if weight is None:
                 kept = new.rewards.weights.get(name) == old.rewards.weights.get(name)
-                same_rate = new.rewards.anneal_steps == old.rewards.anneal_steps
-                weight = (
-                    recorded.weight if recorded is not None and kept and same_rate else _weight(new, name, step - 1)
-                )
-            same = recorded is not None and recorded.raw == value
-            if same and new.rewards.normalization_of(name) == old.rewards.normalization_of(name):
-                normalized = recorded.normalized if recorded is not None else None
+                if recorded is not None and kept and new.rewards.anneal_steps == old.rewards.anneal_steps:
+                    weight = recorded.weight
+                elif name in new.rewards.weights:
+                    weight = new.rewards.weight(name, step - 1)
+            same = new.rewards.normalization_of(name) == old.rewards.normalization_of(name)
+            if same and recorded is not None and recorded.raw == value:
+                normalized = recorded.normalized
             else:
                 normalized = _normalized(value, name, breakdown, sums[group, name], counts[name], new)
             paid = None if normalized is None or weight is None else weight * normalized
@@ -217,10 +216,6 @@ def _rewarded(
         steps.append(replace(reward, components=components, total=total))
     whole = math.fsum(s.total or 0.0 for s in steps)
     return _with(item, breakdown=replace(breakdown, steps=tuple(steps), total=whole))
-
-
-def _weight(config: RunConfig, name: str, after: int) -> float | None:
-    return config.rewards.weight(name, after) if name in config.rewards.weights else None
 
 
 def _normalized(

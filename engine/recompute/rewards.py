@@ -62,10 +62,8 @@ class Rewards:
             self._penalties(item, breakdown)
             self._raw(item, breakdown)
             self._sums(item, breakdown)
-            for step in breakdown.steps:
-                for name, value in step.components.items():
-                    if value.raw is not None:
-                        batch.setdefault(name, []).append(value.raw)
+            for name, values in _by_component(item).items():
+                batch.setdefault(name, []).extend(values)
         now = {name: moments(values) for name, values in batch.items()}
         for group in groups_of(items):
             self._normalized(group, now)
@@ -121,8 +119,9 @@ class Rewards:
                 if value.weight is not None and value.normalized is not None:
                     right = value.weight * value.normalized
                 self.report.number(place, f"contribution of {name}", value.contribution, right)
-            total = math.fsum(v.contribution or 0.0 for v in step.components.values())
-            self.report.number(place, "reward of the turn", step.total, total, size=_size(step.components))
+            paid = [v.contribution or 0.0 for v in step.components.values()]
+            size = max(map(abs, paid), default=0.0)
+            self.report.number(place, "reward of the turn", step.total, math.fsum(paid), size=size)
         whole = math.fsum(s.total or 0.0 for s in breakdown.steps)
         self.report.number(item.place, "reward", breakdown.total, whole, size=1.0)
         self.report.number(item.place, "reward in the list", item.row.reward, whole, size=1.0, tolerance=SINGLE)
@@ -202,12 +201,7 @@ def _amounts(data: object) -> dict[str, float]:
 def _by_component(item: Item) -> dict[str, list[float]]:
     """Return the raw values of each component over the steps where it is defined."""
     values: dict[str, list[float]] = {}
-    for step in item.record.breakdown.steps if item.record.breakdown is not None else ():
-        for name, value in step.components.items():
-            if value.raw is not None:
-                values.setdefault(name, []).append(value.raw)
+    for name, value in item.components:
+        if value.raw is not None:
+            values.setdefault(name, []).append(value.raw)
     return values
-
-
-def _size(components: Mapping[str, object]) -> float:
-    return max((abs(getattr(v, "contribution", 0.0) or 0.0) for v in components.values()), default=0.0)

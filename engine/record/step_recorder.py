@@ -78,7 +78,7 @@ class StepRecorder:
         }
         values |= measured
         values |= rollout_metrics(rollouts) | loss_metrics(loss or {}) | memory_metrics()
-        self.guard("metrics", lambda: self.writer.metrics(step, values))
+        self.values(step, values)
         self.trajectories(step, rollouts, Split.TRAIN, loss)
         terms = loss or {}
         uses = [
@@ -86,8 +86,6 @@ class StepRecorder:
             for r in replayed
         ]
         self.guard("uses", lambda: self.writer.uses(uses))
-        for sink in self.sinks:
-            self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
         self.seconds += time.perf_counter() - began
         return values
 
@@ -104,7 +102,7 @@ class StepRecorder:
         )
 
     def values(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record metrics outside the rhythm of steps, such as those of an evaluation."""
+        """Record metrics, also outside the rhythm of steps, such as those of an evaluation."""
         self.guard("metrics", lambda: self.writer.metrics(step, values))
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))

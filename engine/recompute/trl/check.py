@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from ...runs.durable import read_json
@@ -114,10 +115,9 @@ class Walk:
             for name, values in self.sums.items():
                 known = [v for v in values if not math.isnan(v)]
                 if known and name in logged and name != "num_tokens":
-                    right = math.fsum(known) / len(known)
-                    self.report.number(place, f"logged {name}", logged[name], right, tolerance=SINGLE)
+                    self.report.number(place, f"logged {name}", logged[name], fmean(known), tolerance=SINGLE)
             if self.losses and "loss" in logged and all(map(math.isfinite, self.losses.values())):
-                right = math.fsum(self.losses.values()) / len(self.losses)
+                right = fmean(self.losses.values())
                 self.report.number(place, "logged loss", logged["loss"], right, tolerance=1e-4, size=1.0)
         self.sums.clear()
         self.losses.clear()

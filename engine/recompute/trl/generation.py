@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from ...runs.updates import Block
+from ..dumps import std_of
 from ..items import Item, groups_of
 from ..ledger import SINGLE, Report
 from .settings import Settings
@@ -43,7 +45,8 @@ class GenerationCheck:
             self._group(group)
         ordered = [item for group in groups for item in group]
         values = [[values_of(item).get(name, math.nan) for name in names] for item in ordered]
-        weights = [next((w for i in ordered if (w := weights_of(i).get(name)) is not None), None) for name in names]
+        parts = [(name, value.weight) for item in ordered for name, value in item.components]
+        weights = [next((w for n, w in parts if n == name and w is not None), None) for name in names]
         if any(w is None for w in weights):
             self.report.given["advantages"] = "the weights of reward functions are not recorded"
             return None
@@ -87,7 +90,7 @@ class GenerationCheck:
         if not data["tools"] and not data["pad_is_eos"]:
             ended = [n for n, e in zip(lengths, data["ended"], strict=True) if e] or [0.0]
             for kind, numbers in (("", lengths), ("terminated_", ended)):
-                found[f"completions/mean_{kind}length"] = math.fsum(numbers) / len(numbers)
+                found[f"completions/mean_{kind}length"] = fmean(numbers)
                 found[f"completions/min_{kind}length"] = min(numbers)
                 found[f"completions/max_{kind}length"] = max(numbers)
             found["completions/clipped_ratio"] = 1 - sum(data["ended"]) / len(lengths)
@@ -113,15 +116,7 @@ class GenerationCheck:
 
 def values_of(item: Item) -> dict[str, float]:
     """Return the values of reward functions by name, NaN where one does not apply."""
-    breakdown = item.record.breakdown
-    steps = () if breakdown is None else breakdown.steps
-    return {n: math.nan if v.raw is None else v.raw for step in steps for n, v in step.components.items()}
-
-
-def weights_of(item: Item) -> dict[str, float | None]:
-    """Return the weights of reward functions by name."""
-    breakdown = item.record.breakdown
-    return {n: v.weight for step in (breakdown.steps if breakdown else ()) for n, v in step.components.items()}
+    return {name: math.nan if value.raw is None else value.raw for name, value in item.components}
 
 
 def within(
@@ -154,16 +149,13 @@ class Scored:
 def nan_mean(values: Sequence[float]) -> float:
     """Return the mean of the values that are known; NaN if none is."""
     known = [v for v in values if not math.isnan(v)]
-    return math.fsum(known) / len(known) if known else math.nan
+    return fmean(known) if known else math.nan
 
 
 def nan_std(values: Sequence[float]) -> float:
     """Return the standard deviation with n − 1; NaN for fewer than two values."""
     known = [v for v in values if not math.isnan(v)]
-    if len(known) < 2:
-        return math.nan
-    mean = math.fsum(known) / len(known)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1))
+    return std_of(known, 1) if len(known) > 1 else math.nan
 
 
 def weighted(values: Sequence[float], weights: Sequence[float]) -> float:

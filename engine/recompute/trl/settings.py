@@ -66,7 +66,6 @@ class Settings:
 
     @property
     def low(self) -> float:
-        """The lower bound of a ratio."""
         return 1 - self.epsilon
 
     @property

@@ -78,21 +78,17 @@ class UpdateCheck:
         if uneven and self.settings.version < OLD_WINDOW and self.settings.loss_type in ("dapo", "cispo", "vespo"):
             self.report.given["loss"] = f"TRL {self.settings.trl} divides by the tokens of the whole generation"
             return
+        # the tokens that the loss divides by, as the generation has them
+        generation = self._generation.get(block.process, block)
         coarse = COARSER.get(block.data["dtype"], 1.0)
-        result = expected(rows, self.settings, block.data["accumulated"], self._items(block), coarse)
-        self._loss(place, block, rows, result)
+        result = expected(rows, self.settings, block.data["accumulated"], generation.data["items"], coarse)
+        self._loss(place, block, rows, result, coarse)
         if self.settings.beta and not self.settings.sync_ref_model:
             self._reference(place, block.step, rows)
         if any(g for row in rows for g in row.gradient):
             self._moved.add(block.step)
 
-    def _items(self, block: Block) -> float | None:
-        """Return the tokens that the loss divides by, as the generation has them."""
-        generation = self._generation.get(block.process)
-        return block.data["items"] if generation is None else generation.data["items"]
-
-    def _loss(self, place: str, block: Block, rows: Sequence[Row], result: Expected) -> None:
-        coarse = COARSER.get(block.data["dtype"], 1.0)
+    def _loss(self, place: str, block: Block, rows: Sequence[Row], result: Expected, coarse: float) -> None:
         scale = block.data["scale"] or 1.0
         largest = max((abs(g) for own in result.gradients for g in own), default=0.0)
         if not self.settings.scaled and block.data["scale"] is not None:
@@ -114,20 +110,17 @@ class UpdateCheck:
     def _policies(self, where: str, row: Row, same_step: bool) -> None:
         """Check that the log-probs of other policies are there, and are those of this policy before its update."""
         if not self.settings.replaced:
-            kept = [row.old is not None, row.reference is not None]
-            right = [self.settings.keeps_old, self.settings.beta != 0]
-            for name, has, should in zip(("sampling policy", "reference"), kept, right, strict=True):
-                self.report.same(where, f"log-probs of the {name}", KEPT[has], KEPT[should])
+            old, reference = KEPT[row.old is not None], KEPT[row.reference is not None]
+            self.report.same(where, "log-probs of the sampling policy", old, KEPT[self.settings.keeps_old])
+            self.report.same(where, "log-probs of the reference", reference, KEPT[self.settings.beta != 0])
         if row.old is None or not same_step or self.settings.dropout or not row.count:
             return
         pairs = list(_masked(row.old, row))
         mean = math.fsum(abs(a - b) for a, b in pairs) / len(pairs)
         limit = SAME_POLICY.get(self.settings.dtype, COARSE) if not self.settings.bf16 else COARSE
         right = math.fsum(b for _, b in pairs)
-        if mean > limit:
-            self.report.number(where, "sum of log-probs before the update", math.fsum(a for a, _ in pairs), right)
-        else:
-            self.report.number(where, "sum of log-probs before the update", right, right)
+        recorded = math.fsum(a for a, _ in pairs) if mean > limit else right
+        self.report.number(where, "sum of log-probs before the update", recorded, right)
 
     def _reference(self, place: str, step: int, rows: Sequence[Row]) -> None:
         """Check that the reference did not move with the policy."""
