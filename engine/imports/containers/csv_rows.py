@@ -33,7 +33,10 @@ class CsvRows(Container):
         if b"\0" in head[:1024]:
             return False
         first, newline, rest = head.removeprefix(MARK).partition(b"\n")
-        names = _split(first.decode("utf-8", "replace"))
+        try:
+            names = _split(first.decode("utf-8", "replace"))
+        except csv.Error:  # a carriage return within the line
+            return False
         return (
             bool(newline and rest.strip())
             and len(names) > 1
