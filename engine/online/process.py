@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import pkgutil
 import signal
 import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
 
 
-def run_process(
-    name: str,
-    life: str | Life,
-    arguments: list[str] | None = None,
-    niceness: Callable[[RunConfig], int] | None = None,
-) -> int:
+def run_process(name: str, life: str | Life, arguments: list[str] | None = None) -> int:
     """Run the process `name` of a run with the arguments RUN_DIR [--resume] [--child]. Returns 0 when it finished or
     was stopped, 1 when it failed.
 
@@ -75,10 +70,10 @@ def run_process(
             config = read_config(given.run_dir)
             if name == "engine" and config.online.requests != "-" and _is_pipe():
                 end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a stop, which `control` notes
-            if niceness is not None:
+            if name != "engine":
                 with contextlib.suppress(OSError):
-                    os.nice(max(0, niceness(config) - os.nice(0)))
-            whole = _imported(life) if isinstance(life, str) else life
+                    os.nice(max(0, config.online.worker_nice - os.nice(0)))
+            whole: Life = pkgutil.resolve_name(life) if isinstance(life, str) else life
             return whole(config, given.run_dir, writer, control, given.resume)
 
         return run_recorded(writer, name, work)
@@ -90,11 +85,6 @@ def _is_pipe() -> bool:
         return stat.S_ISFIFO(os.fstat(0).st_mode)
     except OSError:  # closed
         return False
-
-
-def _imported(path: str) -> Life:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(0)) -> None:

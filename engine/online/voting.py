@@ -6,11 +6,16 @@ of them.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from ...configs.sections.online import OnlineConfig
 from ..runs.learning import GateCode
+
+LearningRateKind = Literal["lr_correction", "lr_adaptive"]
 
 
 def canonical(answer: str | None) -> str | None:
@@ -80,14 +85,9 @@ def vote(answers: Sequence[str | None], neighbours: Sequence[Neighbour] = ()) ->
 
 def _label(tally: dict[str, float], own: str | None) -> str | None:
     """Return the unique winner among the answers of the others."""
-    best, label, tied = 0.0, None, False
-    for key, votes in tally.items():
-        others = votes - 1.0 if key == own else votes
-        if others > best + 1e-9:
-            best, label, tied = others, key, False
-        elif label is not None and abs(others - best) <= 1e-9:
-            tied = True
-    return None if tied else label
+    others = {key: votes - 1.0 if key == own else votes for key, votes in tally.items()}
+    best, second, *_ = *heapq.nlargest(2, others.values()), 0.0, 0.0
+    return max(others, key=lambda k: others[k]) if best > second + 1e-9 else None
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,12 @@ def gate(outcome: Vote, min_confidence: float) -> Gate:
     return Gate(GateCode.OPEN)
 
 
-def learning_rate(
-    outcome: Vote, *, correction: float, adaptive_max: float, adaptive_min: float, min_confidence: float
-) -> tuple[float, str]:
-    """Return the learning rate and its kind: `lr_correction` when the vote overturned the initial answer, else
-    `lr_adaptive`.
-
-    `lr_adaptive` falls linearly from `adaptive_max` at the gate's threshold to `adaptive_min` at full confidence.
+def learning_rate(outcome: Vote, config: OnlineConfig) -> tuple[float, LearningRateKind]:
+    """Return the learning rate: `lr_correction` when the vote overturned the initial answer, else `lr_adaptive`, which
+    falls linearly from `lr_adaptive_max` at the gate's threshold to `lr_adaptive_min` at full confidence.
     """
     if outcome.flipped:
-        return correction, "lr_correction"
-    span = 1.0 - min_confidence
-    surplus = min(max((outcome.confidence - min_confidence) / span, 0.0), 1.0) if span > 0 else 1.0
-    return adaptive_max * (1.0 - surplus) + adaptive_min * surplus, "lr_adaptive"
+        return config.lr_correction, "lr_correction"
+    span = 1.0 - config.min_confidence
+    surplus = min(max((outcome.confidence - config.min_confidence) / span, 0.0), 1.0) if span > 0 else 1.0
+    return config.lr_adaptive_max * (1.0 - surplus) + config.lr_adaptive_min * surplus, "lr_adaptive"

@@ -38,7 +38,9 @@ class Influence:
         this caller; empty where unknown.
         """
         if len(self._recent) == self._recent.maxlen:
-            self._forget(*self._recent[0])
+            old_request, old_source = self._recent[0]
+            self._requests -= Counter([old_request])  # a count of 0 leaves the counter
+            self._sources -= Counter(levels_of(old_source))
         self._recent.append((request, source))
         self._requests[request] += 1
         self._sources.update(levels_of(source))
@@ -55,13 +57,6 @@ class Influence:
         # A single task is not a majority: the share is taken of at least a few tasks.
         of = self._sources[parent] if parent else len(self._recent)
         return min(1.0, cap / (self._sources[name] / max(of, round(5 / self.share))))
-
-    def _forget(self, request: str, source: str) -> None:
-        for counter, keys in ((self._requests, [request]), (self._sources, levels_of(source))):
-            for key in keys:
-                counter[key] -= 1
-                if counter[key] <= 0:
-                    del counter[key]
 
     def state_dict(self) -> list[list[str]]:
         return [list(pair) for pair in self._recent]

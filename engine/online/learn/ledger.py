@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...runs.schema import JOURNAL_POSITION, recorded_position
@@ -21,25 +22,21 @@ JOURNAL_KEPT = 2000
 """Journal rows kept for the engine, which copies them into the run's record."""
 
 
+@dataclass
 class Ledger:
     """`tell` receives messages for the user."""
 
-    def __init__(
-        self,
-        updater: PolicyUpdater,
-        store: RunStore,
-        queue: UpdateQueue,
-        tell: Callable[[str], None],
-    ) -> None:
-        self.updater = updater
-        self.store = store
-        self.folder = store.folder
-        self.queue = queue
-        self.tell = tell
-        self.logs = UpdateLogs(store.folder.run_dir)
+    updater: PolicyUpdater
+    store: RunStore
+    queue: UpdateQueue
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.folder = self.store.folder
+        self.logs = UpdateLogs(self.folder.run_dir)
         self.state: str | None = None
         """The name of the committed state."""
-        self.candidate: dict[str, Any] | None = queue.get("candidate")
+        self.candidate: dict[str, Any] | None = self.queue.get("candidate")
         """The offered state with its update and request. It is not pruned."""
         self.changed = False
         """Whether the updater differs from the committed state."""

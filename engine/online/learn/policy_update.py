@@ -165,12 +165,12 @@ class PolicyUpdater:
         Near the answering policy the penalty's gradient is almost 0, and Adam would enlarge it to a whole step of
         noise.
         """
-        kl, kl_forward, kl_start = self._measure(task)
+        measured = self._measure(task)
+        kl = measured["kl"]
         if not kl <= min(self.config.kl.target_kl, self.config.kl.limit):  # also true for NaN
             return None
         names = ("rl_loss", "grad_norm", "clipped_grad_norm", "step_norm", "clip_fraction")
-        measured = {"kl": kl, "kl_before": kl, "kl_forward": kl_forward, "kl_start": kl_start}
-        return {**dict.fromkeys(names, 0.0), **measured, "loss": self.beta.beta * kl, "clipped": False}
+        return {**dict.fromkeys(names, 0.0), **measured, "kl_before": kl, "loss": self.beta.beta * kl}
 
     def _step(self, task: UpdateTask, advantages: Tensor, weight: float) -> dict[str, Any]:
         """Make a step of the optimiser, or revert it; return the measurements. Raises TaskError."""
@@ -207,8 +207,8 @@ class PolicyUpdater:
         self.optimizer.step()
         step_norm = self._shorten(before)
         clipped = step_norm >= self.config.max_update_norm
-        kl, kl_forward, kl_start = self._measure(task)
-        target, limit = self.config.kl.target_kl, self.config.kl.limit
+        measured = self._measure(task)
+        kl, target, limit = measured["kl"], self.config.kl.target_kl, self.config.kl.limit
         if max(target, kl_before) < kl < math.inf:
             # Adam's first step is as long as any, whatever the gradient. KL grows with the square of the length. Where
             # earlier updates used up the target, a step away from the answering policy waits for the next version: its
@@ -216,7 +216,8 @@ class PolicyUpdater:
             part = math.sqrt(max(target - kl_before, 0.0) / (kl - kl_before))
             _torch._foreach_lerp_(self._live, before, 1.0 - part)
             step_norm, clipped = step_norm * part, True
-            kl, kl_forward, kl_start = self._measure(task)
+            measured = self._measure(task)
+            kl = measured["kl"]
         rejected = None
         if not math.isfinite(kl) or (kl > limit and kl > kl_before):
             rejected = f"KL {kl:.4g} after the update is above the limit {limit:g}"
@@ -225,8 +226,7 @@ class PolicyUpdater:
             step_norm = 0.0
         else:
             _torch._foreach_lerp_(self._ema, self._live, 1.0 - self.config.ema_decay)
-        moved = {"kl": kl, "kl_forward": kl_forward, "kl_start": kl_start, "step_norm": step_norm}
-        return {**moved, "clipped": clipped, "rejected": rejected}
+        return {**measured, "step_norm": step_norm, "clipped": clipped, "rejected": rejected}
 
     # ------------------------------------------------------------------------------------------------- the pieces
 
@@ -303,10 +303,8 @@ class PolicyUpdater:
         return rl_loss, kl_penalty, clipped
 
     @torch.no_grad()
-    def _measure(self, task: UpdateTask) -> tuple[float, float, float]:
-        """Return the KL per token of the present policy: to the answering policy, reverse and forward, and to the
-        policy that the run started from, reverse.
-        """
+    def _measure(self, task: UpdateTask) -> dict[str, float]:
+        """Return the KLs per token of the present policy as in `UpdateReport`."""
         reverse = forward = start = 0.0
         total = len(task.original_logits)
         for rows, tokens in self._chunks(task):
@@ -317,7 +315,7 @@ class PolicyUpdater:
             with weights_in_place(self.parameters, self._start):
                 started = self._logits(task, rows)
             start += float(kl_directions(logits, started).reverse.sum()) / total
-        return reverse, forward, start
+        return {"kl": reverse, "kl_forward": forward, "kl_start": start}
 
     def _shorten(self, before: list[Tensor]) -> float:
         """Cut the last step to `max_update_norm`; return its length."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -18,17 +19,19 @@ from .ledger import Ledger
 from .worker_state import StateError, read_state
 
 
+@dataclass
 class Publisher:
     """Publishes the commits of `ledger` through `writer`."""
 
-    def __init__(self, ledger: Ledger, writer: SnapshotWriter, config: OnlineConfig) -> None:
-        self.ledger = ledger
-        self.writer = writer
-        self.config = config
-        self.updater = ledger.updater
-        self.queue = ledger.queue
-        self.folder = ledger.folder.snapshots
-        self.guard = PublishingGuard(config.validation)
+    ledger: Ledger
+    writer: SnapshotWriter
+    config: OnlineConfig
+
+    def __post_init__(self) -> None:
+        self.updater = self.ledger.updater
+        self.queue = self.ledger.queue
+        self.folder = self.writer.folder
+        self.guard = PublishingGuard(self.config.validation)
         self.request = int(self.queue.get("request", 0))
         """The request of the last update, the worker's place on the record's axis."""
         self._published_update = 0
@@ -83,7 +86,7 @@ class Publisher:
             self.offer(at_once=True)
             self.queue.set(ending=False)
 
-    def offer(self, *, at_once: bool = False) -> bool:
+    def offer(self, *, at_once: bool = False) -> None:
         """Offer the committed state for validation, unless another candidate waits or one was offered recently.
 
         at_once: offer it whenever there is a new update.
@@ -92,9 +95,9 @@ class Publisher:
         last = int(self.queue.get("offered", -1))
         wait = 1 if at_once else self.config.validation.every_updates
         due = last < 0 or self.updater.update >= last + wait
-        self._overdue = self._overdue or (due and self.ledger.candidate is not None)
-        if not due or self.ledger.candidate is not None or not ledger.commit():
-            return False
+        self._overdue = self._overdue or (due and ledger.candidate is not None)
+        if not due or ledger.candidate is not None or not ledger.commit():
+            return
         self._overdue = False
         try:
             if ledger.state is None:  # the policy that the run starts from is what all others are measured by
@@ -103,9 +106,8 @@ class Publisher:
             self.queue.set(candidate=candidate, offered=self.updater.update, state=ledger.state)
         except (OSError, QueueError) as error:
             ledger.tell_once(f"No version can be validated: {error}")
-            return False
+            return
         ledger.candidate = candidate
-        return True
 
     def validate(self) -> None:
         """Process the validation of the candidate: publish it, or return to the last good version.
@@ -155,7 +157,8 @@ class Publisher:
 
     def release(self) -> str:
         """Accept the present level of success on the user's request; return a message."""
-        if not self.guard.release():
+        was_held, self.guard.held, self.guard.best = self.guard.held, False, None
+        if not was_held:
             return "publishing was not held"
         row = self._row("released", self.writer.version, message="by the user")
         self.ledger.note(row, guard=self.guard.state_dict())
@@ -227,21 +230,22 @@ class Publisher:
         }
 
 
+@dataclass
 class PublishingGuard:
     """Decides whether the smoothed (EMA) model of an update may serve.
 
     Its success may be at most `max_drop` below the best so far on the same held-out tasks. On unrelated texts, its
     log-likelihood may be at most the share `max_text_loss` below that of the start, and its KL from the start at most
-    `max_text_kl` nats per token. Missing measurements are not judged. `release` accepts the present level of success.
+    `max_text_kl` nats per token. Missing measurements are not judged.
     """
 
-    def __init__(self, limits: ValidationConfig) -> None:
-        self.limits = limits
-        self.best: float | None = None
-        self.held = False
-        """Whether the last judged version was not good."""
-        self.good_update = 0
-        """The last update whose smoothed model was validated as good."""
+    limits: ValidationConfig
+    best: float | None = None
+    """The best success so far; None takes the next one."""
+    held: bool = False
+    """Whether the last judged version was not good."""
+    good_update: int = 0
+    """The last update whose smoothed model was validated as good."""
 
     def judge(self, result: Mapping[str, Any]) -> tuple[bool, str | None]:
         """Judge one validation: `update`, `ema` (success in [0, 1]), and the fields of `TextGuard.measure`.
@@ -283,11 +287,6 @@ class PublishingGuard:
             limit = f"the limit is {self.limits.max_text_kl:g}"
             return f"is {kl:.3f} nats per token from the start on unrelated texts; {limit}"
         return None
-
-    def release(self) -> bool:
-        """Take the next validation as the new best. Returns False when nothing was held."""
-        was, self.held, self.best = self.held, False, None
-        return was
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "held": self.held, "good_update": self.good_update}

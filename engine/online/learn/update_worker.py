@@ -81,12 +81,8 @@ class UpdateWorker:
         self._since_snapshot = 0
         self._feedback_at: float | None = None
         """When feedback was last learnt from that no published or offered version contains."""
-        self.ledger = Ledger(self.updater, self.store, self.queue, self.tell)
-        self.publisher = Publisher(self.ledger, self.writer, self.config)
-        self._recover()
-
-    def _recover(self) -> None:
-        ledger = self.ledger
+        self.ledger = ledger = Ledger(self.updater, self.store, self.queue, self.tell)
+        self.publisher = Publisher(ledger, self.writer, self.config)
         logged = ledger.logs.last()
         used = self.store.fetch(self.queue.get("state"), ledger.kept)
         self.writer.version = max(self.writer.version, used)

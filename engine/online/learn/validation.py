@@ -134,24 +134,19 @@ class Validator:
     def portion(self, progress: Progress, tensors: Mapping[str, Tensor]) -> Progress:
         """Measure one more portion. tensors: `live/…` and `ema/…` of the candidate's state."""
         began = time.perf_counter()
-        if len(progress.live) < len(self.rows):
-            self._load(tensors, "live/")
+        is_live = len(progress.live) < len(self.rows)
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(tensors[f"{'live' if is_live else 'ema'}/{name}"])
+        if is_live:
             progress = replace(progress, live=progress.live + self._outcomes(len(progress.live)))
         elif len(progress.ema) < len(self.rows):
-            self._load(tensors, "ema/")
             progress = replace(progress, ema=progress.ema + self._outcomes(len(progress.ema)))
         elif self.guard is not None and progress.texts is None:
-            self._load(tensors, "ema/")
             progress = replace(progress, texts=dict(self.guard.measure()))
         else:
-            self._load(tensors, "ema/")
             labels, right = self._labels(len(progress.labels))
             progress = replace(progress, labels=progress.labels + labels, right=progress.right + right)
         return replace(progress, seconds=progress.seconds + time.perf_counter() - began)
-
-    def _load(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.data.copy_(tensors[prefix + name])
 
     def _outcomes(self, first: int) -> list[bool]:
         portion = self.rows[first : first + PORTION]

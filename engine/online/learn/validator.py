@@ -7,10 +7,4 @@ import sys
 from ..process import run_process
 
 if __name__ == "__main__":
-    sys.exit(
-        run_process(
-            "validation",
-            "grpo_tui.engine.online.learn.validation:validate_forever",
-            niceness=lambda c: c.online.worker_nice,
-        )
-    )
+    sys.exit(run_process("validation", "grpo_tui.engine.online.learn.validation:validate_forever"))

@@ -7,6 +7,4 @@ import sys
 from ..process import run_process
 
 if __name__ == "__main__":
-    sys.exit(
-        run_process("worker", "grpo_tui.engine.online.learn.working:work", niceness=lambda c: c.online.worker_nice)
-    )
+    sys.exit(run_process("worker", "grpo_tui.engine.online.learn.working:work"))

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ..store.snapshots import SnapshotReader
 from ..store.update_queue import UpdateQueue
 from .policy_update import PolicyUpdater
 
-_NAME = re.compile(r"state\.(\d+)-(\d+)\.([0-9a-f]{32})\.safetensors")
+STATE_NAME = re.compile(r"state\.(\d+)-(\d+)\.([0-9a-f]{32})\.safetensors")
 
 
 class StateError(GrpoTuiError, RuntimeError):
@@ -63,7 +63,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and values of a state. Raises StateError when it is missing or damaged."""
     try:
         data = path.read_bytes()
-        match = _NAME.fullmatch(path.name)
+        match = STATE_NAME.fullmatch(path.name)
         if match is None or xxhash.xxh3_128_hexdigest(data) != match[3]:
             raise StateError(f"The worker's state {path.name} is damaged: it does not match its checksum.")
         length = int.from_bytes(data[:8], "little")
@@ -75,13 +75,18 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise StateError(f"The worker's state {path.name} cannot be read ({error}).") from error
 
 
+def newest_first(names: Iterable[str]) -> list[tuple[int, str]]:
+    """Return the states among file names as (update, name), newest first."""
+    found = [(int(m[1]), int(m[2]), name) for name in names if (m := STATE_NAME.fullmatch(name))]
+    return [(update, name) for update, _, name in sorted(found, reverse=True)]
+
+
 def states(folder: Path) -> list[tuple[int, str]]:
-    """Return the states in a folder as (update, name), newest first. They may be damaged or uncommitted."""
+    """Return the states in a folder as `newest_first` does. They may be damaged or uncommitted."""
     try:
-        found = [(match, name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+        return newest_first(os.listdir(folder))
     except FileNotFoundError:
         return []
-    return [(int(m[1]), name) for m, name in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2])), reverse=True)]
 
 
 def prune_states(folder: Path, counts: str, *, keep: str | None = None) -> None:

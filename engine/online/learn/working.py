@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,22 +31,22 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
     torch.set_num_threads(1)  # the other cores answer
     torch.manual_seed(config.seed)
     model, _ = load_serving_policy(config)
-    return Working(config, run_dir, model, writer, control).run()
+    return Working(config, OnlineFolder(run_dir), model, writer, control).run()
 
 
+@dataclass
 class Working:
     """Runs one worker after the other: after damage, the next one continues from the last commit."""
 
-    def __init__(
-        self, config: RunConfig, run_dir: Path, model: nn.Module, writer: RunWriter, control: ControlChannel
-    ) -> None:
-        self.config = config
-        self.online = config.online
-        self.folder = OnlineFolder(run_dir)
-        self.model = model
-        self.writer = writer
-        self.control = control
-        self.engine = EngineWatch(run_dir)
+    config: RunConfig
+    folder: OnlineFolder
+    model: nn.Module
+    writer: RunWriter
+    control: ControlChannel
+
+    def __post_init__(self) -> None:
+        self.online = self.config.online
+        self.engine = EngineWatch(self.folder.run_dir)
         self._paused = False
 
     def tell(self, message: str) -> None:

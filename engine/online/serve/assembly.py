@@ -43,17 +43,11 @@ from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
-from .http.conversation import Uploads
+from .http.uploads import Uploads
 from .inference_engine import InferenceEngine
 from .pooled_weights import PooledWeights
 from .record_keeper import RecordKeeper
-from .requests import (
-    Request,
-    RequestError,
-    RequestSource,
-    parse_request,
-    read_requests,
-)
+from .requests import Request, RequestError, RequestSource, parse_line, read_requests
 from .server import AnswerServer
 from .serving import Serving
 from .watching import ValidationProcess
@@ -138,7 +132,7 @@ def serve(
         follower.start()
         source, pipe = _source(config, tokenizer)
         if online.serve is not None:
-            backend = EngineBackend(config, run_dir, folder, source, engine, follower)
+            backend = EngineBackend(config, folder, source, engine, follower)
             server = _server(online, run_dir, source, backend)
             closing.callback(folder.address.unlink, missing_ok=True)
             closing.callback(server.stop)
@@ -281,11 +275,7 @@ def _read_pipe(source: RequestSource, config: RunConfig) -> None:
         if not line.strip():
             continue
         try:
-            try:
-                raw = json.loads(line)
-            except ValueError as error:
-                raise RequestError(f"line {number}: not JSON ({error})") from error
-            source.submit(parse_request(raw, config.environment, f"line {number}"), wait=True)
+            source.submit(parse_line(line, config.environment, f"line {number}"), wait=True)
         except RequestError as error:
             _print({"error": str(error), "line": number})
     source.close()

@@ -8,7 +8,7 @@ import json
 import queue
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
 from ....configs.schema import CHAT_ENV, RunConfig
@@ -34,6 +34,7 @@ _REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASC
 """The request number in the id of a completion or a response."""
 
 
+@dataclass(eq=False)
 class EngineBackend:
     """Called from the HTTP thread. sees: whether the policy sees pictures.
 
@@ -41,33 +42,25 @@ class EngineBackend:
     waits.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        folder: OnlineFolder,
-        source: RequestSource,
-        engine: InferenceEngine,
-        follower: WeightFollower,
-    ) -> None:
-        online, agent, tokenizer = config.online, engine.runner.agent, engine.runner.tokenizer
-        assert tokenizer is not None
-        self.model = config.model.base
-        self.environment = config.environment
-        self.env_class = _env_class(config)
+    config: RunConfig
+    folder: OnlineFolder
+    source: RequestSource
+    engine: InferenceEngine
+    follower: WeightFollower
+
+    def __post_init__(self) -> None:
+        online, agent = self.config.online, self.engine.runner.agent
+        self.model = self.config.model.base
+        self.environment = self.config.environment
+        self.env_class = _env_class(self.config)
         self.sees = sees(agent)
-        self._engine = engine
-        self._chats = engine.is_single(parse_request({"task_data": {}}, config.environment))
+        self._chats = self.engine.is_single(parse_request({"task_data": {}}, self.environment))
         self._keeps_rows = isinstance(agent, TransformersAgent) and agent.keeps_rows
         self.max_trajectory_tokens = online.max_trajectory_tokens
         self.samples = online.samples
         self.timeout_s = online.request_timeout_s
-        self._updates = online.updates
-        self._run_dir = run_dir
-        self._folder = folder
-        self._source = source
-        self._tokenizer = tokenizer
-        self._follower = follower
+        assert self.engine.runner.tokenizer is not None
+        self._tokenizer = self.engine.runner.tokenizer
 
     def writes_text(self, environment: str, ensemble: bool | None) -> bool:
         """Return whether the running batch answers tasks of an environment class, each with one text."""
@@ -76,7 +69,7 @@ class EngineBackend:
 
     def tools_problem(self) -> str:
         """Return the reason why callers cannot use tools; empty where they can."""
-        reader = self._engine.call_reader
+        reader = self.engine.call_reader
         if reader is None:
             return f"the chat template of {self.model} shows no tools. Serve a model whose template does"
         return "the chat template shows tools, but no parser reads its calls" if getattr(reader, "problem", "") else ""
@@ -88,9 +81,9 @@ class EngineBackend:
 
         prompted: whether its prompt is made here in any case. Raises ChatTemplateError.
         """
-        agent, caller = self._engine.runner.agent, _caller(source, tools)
+        agent, caller = self.engine.runner.agent, _caller(source, tools)
         assert isinstance(agent, TransformersAgent)
-        given, previous = cast("Sequence[Message]", messages), self._engine.conversations.find(caller, messages)
+        given, previous = cast("Sequence[Message]", messages), self.engine.conversations.find(caller, messages)
         if previous is not None:
             before = previous.rollout.token_ids.tolist()
             # Some templates do not show the turn: then the turns so far are read as a new prompt.
@@ -103,7 +96,7 @@ class EngineBackend:
     def turn(self, source: str, identifier: str) -> Turn | None:
         """Return a remembered turn of a caller without tools, by the id of its answer."""
         try:
-            return self._engine.conversations.turn(_caller(source, ()), _number(identifier))
+            return self.engine.conversations.turn(_caller(source, ()), _number(identifier))
         except KeyError:
             return None
 
@@ -115,20 +108,20 @@ class EngineBackend:
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def versions(self) -> list[int]:
-        return published_versions(self._folder.snapshots)
+        return published_versions(self.folder.snapshots)
 
     def serving_version(self) -> int:
-        return self._follower.version
+        return self.follower.version
 
     def servers(self) -> Standing | None:
         """Return the availability of the rollout servers; None without them."""
-        return self._follower.servers()
+        return self.follower.servers()
 
     def learning(self) -> str:
         """Return the state of the update worker: `running`, `paused`, `starting`, `off` or `dead`."""
-        if not self._updates:
+        if not self.config.online.updates:
             return "off"
-        state = process_state(self._run_dir, "worker")
+        state = process_state(self.folder.run_dir, "worker")
         if not state["alive"]:
             return "dead" if state.get("pid") else "starting"
         return "paused" if state.get("status") == "paused" else "running"
@@ -152,7 +145,7 @@ class EngineBackend:
     async def _called(self, call: Callable[[FeedbackKeeper], Mapping[str, Any]]) -> Mapping[str, Any]:
         future, reply = future_and_reply()
         try:
-            self._source.submit_feedback((call, reply))
+            self.source.submit_feedback((call, reply))
         except queue.Full:
             raise HttpProblem(429, "too much feedback waits. Try again later.", retry_after_s=5) from None
         try:

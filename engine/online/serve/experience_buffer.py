@@ -12,7 +12,6 @@ import zipfile
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,14 +22,6 @@ NEIGHBOUR_WEIGHT = 0.5
 """The vote of a neighbour at similarity 1; a candidate's vote counts 1."""
 MIN_SIMILARITY = 0.995
 """The least cosine similarity of a neighbour."""
-
-
-class Match(NamedTuple):
-    """A stored experience and its cosine similarity."""
-
-    id: str
-    answer: str
-    similarity: float
 
 
 class ExperienceBuffer:
@@ -65,21 +56,18 @@ class ExperienceBuffer:
         """Return the row of each known experience, the oldest first."""
         return np.arange(self.added - len(self._known), self.added) % self.capacity
 
-    def nearest(self, embedding: np.ndarray, k: int, min_similarity: float = -1.0) -> list[Match]:
-        """Return the k most similar experiences with cosine ≥ `min_similarity`, the most similar first."""
+    def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float = MIN_SIMILARITY) -> list[Neighbour]:
+        """Return the k most similar experiences with cosine ≥ `min_similarity`, the most similar first, as voters. Each
+        counts its similarity times `NEIGHBOUR_WEIGHT`.
+        """
         unit = _unit(embedding)
         with self._lock:
             if unit is None or self._vectors.shape[1] != len(unit):
                 return []
             similarity = (self._vectors @ unit)[self._rows()]
             best = np.argsort(-similarity, kind="stable")[:k]
-            found = [Match(*self._known[i], float(similarity[i])) for i in best]
-        return [match for match in found if match.similarity >= min_similarity]
-
-    def neighbours(self, embedding: np.ndarray, k: int) -> list[Neighbour]:
-        """Return the k nearest experiences as voters. Each counts its similarity times `NEIGHBOUR_WEIGHT`."""
-        nearest = self.nearest(embedding, k, MIN_SIMILARITY)
-        return [Neighbour(m.answer, NEIGHBOUR_WEIGHT * m.similarity, m.id) for m in nearest]
+            found = [(*self._known[i], float(similarity[i])) for i in best if similarity[i] >= min_similarity]
+        return [Neighbour(answer, NEIGHBOUR_WEIGHT * alike, id_) for id_, answer, alike in found]
 
     def save(self, path: Path) -> None:
         """Write the buffer to an `.npz` file, atomically."""

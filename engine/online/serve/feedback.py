@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ....configs.sections.online import OnlineConfig
 from ....envs.extraction import choice, last_number, normal
 from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
@@ -23,7 +22,6 @@ from .inference_engine import InferenceEngine, Learned, answer_of, labelled
 from .live_answers import LiveAnswers
 from .requests import HumanFeedback
 from .sample_passes import behaviour_logprobs
-from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
 
@@ -31,27 +29,19 @@ REMEMBERED = 1024
 """Answers that feedback may still refer to."""
 
 
+@dataclass(eq=False)
 class FeedbackKeeper:
     """Remembers recent answers and processes feedback on them, on the engine's thread.
 
     event: see `RecordKeeper.event`.
     """
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        follower: WeightFollower,
-        live: LiveAnswers,
-        enqueuer: Enqueuer,
-        event: Callable[..., Any],
-        config: OnlineConfig,
-    ) -> None:
-        self._engine = engine
-        self._follower = follower
-        self._live = live
-        self._enqueuer = enqueuer
-        self._event = event
-        self._config = config
+    live: LiveAnswers
+    enqueuer: Enqueuer
+    event: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        self._engine = self.live.engine
         self._remembered: OrderedDict[int, Answer] = OrderedDict()
         self._outcomes: OrderedDict[int, FeedbackOutcome] = OrderedDict()
         self.ready: deque[tuple[HumanFeedback, Answer]] = deque()
@@ -90,7 +80,7 @@ class FeedbackKeeper:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
         self._judged.add(given.request)
         samples = self._engine.drawn_later
-        if given.answer is None or not answer.single or not samples or not self._live.able or len(answer.samples) > 1:
+        if given.answer is None or not answer.single or not samples or not self.live.able or len(answer.samples) > 1:
             return self._make_task(given, answer)
 
         def drawn(rollouts: list[Rollout]) -> None:
@@ -98,7 +88,7 @@ class FeedbackKeeper:
             self.ready.append((given, self._engine.widened(answer, rollouts)))
 
         try:
-            self._live.draw(answer, samples, drawn)
+            self.live.draw(answer, samples, drawn)
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         self._drawing += 1
@@ -109,9 +99,9 @@ class FeedbackKeeper:
         """Enqueue the update task of feedback; return its outcome so far."""
         engine, right = self._engine, given.answer
         rated = given.correction is None and right is None and answer.single
-        self._live.pause()
+        self.live.pause()
         try:
-            with self._follower.scoring(answer.policy_version):
+            with self.live.follower.scoring(answer.policy_version):
                 if given.correction is not None:
                     called, learned = "corrected the answer", correct(engine, answer, given.correction)
                 elif right is not None:
@@ -126,8 +116,8 @@ class FeedbackKeeper:
         said = f"Feedback {called} to request {given.request}: "
         facts = {"request": given.request, "verdict": given.verdict, "answer": given.answer, "source": given.named}
         if task is None:
-            reason = "no sample has tokens to learn from" if self._config.updates else "online.updates is off"
-            self._event("feedback", f"{said}{reason}.", **facts)
+            reason = "no sample has tokens to learn from" if engine.config.updates else "online.updates is off"
+            self.event("feedback", f"{said}{reason}.", **facts)
             return {"request": given.request, "accepted": False, "learned": False, "reason": reason}
         source = given.source or "person"
         task = replace(
@@ -140,13 +130,13 @@ class FeedbackKeeper:
                 "peers": self._peers(source),
             },
         )
-        self._enqueuer.put(task)
+        self.enqueuer.put(task)
         known = [c for c in learned.answer.label_vote.correct if c is not None]
         samples = (
             f"the answer was rated {given.verdict}" if rated else f"{sum(known)} of {len(known)} samples are right"
         )
         self._outcomes[given.request] = FeedbackOutcome(task.id, samples)
-        self._event("feedback", f"{said}an update is on its way.", **facts)
+        self.event("feedback", f"{said}an update is on its way.", **facts)
         return self.outcome(given.request)
 
     def _peers(self, source: str) -> tuple[int, int]:

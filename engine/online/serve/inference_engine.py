@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -67,6 +67,7 @@ class Learned:
     task: UpdateTask | None = None
 
 
+@dataclass(eq=False)
 class InferenceEngine:
     """Answers requests with `runner`'s agent under the given policy version.
 
@@ -74,39 +75,27 @@ class InferenceEngine:
     replace the vote.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        runner: RolloutRunner,
-        orchestrator: RewardOrchestrator,
-        config: OnlineConfig,
-        *,
-        buffer: ExperienceBuffer | None = None,
-        learn_statistics: bool = True,
-        seed: int = 0,
-        images: ImageFolder | None = None,
-        name: str = "",
-        judge: Judge | None = None,
-    ) -> None:
-        self.model = model
-        self.name = name
-        self.images = images
-        self.runner = runner
-        self.orchestrator = orchestrator
-        self.config = config
-        self.buffer = buffer if buffer is not None else ExperienceBuffer()
-        self.learn_statistics = learn_statistics
-        self.seed = seed
-        self.judge = judge
-        self.extract = make_extractor(config.answer)
+    model: nn.Module
+    runner: RolloutRunner
+    orchestrator: RewardOrchestrator
+    config: OnlineConfig
+    _: KW_ONLY
+    buffer: ExperienceBuffer = field(default_factory=ExperienceBuffer)
+    learn_statistics: bool = True
+    seed: int = 0
+    images: ImageFolder | None = None
+    name: str = ""
+    judge: Judge | None = None
+    between: Callable[[], None] | None = None
+    """Called between two forward passes of learning, so that callers need not wait for all of them."""
+
+    def __post_init__(self) -> None:
+        self.extract = make_extractor(self.config.answer)
         self.conversations = Conversations()
-        agent = runner.agent
+        agent = self.runner.agent
         self.call_reader = agent.call_reader or NativeCalls.of(agent.chat) if isinstance(agent, ChatAgent) else None
         """Reads calls of callers' tools, in the syntax of the chat template; None if that shows no tools."""
-        self.between: Callable[[], None] | None = None
-        """Called between two forward passes of learning, so that callers need not wait for all of them."""
-        vocabulary = vocabulary_of(model)
-        self.logits_top_k = None if vocabulary <= FULL_VOCABULARY else TOP_K
+        self.logits_top_k = None if vocabulary_of(self.model) <= FULL_VOCABULARY else TOP_K
 
     # -------------------------------------------------------------------------------------------------- answering
 

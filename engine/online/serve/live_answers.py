@@ -74,22 +74,19 @@ class _Job:
     finish: Callable[[list[LiveRow]], None]
 
 
+@dataclass(eq=False)
 class LiveAnswers:
     """All methods are for the engine's thread.
 
     answered: called with each answer.
     """
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        follower: WeightFollower,
-        answered: Callable[[Answer], None],
-    ) -> None:
-        self.engine = engine
-        self.follower = follower
-        self._answered = answered
-        agent = engine.runner.agent
+    engine: InferenceEngine
+    follower: WeightFollower
+    answered: Callable[[Answer], None]
+
+    def __post_init__(self) -> None:
+        agent = self.engine.runner.agent
         self._agent = agent if isinstance(agent, TransformersAgent) else None
         self._running: dict[int, _Running] = {}
         self._jobs: dict[LiveRow, _Job] = {}
@@ -324,7 +321,7 @@ class LiveAnswers:
                     samples[i] = continued(talk.previous, talk.new, samples[i])
                 self.engine.conversations.keep(talk, text.text, text.calls, samples[i], request.number)
         answer = self.engine.single_answer(request, samples, running.version)
-        self._answered(replace(answer, written=tuple(texts.values())))
+        self.answered(replace(answer, written=tuple(texts.values())))
 
     def _written(self, request: Request, row: LiveRow) -> Written:
         """Return the text of a finished row, with the calls of the caller's tools in it."""

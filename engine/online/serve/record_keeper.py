@@ -6,8 +6,8 @@ The worker's part comes from the queue's journal. Each row is copied once, over 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....configs import metric_names as metric
@@ -59,6 +59,7 @@ VALIDATION_METRICS = {
 }
 
 
+@dataclass(eq=False)
 class RecordKeeper:
     """Writes requests and journal rows. The step is the number of the request.
 
@@ -68,29 +69,19 @@ class RecordKeeper:
     No method raises into serving.
     """
 
-    def __init__(
-        self,
-        writer: RunWriter,
-        queue: UpdateQueue,
-        kl: KLConfig,
-        *,
-        sinks: Iterable[MetricSink] = (),
-        tokens: bool = True,
-        engine: str = "",
-        logs: UpdateLogs | None = None,
-    ) -> None:
-        self.writer = writer
-        self.queue = queue
-        self.kl = kl
-        self.sinks = list(sinks)
-        self.tokens = tokens
-        self.engine = engine
-        self._logs, self._logged = logs, 0
-        self.heard: Callable[[Mapping[str, Any]], None] = lambda row: None
-        """Receives each row of the journal."""
-        self.step = 0
-        position = recorded_position(writer.run_dir, JOURNAL_POSITION) or 0
-        self.copied = self._told = position
+    writer: RunWriter
+    queue: UpdateQueue
+    kl: KLConfig
+    sinks: Sequence[MetricSink] = ()
+    tokens: bool = True
+    engine: str = ""
+    logs: UpdateLogs | None = None
+    heard: Callable[[Mapping[str, Any]], None] = lambda row: None
+    """Receives each row of the journal."""
+
+    def __post_init__(self) -> None:
+        self.step = self._logged = 0
+        self.copied = self._told = recorded_position(self.writer.run_dir, JOURNAL_POSITION) or 0
         self._complained: set[str] = set()
 
     def requests(self, learned: Iterable[Learned], extra: Mapping[str, Any], **positions: int) -> None:
@@ -125,8 +116,8 @@ class RecordKeeper:
         except QueueError as error:
             log.warning("%s", error)
             return 0
-        if self._logs is not None and rows and rows[-1].n > self._logged:
-            self._logged = self._logs.last()["n"]
+        if self.logs is not None and rows and rows[-1].n > self._logged:
+            self._logged = self.logs.last()["n"]
             rows = [row for row in rows if row.n <= self._logged]
         for row in rows:
             with self.writer.together(journal=row.n):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,22 +138,23 @@ def parse_request(raw: Any, defaults: EnvironmentConfig, where: str = "the reque
     return Request(row, fields={} if identifier is None else {"id": identifier})
 
 
+def parse_line(line: str, defaults: EnvironmentConfig, where: str) -> Request:
+    """Parse a line of JSON. Raises RequestError."""
+    try:
+        raw = json.loads(line)
+    except ValueError as error:
+        raise RequestError(f"{where}: not JSON ({error})") from error
+    return parse_request(raw, defaults, where)
+
+
 def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
     """Read and check the requests of a JSONL file. Raises RequestError with the line's number."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the file of requests {path} cannot be read: {error}") from error
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            try:
-                raw = json.loads(line)
-            except ValueError as error:
-                raise RequestError(f"{where}: not JSON ({error})") from error
-            found.append(parse_request(raw, defaults, where))
-    return found
+    lines = enumerate(text.splitlines(), 1)
+    return [parse_line(line, defaults, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ FeedbackCall = tuple[Callable[..., object], Callable[[object], None]]
 """A call with the `FeedbackKeeper` for the engine's thread, and the receiver of its result or error."""
 
 
+@dataclass(eq=False)
 class RequestSource:
     """Pending requests: callers first (HTTP), then the rows of a file or of the environment, in order.
 
@@ -183,19 +185,15 @@ class RequestSource:
     request may have more). More than `max_waiting` callers are refused (queue.Full).
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Request] = (),
-        *,
-        open_ended: bool = False,
-        max_waiting: int = 64,
-        batch_tokens: int = BATCH_TOKENS,
-    ) -> None:
+    rows: InitVar[Iterable[Request]] = ()
+    _: KW_ONLY
+    open_ended: bool = False
+    max_waiting: int = 64
+    batch_tokens: int = BATCH_TOKENS
+
+    def __post_init__(self, rows: Iterable[Request]) -> None:
         self._rows: Iterator[Request] = iter(rows)
         self._rows_left = True
-        self._open_ended = open_ended
-        self._max_waiting = max_waiting
-        self._batch_tokens = batch_tokens
         self._callers: deque[Request] = deque()
         self._feedback: deque[FeedbackCall] = deque()
         self._ended = False
@@ -218,17 +216,17 @@ class RequestSource:
         with self._changed:
             if self._ended:
                 raise ServerEnds
-            if not wait and len(self._callers) >= self._max_waiting:
+            if not wait and len(self._callers) >= self.max_waiting:
                 self._drop_gone()
-                if len(self._callers) >= self._max_waiting:
+                if len(self._callers) >= self.max_waiting:
                     raise queue.Full
-            self._changed.wait_for(lambda: len(self._callers) < self._max_waiting)
+            self._changed.wait_for(lambda: len(self._callers) < self.max_waiting)
             self._callers.append(request)
             self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
-            self._open_ended = False
+            self.open_ended = False
             self._changed.notify_all()
 
     def turn_away(self) -> None:
@@ -252,7 +250,7 @@ class RequestSource:
     def submit_feedback(self, call: FeedbackCall) -> None:
         """Submit a call on feedback, from any thread. Raises queue.Full."""
         with self._changed:
-            if len(self._feedback) >= self._max_waiting:
+            if len(self._feedback) >= self.max_waiting:
                 raise queue.Full
             self._feedback.append(call)
             self._changed.notify_all()
@@ -284,8 +282,8 @@ class RequestSource:
             self._drop_gone()
             if only is not None:
                 return self._together(limit, only)
-            if not self._callers and not self._rows_left and self._open_ended:
-                self._changed.wait_for(lambda: bool(self._callers or self._feedback) or not self._open_ended, timeout)
+            if not self._callers and not self._rows_left and self.open_ended:
+                self._changed.wait_for(lambda: bool(self._callers or self._feedback) or not self.open_ended, timeout)
                 self._drop_gone()
             taken = self._together(limit)
         while len(taken) < limit and self._rows_left and (not taken or taken[0].batch_key == (Sampling(), None)):
@@ -306,7 +304,7 @@ class RequestSource:
                 break
             if only is not None and not only(request):
                 continue
-            fits = tokens + request.tokens <= self._batch_tokens
+            fits = tokens + request.tokens <= self.batch_tokens
             if not taken or (fits and request.batch_key == taken[0].batch_key):
                 taken.append(request)
                 tokens += request.tokens
@@ -325,4 +323,4 @@ class RequestSource:
 
     @property
     def ended(self) -> bool:
-        return not self._open_ended and not self._rows_left and not self._callers
+        return not self.open_ended and not self._rows_left and not self._callers

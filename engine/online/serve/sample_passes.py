@@ -105,13 +105,7 @@ def update_task(
     if not rows:
         return None
     chosen = [samples[i] for i in rows]
-    rate, kind = learning_rate(
-        outcome,
-        correction=config.lr_correction,
-        adaptive_max=config.lr_adaptive_max,
-        adaptive_min=config.lr_adaptive_min,
-        min_confidence=config.min_confidence,
-    )
+    rate, kind = learning_rate(outcome, config)
     trajectories = [s.trajectory for s in chosen if s.trajectory is not None]
     steps = max(len(t.steps) for t in trajectories)
     return UpdateTask(
@@ -127,7 +121,7 @@ def update_task(
         reward_tensor=result.contributions[rows, :steps].float(),
         components=tuple(result.component_names),
         learning_rate=rate,
-        learning_rate_kind="lr_correction" if kind == "lr_correction" else "lr_adaptive",
+        learning_rate_kind=kind,
         original_logits=OriginalLogits.joined([logits[i] for i in rows]),
         policy_version=answer.policy_version,
         request=answer.request.number,

@@ -19,12 +19,11 @@ from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
 from ..voting import Gate
-from .answers import Answer
+from .answers import Answer, OpenTurns
 from .enqueuer import Enqueuer
 from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
-from .open_turns import OpenTurns
 from .record_keeper import RecordKeeper
 from .requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .watching import Absence, FailureWatch, ValidationProcess, WorkerWatch
@@ -95,9 +94,7 @@ class Serving:
         self.engine.between = self._between
         self._scoring = False
         """Whether learning is between two passes of one version, whose weights must stay in place."""
-        self._feedback = FeedbackKeeper(
-            self.engine, self.follower, self.live, self.enqueuer, self.keeper.event, self.config
-        )
+        self._feedback = FeedbackKeeper(self.live, self.enqueuer, self.keeper.event)
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._worker = WorkerWatch(self.run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
@@ -167,8 +164,6 @@ class Serving:
         if not self.live.able:
             return
         self._join()
-        if not self.live.urgent:
-            return
         while self.live.urgent and not self._stopped:
             if not self._scoring and (self.source.has_feedback or len(self._to_learn) > BACKLOG):
                 break

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,17 @@ FAILURES = 5
 """Requests in a row that fail in the environment before it is reported."""
 
 
+@dataclass
 class Absence:
     """Reports times in which the policy is unavailable.
 
     wait_s: how long callers wait before they are refused. event: see `RecordKeeper.event`.
     """
 
-    def __init__(self, wait_s: float, event: Callable[..., Any]) -> None:
-        self._wait_s = wait_s
-        self._event = event
-        self._since: float | None = None
-        self._reported = ""
+    wait_s: float
+    event: Callable[..., Any]
+    _since: float | None = None
+    _reported: str = ""
 
     def look(self, why: str) -> str | None:
         """Process the present reason why the policy is unavailable (empty: it is available), and report its begin and
@@ -66,48 +67,43 @@ class Absence:
         self._since = self._since or now
         if lasted >= TOLD_AFTER_S and why != self._reported:
             self._reported = why
-            refused = f"Requests wait. Callers are refused after {self._wait_s:g} s."
+            refused = f"Requests wait. Callers are refused after {self.wait_s:g} s."
             self._report(f"Nothing can be answered: {why}. {refused}", good=False)
-        return why if lasted >= self._wait_s else None
+        return why if lasted >= self.wait_s else None
 
     def _report(self, sentence: str, *, good: bool) -> None:
         kind, facts = event_of(good)
-        self._event(kind, sentence, **facts)
+        self.event(kind, sentence, **facts)
 
 
+@dataclass
 class WorkerWatch:
-    """The update worker as the engine sees it. `keep` maintains the record while the engine waits for the worker."""
+    """The update worker as the engine sees it. `keep` maintains the record while the engine waits for the worker, and
+    returns False when the run is stopped.
+    """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        config: OnlineConfig,
-        queue: UpdateQueue,
-        event: Callable[..., Any],
-        keep: Callable[[], bool],
-    ) -> None:
-        self._run_dir = run_dir
-        self._config = config
-        self._queue = queue
-        self._event = event
-        self._keep = keep
-        self._missed = False
+    run_dir: Path
+    config: OnlineConfig
+    queue: UpdateQueue
+    event: Callable[..., Any]
+    keep: Callable[[], bool]
+    _missed: bool = False
 
     def _state(self) -> dict[str, Any]:
-        return process_state(self._run_dir, "worker")
+        return process_state(self.run_dir, "worker")
 
     @property
     def learns(self) -> bool:
         state = self._state()
-        return self._config.updates and bool(state["alive"] or state["launcher_alive"])
+        return self.config.updates and bool(state["alive"] or state["launcher_alive"])
 
     def look(self) -> None:
         """Report the death of the worker once."""
         state = self._state()
         dead = bool(state.get("pid")) and not state["alive"] and state.get("status") not in ENDED[:2]
-        if dead and not self._missed and self._config.updates:
+        if dead and not self._missed and self.config.updates:
             message = "The update worker has died (logs/worker.log): serving continues, but nothing is learnt."
-            self._event("alert", message, detector="update_worker")
+            self.event("alert", message, detector="update_worker")
             log.error("%s", message)
         self._missed = dead
 
@@ -115,13 +111,13 @@ class WorkerWatch:
         """Let the worker empty the queue and validate the last updates, then stop it. On a shared queue, learning
         continues for other engines.
         """
-        if self._config.updates:
+        if self.config.updates:
             message = "No request is left. Waiting tasks are learnt from."
-            self._await(lambda: self._queue.depth() == 0, DRAIN_S, message)
-            if self._config.validation.enabled and not self._config.is_shared:
+            self._await(lambda: self.queue.depth() == 0, DRAIN_S, message)
+            if self.config.validation.enabled and not self.config.is_shared:
                 self._await(self._all_is_judged, VALIDATE_S, "The last updates are validated.")
         try:
-            request(self._run_dir, "stop")
+            request(self.run_dir, "stop")
         except OSError:  # a full disk: a signal has the same effect
             state = self._state()
             if state["alive"] and state.get("started") and not is_elsewhere(state):
@@ -129,13 +125,13 @@ class WorkerWatch:
                     os.kill(int(state["pid"]), signal.SIGTERM)
         until = time.monotonic() + 30.0
         while self._state()["alive"] and time.monotonic() < until:
-            self._keep()
+            self.keep()
             time.sleep(0.1)
 
     def _await(self, condition: Callable[[], bool], seconds: float, doing: str) -> None:
         """Wait until a condition holds, the worker is gone, the run is stopped, or the time is up."""
         until, reported = time.monotonic() + seconds, False
-        while time.monotonic() < until and self._keep():
+        while time.monotonic() < until and self.keep():
             try:
                 if condition() or not self._state()["alive"]:
                     return
@@ -143,15 +139,16 @@ class WorkerWatch:
                 return
             if not reported:
                 reported = True
-                self._event("phase", doing, name="ending")
-            time.sleep(self._config.poll_interval_s)
+                self.event("phase", doing, name="ending")
+            time.sleep(self.config.poll_interval_s)
 
     def _all_is_judged(self) -> bool:
-        result = self._queue.get("validation")
+        result = self.queue.get("validation")
         cannot_be = isinstance(result, dict) and "missing" in result
-        return not self._queue.get("ending") and (cannot_be or self._queue.get("candidate") is None)
+        return not self.queue.get("ending") and (cannot_be or self.queue.get("candidate") is None)
 
 
+@dataclass
 class ValidationProcess:
     """Background validation as the engine's child: started when a candidate waits, and restarted when it dies.
 
@@ -160,15 +157,14 @@ class ValidationProcess:
     worker and ends with the engine (`process.end_with_parent`). tell: receives a message when it has died.
     """
 
-    def __init__(self, folder: OnlineFolder, queue: UpdateQueue, tell: Callable[[str], None]) -> None:
-        self.folder = folder
-        self.queue = queue
-        self.tell = tell
-        self._process: subprocess.Popen[bytes] | None = None
-        self._died: float | None = None
-        self._failures = 0
-        self._found: object = None
-        """The content of the queue at its last death."""
+    folder: OnlineFolder
+    queue: UpdateQueue
+    tell: Callable[[str], None]
+    _process: subprocess.Popen[bytes] | None = None
+    _died: float | None = None
+    _failures: int = 0
+    _found: object = None
+    """The content of the queue at its last death."""
 
     def keep_alive(self) -> None:
         """Start it if a candidate of this machine waits, and restart it after it died."""
@@ -242,15 +238,15 @@ class ValidationProcess:
             self._process.wait()
 
 
+@dataclass
 class FailureWatch:
     """Reports an environment that fails for every request, once for each series of failures.
 
     event: see `RecordKeeper.event`.
     """
 
-    def __init__(self, event: Callable[..., Any]) -> None:
-        self._event = event
-        self._in_a_row = 0
+    event: Callable[..., Any]
+    _in_a_row: int = 0
 
     def look(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
@@ -258,4 +254,4 @@ class FailureWatch:
             if self._in_a_row == FAILURES:
                 message = f"The last {FAILURES} requests all failed in the environment: {answer.error}"
                 evidence = [s.trajectory.id for s in answer.samples if s.trajectory is not None]
-                self._event("alert", message, detector="environment", trajectories=evidence)
+                self.event("alert", message, detector="environment", trajectories=evidence)

@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from ..store.sqlite_queue import SqliteQueue
 from ..store.update_queue import JournalRow, QueuedTask, QueueError, Settled, Trouble
@@ -45,34 +46,27 @@ class Outbox(SqliteQueue):
         return super().depth() + self.elsewhere
 
 
+@dataclass(eq=False)
 class QueueLink:
     """Synchronises an engine's outbox with the shared queue on its own thread, until `close`.
 
-    start: the last journal row in the engine's record, None for a new one. shown: the engine's own connection, which
+    recorded: the last journal row in the engine's record, None for a new one. shown: the engine's own connection, which
     shows the depth of the shared queue. before: called with each task before it is sent.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        shared: RedisQueue,
-        engine: str,
-        *,
-        poll_s: float,
-        start: int | None = None,
-        shown: Outbox | None = None,
-        before: Callable[[QueuedTask], None] = lambda task: None,
-        tell: Callable[[str], None] = log.warning,
-    ) -> None:
-        self.outbox = outbox
-        self.shared = shared
-        self.engine = engine
-        self._poll_s = poll_s
-        self._start = start
-        self._shown = shown or outbox
-        self._before = before
-        self._tell = tell
-        self._recorded = -1
+    outbox: Outbox
+    shared: RedisQueue
+    engine: str
+    _: KW_ONLY
+    poll_s: float
+    recorded: int | None = None
+    shown: Outbox | None = None
+    before: Callable[[QueuedTask], None] = lambda task: None
+    tell: Callable[[str], None] = log.warning
+
+    def __post_init__(self) -> None:
+        self._told = -1
+        """The last recorded row that the shared queue knows of."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="queue-link", daemon=True)
 
@@ -84,24 +78,24 @@ class QueueLink:
         self.outbox.lead()  # a task that an earlier call took and could not send
         while (task := self.outbox.take()) is not None:
             if task.whole:
-                self._before(task)
+                self.before(task)
                 self.shared.put(task.id, task.payload, task.policy_version)
             else:
-                self._tell(f"Task {task.id} was damaged on this disk before it could be sent: it is lost.")
+                self.tell(f"Task {task.id} was damaged on this disk before it could be sent: it is lost.")
             self.outbox.settle([Settled(task.id, "applied")])
         end = self.outbox.journal_end()
         if end is None:  # an engine that joins others: earlier updates are not part of its record
-            end = self.shared.journal_end() if self._start is None else self._start
+            end = self.shared.journal_end() if self.recorded is None else self.recorded
             self.outbox.continue_after(end)
         while rows := self.shared.journal(after=end, limit=ROWS):
             self.outbox.copied(rows)
             end = rows[-1].n
-        self._shown.elsewhere = self.shared.depth()
+        (self.shown or self.outbox).elsewhere = self.shared.depth()
         recorded = int(self.outbox.get("recorded", 0))
-        if recorded != self._recorded:
+        if recorded != self._told:
             self.shared.record(self.engine, recorded)
             self.outbox.prune_journal(recorded)
-            self._recorded = recorded
+            self._told = recorded
 
     def close(self) -> None:
         """Synchronise once more if possible, and close both queues."""
@@ -112,9 +106,9 @@ class QueueLink:
         self.outbox.close()
 
     def _run(self) -> None:
-        trouble, ending = Trouble(self._tell), False
+        trouble, ending = Trouble(self.tell), False
         while not ending:
-            ending = self._ended.wait(self._poll_s)
+            ending = self._ended.wait(self.poll_s)
             try:
                 self.step()
                 trouble.ends("The shared queue can be used again: what waited here was sent.")

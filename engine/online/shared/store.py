@@ -21,6 +21,7 @@ from ....configs.sections.online import OnlineConfig
 from ...launch.redis_server import queue_url
 from ...runs.durable import make_folder
 from ...runs.schema import JOURNAL_POSITION, recorded_position
+from ..learn.worker_state import STATE_NAME, newest_first
 from ..store.folder import OnlineFolder
 from ..store.images import ImageFolder
 from ..store.opening import RunStore
@@ -35,7 +36,6 @@ from .redis_queue import RedisQueue
 log = logging.getLogger(__name__)
 
 _OFFERED = re.compile(r"v(\d+)\.[0-9a-f]{32}\.json")
-_STATE = re.compile(r"state\.(\d+)-(\d+)\.[0-9a-f]{32}\.safetensors")
 
 
 class SharedStore(RunStore):
@@ -64,7 +64,7 @@ class SharedStore(RunStore):
             self.open_queue(),
             self.name,
             poll_s=self.config.poll_interval_s,
-            start=recorded_position(self.folder.run_dir, JOURNAL_POSITION),
+            recorded=recorded_position(self.folder.run_dir, JOURNAL_POSITION),
             shown=queue,
             before=lambda task: share_images(task.payload),
             tell=self.tell,
@@ -98,7 +98,7 @@ class SharedStore(RunStore):
 
     def prune_states(self, counts: str, keep: str | None) -> None:
         with contextlib.suppress(ExchangeError):
-            names = _by_age(self.exchange.names("states"))
+            names = self._states()
             for name in names[names.index(counts) + 2 :] if counts in names else []:
                 if name != keep:
                     self.exchange.remove(f"states/{name}")
@@ -140,7 +140,7 @@ class SharedStore(RunStore):
     def fetch(self, state: str | None, candidate: str | None) -> int:
         wanted = [name for name in (state, candidate) if name]
         if state is None or not self._fetch_state(state):
-            wanted += _by_age(self.exchange.names("states"))[:2]
+            wanted += self._states()[:2]
         for name in wanted:
             self._fetch_state(name)
         used, _ = self._published()
@@ -183,13 +183,16 @@ class SharedStore(RunStore):
 
     # ------------------------------------------------------------------------------------------------------ states
 
+    def _states(self) -> list[str]:
+        return [name for _, name in newest_first(self.exchange.names("states"))]
+
     def put_state(self, name: str) -> None:
         self.exchange.put(self.folder.state / name, f"states/{name}")
 
     def _fetch_state(self, name: str) -> bool:
         """Return whether the state exists here now."""
         path = self.folder.state / name
-        if not _STATE.fullmatch(name):  # it comes out of a queue: it must not lead elsewhere
+        if not STATE_NAME.fullmatch(name):  # it comes out of a queue: it must not lead elsewhere
             return False
         return path.exists() or self.exchange.get(f"states/{name}", path)
 
@@ -209,9 +212,3 @@ class SharedReader(SnapshotReader):
         except QueueError:
             pass  # the link to the queue reports it
         return super().newer_than(version)
-
-
-def _by_age(names: Iterable[str]) -> list[str]:
-    """Sort states, newest first."""
-    found = [(int(m[1]), int(m[2]), n) for n in names if (m := _STATE.fullmatch(n))]
-    return [name for *_, name in sorted(found, reverse=True)]

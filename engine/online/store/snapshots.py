@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import safetensors
 import safetensors.torch
@@ -265,13 +265,13 @@ def _delete_unheld(folder: Path, version: int) -> bool:
         return False
 
 
+@dataclass
 class Snapshot(contextlib.AbstractContextManager):
     """One checked version, protected from deletion until `close`."""
 
-    def __init__(self, path: Path, manifest: Manifest, hold: Any) -> None:
-        self.path = path
-        self.manifest = manifest
-        self._hold = hold
+    path: Path
+    manifest: Manifest
+    hold: BinaryIO
 
     @property
     def version(self) -> int:
@@ -283,7 +283,7 @@ class Snapshot(contextlib.AbstractContextManager):
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dictionary
 
     def close(self) -> None:
-        self._hold.close()
+        self.hold.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -336,7 +336,12 @@ class SnapshotReader:
             fcntl.flock(hold, fcntl.LOCK_SH)
             if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(hold.fileno())):
                 raise FileNotFoundError(path)  # deleted between open and lock
-            manifest = self._checked(path, version, hold)
+            manifest = self.manifest(version)
+            size = os.fstat(hold.fileno()).st_size
+            if manifest.version != version or manifest.file != path.name or manifest.size != size:
+                raise SnapshotError(f"Snapshot {path.name} has {size} bytes, its manifest says {manifest.size}.")
+            if _checksum(hold) != manifest.checksum:
+                raise SnapshotError(f"Snapshot {path.name} does not match its checksum.")
         except BaseException:
             hold.close()
             raise
@@ -348,15 +353,6 @@ class SnapshotReader:
             return Manifest.from_bytes(_manifest_path(self.folder, version).read_bytes())
         except (OSError, ValueError) as error:
             raise SnapshotError(f"Snapshot {file_name(version)} has no readable manifest.") from error
-
-    def _checked(self, path: Path, version: int, file: Any) -> Manifest:
-        manifest = self.manifest(version)
-        size = os.fstat(file.fileno()).st_size
-        if manifest.version != version or manifest.file != path.name or manifest.size != size:
-            raise SnapshotError(f"Snapshot {path.name} has {size} bytes, its manifest says {manifest.size}.")
-        if _checksum(file) != manifest.checksum:
-            raise SnapshotError(f"Snapshot {path.name} does not match its checksum.")
-        return manifest
 
     def _pointed(self) -> int | None:
         name = _pointer_text(self.folder)

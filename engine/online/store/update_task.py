@@ -6,8 +6,9 @@ The bytes are one safetensors file: tensors and a JSON header. Reading them exec
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -18,8 +19,8 @@ from torch import Tensor
 from ....configs.errors import GrpoTuiError
 from ....envs.trajectory import TokenArrays
 from ...policy.kl import KLDirections, TopKDistribution, kl_directions, top_k_directions, top_k_distribution
+from ..voting import LearningRateKind
 
-LearningRateKind = Literal["lr_correction", "lr_adaptive"]
 ROW_FIELDS = ("token_ids", "agent_mask", "logprobs", "turn")
 
 
@@ -55,11 +56,14 @@ class OriginalLogits:
         columns = zip(*((t.indices, t.logprobs, t.tail) for t in top), strict=True)
         return cls(top=TopKDistribution(*map(torch.cat, columns)))
 
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> OriginalLogits:
+        full, top = self.full, self.top
+        if top is None:
+            return OriginalLogits(full=None if full is None else change(full))
+        return OriginalLogits(top=TopKDistribution(change(top.indices), change(top.logprobs), change(top.tail)))
+
     def at(self, tokens: slice) -> OriginalLogits:
-        if self.top is None:
-            return OriginalLogits(full=None if self.full is None else self.full[tokens])
-        top = self.top
-        return OriginalLogits(top=TopKDistribution(top.indices[tokens], top.logprobs[tokens], top.tail[tokens]))
+        return self._changed(lambda kept: kept[tokens])
 
     @property
     def kind(self) -> str:
@@ -72,13 +76,11 @@ class OriginalLogits:
 
     def kl(self, policy_logits: Tensor) -> KLDirections:
         """Return the KL per token, reverse and forward [A], between a policy's logits [A, V] and these."""
-        device = policy_logits.device
-        if self.top is not None:
-            top = self.top
-            moved = TopKDistribution(top.indices.to(device), top.logprobs.to(device), top.tail.to(device))
-            return top_k_directions(policy_logits, moved)
-        assert self.full is not None
-        return kl_directions(policy_logits, self.full.to(device))
+        here = self._changed(lambda kept: kept.to(policy_logits.device))
+        if here.top is not None:
+            return top_k_directions(policy_logits, here.top)
+        assert here.full is not None
+        return kl_directions(policy_logits, here.full)
 
     def finite(self) -> bool:
         """Return whether there is no NaN and no +∞. −∞ (an impossible token) is allowed."""

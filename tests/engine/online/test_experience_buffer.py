@@ -23,9 +23,9 @@ def test_nearest_equals_a_plain_sort(count: int, capacity: int, k: int, seed: in
     kept = range(max(0, count - capacity), count)  # the oldest go
     cosine = {i: vectors[i] @ query / np.linalg.norm(vectors[i]) / np.linalg.norm(query) for i in kept}
     expected = sorted(cosine, key=lambda i: -cosine[i])[:k]
-    found = buffer.nearest(query, k)
+    found = buffer.neighbours(query, k, -1.0)
     assert [m.id for m in found] == [f"e{i}" for i in expected]
-    assert [m.similarity for m in found] == pytest.approx([cosine[i] for i in expected], abs=1e-5)
+    assert [2 * m.weight for m in found] == pytest.approx([cosine[i] for i in expected], abs=1e-5)
     assert len(buffer) == min(count, capacity)
 
 
@@ -43,7 +43,7 @@ def test_zero_and_nan_are_left_out() -> None:
     buffer.add("zero", np.zeros(3), "a")
     buffer.add("nan", np.array([1.0, np.nan, 0.0]), "b")
     assert len(buffer) == 0
-    assert buffer.nearest(np.ones(3), 2) == []
+    assert buffer.neighbours(np.ones(3), 2, -1.0) == []
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -53,10 +53,11 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     buffer.save(tmp_path / "b.npz")
     other.load(tmp_path / "b.npz")
     query = np.arange(5.0)
-    assert other.nearest(query, 3) == buffer.nearest(query, 3)
+    assert other.neighbours(query, 3, -1.0) == buffer.neighbours(query, 3, -1.0)
     other.add("new", np.ones(5), "x")
     buffer.add("new", np.ones(5), "x")
-    assert {m.id for m in other.nearest(query, 3)} == {m.id for m in buffer.nearest(query, 3)} == {"e3", "e4", "new"}
+    found = [{n.id for n in held.neighbours(query, 3, -1.0)} for held in (other, buffer)]
+    assert found == [{"e3", "e4", "new"}] * 2
     np.savez(tmp_path / "bad.npz", vectors=np.zeros((2, 2)), ids=np.array(["a"]), answers=np.array(["b"]), next=0)
     with pytest.raises(ValueError, match="not an experience buffer"):
         other.load(tmp_path / "bad.npz")

@@ -17,9 +17,10 @@ from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.configs.sections.model import LoraSection
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.serve.feedback import label
-from grpo_tui.engine.online.serve.http.conversation import Uploads, row_of
+from grpo_tui.engine.online.serve.http.conversation import row_of
 from grpo_tui.engine.online.serve.http.problems import HttpProblem
 from grpo_tui.engine.online.serve.http.schema import ChatMessage
+from grpo_tui.engine.online.serve.http.uploads import Uploads
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import Request
 from grpo_tui.engine.online.store.images import ImageFolder
@@ -83,7 +84,7 @@ def test_an_update_runs_on_the_images_that_the_answer_was_given_to(tmp_path):
     assert len(task.to_bytes()) < 2_000_000
 
     updater = PolicyUpdater(net, config, images=ImageFolder(tmp_path / "seen"))
-    assert updater._measure(again)[0] == pytest.approx(0.0, abs=1e-5), "the pass that answered, run again"
+    assert updater._measure(again)["kl"] == pytest.approx(0.0, abs=1e-5), "the pass that answered, run again"
     before = [p.detach().clone() for p in updater.parameters.values()]
     updater.apply(again)
     assert any(bool((p != b).any()) for p, b in zip(updater.parameters.values(), before, strict=True))

@@ -190,7 +190,7 @@ def test_an_engine_reads_from_where_its_record_ends(machine: Callable[..., Redis
     worker.lead()
     worker.settle([], [{"row": i} for i in range(5)])
     joined = QueueLink(Outbox(tmp_path / "new.sqlite"), machine("new"), "new", poll_s=1)
-    lost = QueueLink(Outbox(tmp_path / "lost.sqlite"), machine("old"), "old", poll_s=1, start=2)
+    lost = QueueLink(Outbox(tmp_path / "lost.sqlite"), machine("old"), "old", poll_s=1, recorded=2)
     for link in (joined, lost):
         link.step()
     assert joined.outbox.journal() == []

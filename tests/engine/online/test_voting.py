@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_tui.configs.sections.online import OnlineConfig
 from grpo_tui.engine.online.voting import Neighbour, canonical, gate, learning_rate, vote
 
 answers = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=2, max_size=9)
@@ -70,9 +71,9 @@ def test_the_gate() -> None:
 
 
 def test_learning_rate_by_the_initial_answer() -> None:
-    rates = {"correction": 9.0, "adaptive_max": 4.0, "adaptive_min": 1.0, "min_confidence": 0.5}
-    assert learning_rate(vote(["b", "a", "a"]), **rates) == (9.0, "lr_correction")
-    rate, kind = learning_rate(vote(["a", "a", "b", "b", "a"]), **rates)
+    config = OnlineConfig(lr_correction=9.0, lr_adaptive_max=4.0, lr_adaptive_min=1.0, min_confidence=0.5)
+    assert learning_rate(vote(["b", "a", "a"]), config) == (9.0, "lr_correction")
+    rate, kind = learning_rate(vote(["a", "a", "b", "b", "a"]), config)
     assert kind == "lr_adaptive"
     assert rate == pytest.approx(4.0 - 3.0 * (0.6 - 0.5) / 0.5)
 
@@ -80,5 +81,6 @@ def test_learning_rate_by_the_initial_answer() -> None:
 @given(st.lists(st.sampled_from(["a", "b"]), min_size=2, max_size=12), st.floats(0, 1))
 def test_lr_adaptive_falls_with_confidence_within_its_bounds(given_answers: list[str], threshold: float) -> None:
     outcome = vote(["a", *given_answers])
-    rate, kind = learning_rate(outcome, correction=1.0, adaptive_max=0.5, adaptive_min=0.1, min_confidence=threshold)
+    config = OnlineConfig(lr_correction=1.0, lr_adaptive_max=0.5, lr_adaptive_min=0.1, min_confidence=threshold)
+    rate, kind = learning_rate(outcome, config)
     assert rate == 1.0 if kind == "lr_correction" else 0.1 - 1e-12 <= rate <= 0.5 + 1e-12

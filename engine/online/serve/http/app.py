@@ -22,11 +22,11 @@ from ..conversations import Conversation
 from ..requests import BATCH_TOKENS, Request, RequestError, Sampling, parse_request
 from .asking import Engine, ServerMetrics
 from .completion import ChatForm, ResponseForm
-from .conversation import Uploads, row_of
-from .dialogue import recorded, told, tools_of, wanted_of
+from .conversation import recorded, row_of, told, tools_of, wanted_of
 from .guard import Guard
 from .problems import HttpProblem
 from .schema import Asked, ChatMessage, ChatRequest, Feedback, ResponsesRequest, read
+from .uploads import Uploads
 
 if TYPE_CHECKING:
     from ..backend import EngineBackend
@@ -58,7 +58,7 @@ class Api:
         tools = tools_of(asked)
         wanted = wanted_of(asked, tools)
         if asked.messages is not None:
-            row, talk = await self._row(request, asked, asked.messages, tools)
+            row, talk = await asyncio.to_thread(self._row, self._source(request, asked), asked, asked.messages, tools)
         else:
             row, talk = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}, None
         limit = asked.max_completion_tokens or asked.max_tokens
@@ -87,7 +87,7 @@ class Api:
             messages = [*(ChatMessage(role=m["role"], content=m["content"]) for m in before.messages), *messages]
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
-        row, talk = await self._row(request, asked, messages)
+        row, talk = await asyncio.to_thread(self._row, self._source(request, asked), asked, messages)
         ask = replace(self._request(request, row, asked, asked.max_output_tokens), conversation=talk)
         form = ResponseForm(self._model_name(ask.version), self.backend.text_of_token)
         return await self._answer(asked, ask, request, form)
@@ -162,22 +162,13 @@ class Api:
 
     # ------------------------------------------------------------------------------------ from the body to a task
 
-    async def _row(
-        self,
-        request: HttpRequest,
-        asked: Asked,
-        messages: list[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] = (),
+    def _row(
+        self, source: str, asked: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[dict[str, Any], Conversation | None]:
-        """Make the task of a conversation, and its prompt, on a thread: both would block other callers.
+        """Make the task of a conversation, and its prompt. Call it on a thread: both would block other callers.
 
         The conversation is None where no running batch answers it. Raises HttpProblem.
         """
-        return await asyncio.to_thread(self._made_row, self._source(request, asked), asked, messages, tools)
-
-    def _made_row(
-        self, source: str, asked: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[dict[str, Any], Conversation | None]:
         backend, talk = self.backend, told(messages)
         if tools and (problem := backend.tools_problem()):
             raise HttpProblem(400, f"tools: {problem}", param="tools", code="unsupported_value")
@@ -188,16 +179,12 @@ class Api:
             row["task_data"] = {"messages": recorded(talk)}
         if not backend.writes_text(row["env_class_path"], asked.ensemble):
             return row, None
-        limit = backend.max_trajectory_tokens
-        characters = sum(map(len, _texts(row["task_data"]))) + len(json.dumps(list(tools)))
-        if characters > CHARACTERS_A_TOKEN * limit:  # before anything is made of them
-            raise _too_long(f"{characters} characters", limit)
+        self._check_characters(sum(map(len, _texts(row["task_data"]))) + len(json.dumps(list(tools))))
         try:
             made = backend.conversation(source, talk, tools, prompted=with_tools)
         except ChatTemplateError as error:
             raise HttpProblem(400, " ".join(str(error).split())[:400], param="messages") from None
-        if made.prompt is not None and len(made.prompt) >= limit:
-            raise _too_long(f"{len(made.prompt)} tokens", limit)
+        self._check_tokens(len(made.prompt or ()))
         return row, made
 
     def _source(self, request: HttpRequest, asked: Asked) -> str:
@@ -252,17 +239,19 @@ class Api:
 
     def _measured(self, task: Mapping[str, Any]) -> int:
         """Count the tokens of a task's texts. Raises HttpProblem when they leave no room for an answer."""
-        limit = self.backend.max_trajectory_tokens
         texts = list(_texts(task))
-        characters = sum(map(len, texts))
-        if characters <= CHARACTERS_A_TOKEN * limit:
-            tokens = sum(self.backend.count_tokens(text) for text in texts)
-            if tokens < limit:
-                return tokens
-            size = f"{tokens} tokens"
-        else:
-            size = f"{characters} characters"
-        raise _too_long(size, limit)
+        self._check_characters(sum(map(len, texts)))
+        tokens = sum(map(self.backend.count_tokens, texts))
+        self._check_tokens(tokens)
+        return tokens
+
+    def _check_characters(self, count: int) -> None:
+        if count > CHARACTERS_A_TOKEN * self.backend.max_trajectory_tokens:
+            raise _too_long(f"{count} characters", self.backend.max_trajectory_tokens)
+
+    def _check_tokens(self, count: int) -> None:
+        if count >= self.backend.max_trajectory_tokens:
+            raise _too_long(f"{count} tokens", self.backend.max_trajectory_tokens)
 
     # -------------------------------------------------------------------------------------------- models by name
 

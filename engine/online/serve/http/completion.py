@@ -217,11 +217,6 @@ class ResponseForm(ChatForm):
         }
 
 
-def _shown(answer: Answer) -> Rollout | None:
-    samples = (s for s in answer.samples if s.trajectory is not None and s.trajectory.id == answer.trajectory_id)
-    return next(samples, None)
-
-
 def _texts(answer: Answer) -> Sequence[Written]:
     """Return the texts for the caller."""
     return answer.written or (Written(answer.text or ""),)
@@ -231,8 +226,7 @@ def _given(answer: Answer) -> list[Rollout]:
     """Return the rollouts of the texts for the caller; none if only neighbours gave the answer."""
     if answer.written:
         return answer.samples[: len(answer.written)]
-    shown = _shown(answer)
-    return [] if shown is None else [shown]
+    return [s for s in answer.samples if s.trajectory is not None and s.trajectory.id == answer.trajectory_id][:1]
 
 
 def _tokens(answer: Answer) -> tuple[int, int]:

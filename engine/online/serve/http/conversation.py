@@ -1,4 +1,4 @@
-"""Converts a conversation to a task, and pictures of callers to files of the run. No address is fetched.
+"""Converts a conversation to a task, to the form of the chat template, and to the form of the text that it asks for.
 
 A single question (with an optional system message) is a task of the run's environment, if that accepts questions.
 `ChatEnv` serves any other conversation in one turn.
@@ -6,86 +6,22 @@ A single question (with an optional system message) is a task of the run's envir
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from .....configs.pictures import open_picture
 from .....configs.schema import CHAT_ENV
 from .....configs.sections import EnvironmentConfig
 from .....envs.base import Env
-from ....runs.durable import replace_file
+from .....envs.calls import format_call
+from ..conversations import Told
+from ..wanted import JsonSchema, Wanted
 from .problems import HttpProblem
-from .schema import ChatMessage, ImagePart
+from .schema import ChatMessage, ChatRequest, ImagePart, NamedTool, ToolPart
+from .uploads import Uploads
 
-MAX_PIXELS = 1 << 24
-FILE_KEYS = ("image", "images", "video", "frames", "file_name")
-"""Keys that name picture files, at any depth of a task (`ChatEnv` reads them from its messages)."""
-
-
-@dataclass(frozen=True)
-class Uploads:
-    """folder: for uploaded pictures. shared: folders of which callers may name pictures."""
-
-    folder: Path
-    shared: tuple[Path, ...] = ()
-
-    def picture(self, url: str) -> str:
-        """Save the picture of a data URL as a PNG file named by its content; return the path. Raises HttpProblem."""
-        head, _, data = url.partition(",")
-        if not head.startswith("data:image/") or not head.endswith(";base64"):
-            raise HttpProblem(
-                400, "a picture must be a data URL (data:image/png;base64,…): no address is fetched", param="url"
-            )
-        try:
-            raw = base64.b64decode(data, validate=True)
-            with open_picture(io.BytesIO(raw), MAX_PIXELS) as image:
-                pixels = image.convert("RGB")
-        except ValueError as error:
-            raise HttpProblem(400, f"the picture cannot be read: {error}", param="url") from error
-        path = self.folder / f"{hashlib.sha256(raw).hexdigest()[:32]}.png"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            encoded = io.BytesIO()
-            pixels.save(encoded, "PNG", compress_level=1)
-            replace_file(path, encoded.getvalue())
-        return str(path.resolve())
-
-    def task(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a task whose pictures are files that callers may use. Raises HttpProblem.
-
-        The error is the same for existing and missing files, so a caller learns nothing about the disk.
-        """
-        return self._checked("task_data", task, False)
-
-    def _checked(self, where: str, value: Any, names_files: bool) -> Any:
-        """Check a part of a task. names_files: whether its texts are file names."""
-        if isinstance(value, Mapping):
-            return {k: self._checked(f"{where}.{k}", v, k in FILE_KEYS) for k, v in value.items()}
-        if isinstance(value, list):
-            return [self._checked(where, v, names_files) for v in value]
-        return self._file(where, value) if names_files and isinstance(value, str) else value
-
-    def _file(self, where: str, value: str) -> str:
-        if value.startswith("data:"):
-            return self.picture(value)
-        allowed = (self.folder, *self.shared)
-        named = Path(value)
-        try:
-            inside = named.is_absolute() and any(named.resolve().is_relative_to(f.resolve()) for f in allowed)
-        except (OSError, ValueError, RuntimeError):
-            inside = False
-        if not inside:
-            raise HttpProblem(
-                400,
-                f"{where} must be a data URL, or a file in a folder that online.image_folders names",
-                param=where,
-            )
-        return value
+SCHEMA_CHARACTERS = 100_000
+"""Largest JSON schema of a `response_format`."""
 
 
 def row_of(
@@ -108,10 +44,14 @@ def row_of(
     plain: list[dict[str, Any]] = []
     pictures: list[str] = []
     for number, message in enumerate(messages):
-        text, found = _content(message, f"messages[{number}]", uploads)
-        role = "system" if message.role == "developer" else message.role
-        plain.append({"role": role, "content": text, "pictures": found})
-        pictures += found
+        found = [part.url for part in message.parts if isinstance(part, ImagePart)]
+        if found and message.role != "user":
+            raise HttpProblem(
+                400, f"messages[{number}]: only messages of the role user hold pictures", param="messages"
+            )
+        paths = [uploads.picture(url) for url in found]
+        plain.append({"role": message.template_role, "content": message.text, "pictures": paths})
+        pictures += paths
     if last == "user" and not plain[-1]["content"].strip():
         raise HttpProblem(400, f"messages[{len(plain) - 1}] holds no text", param="messages")
     systems = [m["content"] for m in plain[:-1] if m["role"] == "system"]
@@ -128,8 +68,8 @@ def row_of(
         raise HttpProblem(
             400, "a picture can be asked about in one question, without turns before it", param="messages"
         )
-    told = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
-    return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": told}}
+    talk = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
+    return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": talk}}
 
 
 def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
@@ -139,18 +79,105 @@ def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
     return [*({"type": "image", "image": path} for path in pictures), {"type": "text", "text": text}]
 
 
-def _content(message: ChatMessage, where: str, uploads: Uploads) -> tuple[str, list[str]]:
-    """Return a message's text, and the files of its pictures."""
-    if message.content is None:
-        return "", []
-    if isinstance(message.content, str):
-        return message.content, []
-    text, pictures = "", []
-    for part in message.content:
-        if isinstance(part, ImagePart):
-            if message.role != "user":
-                raise HttpProblem(400, f"{where}: only messages of the role user hold pictures", param="messages")
-            pictures.append(uploads.picture(part.image_url if isinstance(part.image_url, str) else part.image_url.url))
-        else:
-            text += part.text
-    return text, pictures
+def told(messages: Sequence[ChatMessage]) -> list[Told]:
+    """Return messages as the chat template reads them. Raises HttpProblem."""
+    found: list[Told] = []
+    open_calls: set[str] = set()
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        made: dict[str, Any] = {"role": message.template_role, "content": message.text}
+        if message.tool_calls and message.role != "assistant":
+            raise HttpProblem(400, f"{where}: only messages of the role assistant call tools", param="messages")
+        if message.tool_calls:
+            made["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": _arguments(call.function.arguments, f"{where}.tool_calls[{i}]"),
+                    },
+                }
+                for i, call in enumerate(message.tool_calls)
+            ]
+            open_calls |= {call.id for call in message.tool_calls}
+        if message.role == "tool":
+            if message.tool_call_id not in open_calls:
+                reason = f"{where}: tool_call_id must be the id of a call in a message of the assistant before it"
+                raise HttpProblem(400, reason, param="messages")
+            made["tool_call_id"] = message.tool_call_id
+            made |= {"name": message.name} if message.name else {}
+        found.append(made)
+    return found
+
+
+def recorded(messages: Sequence[Told]) -> list[dict[str, Any]]:
+    """Return messages for a task, with calls as text."""
+    made = []
+    for message in messages:
+        calls = [format_call(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+        made.append({"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))})
+    return made
+
+
+def tools_of(asked: ChatRequest) -> tuple[dict[str, Any], ...]:
+    """Return the schemas of the tools that the prompt shows. Raises HttpProblem."""
+    if asked.tool_choice == "none":
+        return ()
+    return tuple(_schema(tool, f"tools[{i}].function") for i, tool in enumerate(asked.tools or ()))
+
+
+def wanted_of(asked: ChatRequest, tools: Sequence[dict[str, Any]]) -> Wanted | None:
+    """Return the form of the text that a caller asks for, if any. Raises HttpProblem."""
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if len({*names}) < len(names):
+        raise HttpProblem(400, "tools: two functions have the same name", param="tools")
+    required: tuple[str, ...] = ()
+    if isinstance(asked.tool_choice, NamedTool):
+        required = (asked.tool_choice.function.name,)
+        if required[0] not in names:
+            raise HttpProblem(400, f"tool_choice: tools has no function {required[0][:100]!r}", param="tool_choice")
+    elif asked.tool_choice == "required":
+        required = names
+        if not names:
+            raise HttpProblem(400, "tool_choice: required needs tools", param="tool_choice")
+    form = asked.response_format
+    is_json = form is not None and form.type != "text"
+    if not tools and not is_json:
+        return None
+    schema = None
+    if form is not None and form.type == "json_schema":
+        schema = _json_schema(form.json_schema.schema_ if form.json_schema is not None else None)
+    return Wanted(tuple(tools), required, asked.parallel_tool_calls is not False, is_json, schema)
+
+
+def _json_schema(schema: dict[str, Any] | None) -> JsonSchema:
+    where = "response_format.json_schema.schema"
+    if schema is None:
+        raise HttpProblem(400, f"{where} is missing", param="response_format")
+    if len(json.dumps(schema)) > SCHEMA_CHARACTERS:
+        raise HttpProblem(400, f"{where} has more than {SCHEMA_CHARACTERS:,} characters", param="response_format")
+    try:
+        return JsonSchema(schema)
+    except ValueError as error:
+        raise HttpProblem(400, f"{where}: {error}", param="response_format") from None
+
+
+def _schema(tool: ToolPart, where: str) -> dict[str, Any]:
+    given = tool.function
+    parameters = given.parameters or {"type": "object", "properties": {}}
+    properties = parameters.get("properties", {})
+    if not isinstance(properties, dict) or not all(isinstance(p, dict) for p in properties.values()):
+        raise HttpProblem(400, f"{where}.parameters.properties must be JSON schemas by name", param="tools")
+    made = {"name": given.name, "description": given.description or "", "parameters": parameters}
+    return {"type": "function", "function": made}
+
+
+def _arguments(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise HttpProblem(400, f"{where}.function.arguments must be a JSON object as text", param="messages")
+    return found

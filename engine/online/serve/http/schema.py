@@ -68,6 +68,10 @@ class ImagePart(Strict):
     type: Literal["image_url", "input_image"]
     image_url: ImageUrl | str
 
+    @property
+    def url(self) -> str:
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
 
 def _part_kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
@@ -106,6 +110,21 @@ class ChatMessage(Strict):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        if isinstance(self.content, str):
+            return [TextPart(type="text", text=self.content)]
+        return self.content or []
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def template_role(self) -> str:
+        """The role as chat templates know it."""
+        return "system" if self.role == "developer" else self.role
 
 
 class FunctionSpec(Strict):
