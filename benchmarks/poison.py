@@ -32,7 +32,7 @@ from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.learn.influence import Influence
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
-from grpo_tui.engine.online.learn.validation import Validation, Validator
+from grpo_tui.engine.online.learn.validation import Validator
 from grpo_tui.engine.online.process import load_serving_policy
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import Request
@@ -133,9 +133,8 @@ def run(
     learning_model, judged_model = load_serving_policy(config)[0], load_serving_policy(config)[0]
     engine, runner = _engine(config, served_model, tokenizer, stream.wrong), _runner(config, judged_model, tokenizer)
     rows, own_rows, other_rows = _tasks(config, stream, tokenizer)
-    validator = Validator(judged_model, runner, own_rows, [], config.online.samples)
     paths = OnlineFolder(folder)
-    validation = Validation(validator, paths)
+    validator = Validator(paths, judged_model, runner, own_rows, [], config.online.samples)
     told: list[str] = []
     updater = PolicyUpdater(learning_model, config.online)
     if not guards:
@@ -178,7 +177,7 @@ def run(
         while worker.step():
             progress.waited = progress.waited + 1 if guards and worker.queue.get("candidate") is not None else 0
             if guards and progress.waited > lag:
-                while validation.go_on(worker.queue):
+                while validator.go_on(worker.queue):
                     continue
                 worker.publisher.validate()
                 progress.waited = 0

@@ -130,11 +130,12 @@ class Publisher:
         if "missing" in result:
             ledger.tell_once(f"No version is published: {result['missing']}")
             return
-        if "unreadable" in result:
-            self._offer_anew(state, str(result["unreadable"]))
-            return
         try:
-            smoothed = self._smoothed(state)
+            if "unreadable" in result:
+                raise StateError(str(result["unreadable"]))
+            tensors = read_state(ledger.folder.state / state)[0]
+            smoothed = {n: tensors[f"ema/{n}"] for n in self.updater.parameters}
+            check_fit(self.updater.parameters, smoothed)
         except (StateError, KeyError, ValueError) as error:
             self._offer_anew(state, str(error))
             return
@@ -163,13 +164,6 @@ class Publisher:
         row = self._row("released", self.writer.version, message="by the user")
         self.ledger.note(row, guard=self.guard.state_dict())
         return "the next validation sets a new measure"
-
-    def _smoothed(self, state: str) -> dict[str, Tensor]:
-        """Return the EMA model of a state. Raises StateError, KeyError, ValueError when it does not fit the model."""
-        tensors = read_state(self.ledger.folder.state / state)[0]
-        smoothed = {n: tensors[f"ema/{n}"] for n in self.updater.parameters}
-        check_fit(self.updater.parameters, smoothed)
-        return smoothed
 
     def _offer_anew(self, state: str, why: str) -> None:
         """Replace a candidate that cannot be read by the last commit."""

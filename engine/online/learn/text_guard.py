@@ -44,15 +44,12 @@ class TextGuard:
         self._started = started
         """Puts the weights of the start in place."""
         self._rows = [torch.tensor(tokenizer.encode(t, add_special_tokens=False)) for t in TEXTS]
+        self._tokens = sum(len(row) - 1 for row in self._rows)
         with started():
             before = sum(float(self._logprobs(row)[1].sum()) for row in self._rows) / self._tokens
         vocabulary = cast(nn.Linear, self._model.get_output_embeddings()).weight.shape[0]
         self.applies = before > -0.5 * math.log(vocabulary)
         """False for a policy that does not model such texts and so has little to lose."""
-
-    @property
-    def _tokens(self) -> int:
-        return sum(len(row) - 1 for row in self._rows)
 
     def measure(self) -> Mapping[str, float]:
         """Return `text_before` and `text_now`, the log-likelihood per token at the start and now, and `text_kl`, the

@@ -86,12 +86,11 @@ class UpdateWorker:
         logged = ledger.logs.last()
         used = self.store.fetch(self.queue.get("state"), ledger.kept)
         self.writer.version = max(self.writer.version, used)
-        found = recover(self.updater, self.folder, self.queue, logged)
-        ledger.state = found.state
-        if found.message is not None:
-            self.tell(found.message)
+        ledger.state, lost = recover(self.updater, self.folder, self.queue, logged)
+        if lost is not None:
+            self.tell(lost)
         self._settle_what_is_logged(logged["update"])
-        if found.state == self.queue.get("state"):
+        if ledger.state == self.queue.get("state"):
             ledger.prune_states()
         if self.queue.get("update") is None:
             self.queue.set(update=self.updater.update, state=ledger.state)

@@ -89,7 +89,8 @@ class Progress:
 
 
 class Validator:
-    """Measures policies on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own.
+    """Measures candidates on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own. It
+    takes them from the queue, and stores progress and results there.
 
     settings: further values that the results depend on, such as the agent's temperature. Results of other settings are
     not combined.
@@ -97,6 +98,7 @@ class Validator:
 
     def __init__(
         self,
+        folder: OnlineFolder,
         model: nn.Module,
         runner: RolloutRunner,
         rows: Sequence[Row],
@@ -105,6 +107,7 @@ class Validator:
         settings: Mapping[str, Any] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        self.folder = folder
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.runner = runner
         self.rows = rows
@@ -113,9 +116,43 @@ class Validator:
         facts = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
         self.measure = xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str).encode())
         """A checksum of the tasks and settings."""
-        self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
-        started = partial(weights_in_place, self.parameters, self._start)
+        start = {n: p.detach().clone() for n, p in self.parameters.items()}
+        started = partial(weights_in_place, self.parameters, start)
+        self._read: tuple[str, dict[str, Tensor]] | None = None
         self.guard = None if tokenizer is None else TextGuard(model, tokenizer, started)
+
+    def go_on(self, queue: UpdateQueue) -> bool:
+        """Measure one more portion of the waiting candidate. Returns False when none waits. Raises StateError,
+        QueueError.
+        """
+        candidate, done = queue.get("candidate"), queue.get("validation")
+        if not isinstance(candidate, dict) or (isinstance(done, dict) and done.get("state") == candidate["state"]):
+            self._read = None
+            return False
+        state = str(candidate["state"])
+        result: dict[str, Any] = {"state": state, "update": int(candidate["update"]), "validated": time.time()}
+        if not self.rows and (self.guard is None or not self.guard.applies):
+            missing = (
+                "there are no held-out tasks. Give the environment some (environment.eval_tasks), or "
+                "publish without validation (online.validation.enabled=false)"
+            )
+            queue.set(validation=result | {"missing": missing, "seconds": 0.0})
+            return True
+        progress = self.begun(state, queue.get("validating"))
+        if not self.is_whole(progress):
+            try:
+                if self._read is None or self._read[0] != state:
+                    self._read = state, read_state(self.folder.state / state)[0]
+            except StateError as error:
+                if not (self.folder.state / state).exists():  # it may be on another machine; its worker knows
+                    raise
+                queue.set(validation=result | {"unreadable": str(error)})
+                return True
+            progress = self.portion(progress, self._read[1])
+            queue.set(validating=asdict(progress))
+        if self.is_whole(progress):
+            queue.set(validation=result | progress.result() | {"seconds": progress.seconds})
+        return True
 
     def begun(self, state: str, kept: object) -> Progress:
         """Return the progress of `state`. kept: the last stored progress, of this or another candidate."""
@@ -183,66 +220,18 @@ def validate_forever(
         name: getattr(online, name) for name in ("temperature", "max_turn_tokens", "max_trajectory_tokens")
     }
     runner = RolloutRunner(agent, tokenizer, online.samples)
-    validation = Validation(
-        Validator(model, runner, held_out, canary, online.samples, acts, tokenizer), OnlineFolder(run_dir)
-    )
+    validator = Validator(OnlineFolder(run_dir), model, runner, held_out, canary, online.samples, acts, tokenizer)
     queue: UpdateQueue | None = None
     writer.status("running")
     while True:
         if any(r.command == "stop" for r in control.poll()):
             return False
         try:
-            queue = queue or open_store(validation.folder, online).open_queue()
-            if not validation.go_on(queue):
+            queue = queue or open_store(validator.folder, online).open_queue()
+            if not validator.go_on(queue):
                 time.sleep(POLL_S)
         except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while it was looked at
             if isinstance(error, QueueDamaged) and queue is not None:  # the worker repairs it
                 queue.close()
                 queue = None
             time.sleep(POLL_S)
-
-
-class Validation:
-    """Takes candidates from the queue and stores progress and results there."""
-
-    def __init__(self, validator: Validator, folder: OnlineFolder) -> None:
-        self.validator = validator
-        self.folder = folder
-        self._read: tuple[str, dict[str, Tensor]] | None = None
-
-    def go_on(self, queue: UpdateQueue) -> bool:
-        """Measure one more portion of the waiting candidate. Returns False when none waits. Raises StateError,
-        QueueError.
-        """
-        candidate, done = queue.get("candidate"), queue.get("validation")
-        if not isinstance(candidate, dict) or (isinstance(done, dict) and done.get("state") == candidate["state"]):
-            self._read = None
-            return False
-        state = str(candidate["state"])
-        result: dict[str, Any] = {"state": state, "update": int(candidate["update"]), "validated": time.time()}
-        if not self.validator.rows and (self.validator.guard is None or not self.validator.guard.applies):
-            missing = (
-                "there are no held-out tasks. Give the environment some (environment.eval_tasks), or "
-                "publish without validation (online.validation.enabled=false)"
-            )
-            queue.set(validation=result | {"missing": missing, "seconds": 0.0})
-            return True
-        progress = self.validator.begun(state, queue.get("validating"))
-        if not self.validator.is_whole(progress):
-            try:
-                tensors = self._tensors(state)
-            except StateError as error:
-                if not (self.folder.state / state).exists():  # it may be on another machine; its worker knows
-                    raise
-                queue.set(validation=result | {"unreadable": str(error)})
-                return True
-            progress = self.validator.portion(progress, tensors)
-            queue.set(validating=asdict(progress))
-        if self.validator.is_whole(progress):
-            queue.set(validation=result | progress.result() | {"seconds": progress.seconds})
-        return True
-
-    def _tensors(self, state: str) -> dict[str, Tensor]:
-        if self._read is None or self._read[0] != state:
-            self._read = state, read_state(self.folder.state / state)[0]
-        return self._read[1]

@@ -18,7 +18,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +99,12 @@ def prune_states(folder: Path, counts: str, *, keep: str | None = None) -> None:
             (folder / name).unlink()
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """state: the committed state, None when there is none. message: a sentence for the user when something was lost."""
-
-    state: str | None
-    message: str | None = None
-
-
-def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, logged: Mapping[str, int]) -> Recovered:
-    """Restore `updater`. logged: the last line of the update logs."""
+def recover(
+    updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, logged: Mapping[str, int]
+) -> tuple[str | None, str | None]:
+    """Restore `updater`. Returns the committed state, if there is one, and a sentence for the user if something was
+    lost. logged: the last line of the update logs.
+    """
     named: str | None = queue.get("state")
     count: int | None = queue.get("update")
     counted = count or 0
@@ -121,7 +116,7 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
         try:
             updater.load_state(*read_state(folder.state / named))
             updater.update = max(updater.update, counted)  # an older state, where a newer one had been lost before
-            return Recovered(named)
+            return named, None
         except (StateError, KeyError, ValueError) as error:
             trouble.append(str(error))
             unusable = named
@@ -130,7 +125,7 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
     known = max(counted, logged["update"])
     snapshot = SnapshotReader(folder.snapshots, trouble.append).newer_than(0)
     if named is None and not trouble and snapshot is None:
-        return Recovered(None)
+        return None, None
     state = None
     for update, name in states(folder.state):
         # A state above the queue's count was never committed. A lost queue has no count, and no task to repeat.
@@ -156,5 +151,5 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
         lost += f"; what updates {updater.update + 1} to {known} did is lost"
     updater.update = max(updater.update, known)
     if not trouble:  # a run that was begun by snapshots alone
-        return Recovered(state)
-    return Recovered(state, f"{' '.join(trouble)} So {lost}.")
+        return state, None
+    return state, f"{' '.join(trouble)} So {lost}."

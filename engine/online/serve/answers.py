@@ -56,11 +56,8 @@ class Answer:
     @property
     def trajectory_id(self) -> str:
         """The trajectory of this answer, else the initial one."""
-        shown = self.samples[self.shown].trajectory if self.shown is not None else None
-        if shown is not None:
-            return shown.id
-        first = self.samples[0].trajectory if self.samples else None
-        return first.id if first is not None else ""
+        samples = [self.samples[self.shown]] if self.shown is not None else []
+        return next((s.trajectory.id for s in (*samples, *self.samples[:1]) if s.trajectory is not None), "")
 
 
 def answer_as_json(answer: Answer) -> dict[str, Any]:

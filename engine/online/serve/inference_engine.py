@@ -103,7 +103,8 @@ class InferenceEngine:
         """Sample, vote and gate a batch of requests. An environment that fails costs only its own request."""
         single = [r for r in requests if self.is_single(r)]
         voted = [r for r in requests if r not in single]
-        answers = self._at_once(single, policy_version) + self._by_vote(voted, policy_version)
+        answers = self._at_once(single, policy_version) if single else []
+        answers += self._by_vote(voted, policy_version) if voted else []
         return sorted(answers, key=lambda a: a.request.number)
 
     def is_single(self, request: Request) -> bool:
@@ -118,8 +119,6 @@ class InferenceEngine:
 
     def _at_once(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """Sample one text each, with the model's generation defaults where the caller set none."""
-        if not requests:
-            return []
         how, limit = self.sampling(requests[0].sampling)
         turn = {"max_turn_tokens": limit or self.config.max_trajectory_tokens}
         changes = asdict(how) | turn | ({"max_new_tokens": limit} if limit else {})
@@ -127,8 +126,6 @@ class InferenceEngine:
         return [self.single_answer(r, [s], policy_version) for r, s in zip(requests, samples, strict=True)]
 
     def _by_vote(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
-        if not requests:
-            return []
         k, chosen = self.config.samples, requests[0].sampling
         changes: dict[str, Any] = {}
         if chosen.temperature is not None:
@@ -146,9 +143,7 @@ class InferenceEngine:
         ]
 
     def _voted(self, request: Request, group: list[Rollout], embedding: np.ndarray | None, version: int) -> Answer:
-        neighbours: list[Neighbour] = []
-        if embedding is not None:
-            neighbours = self.buffer.neighbours(embedding, self.config.neighbours)
+        neighbours = [] if embedding is None else self.buffer.neighbours(embedding, self.config.neighbours)
         outcome = self.vote(request, group, neighbours)
         winner = canonical(outcome.answer)
         if winner is None:

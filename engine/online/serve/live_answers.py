@@ -68,10 +68,11 @@ class _Running:
 
 @dataclass
 class _Job:
-    """Rows of one request, and the function that is called when all are done."""
+    """Rows of one request, and the function that is called when all are done. request: None for samples of a vote."""
 
     rows: list[LiveRow]
     finish: Callable[[list[LiveRow]], None]
+    request: Request | None = None
 
 
 @dataclass(eq=False)
@@ -90,7 +91,6 @@ class LiveAnswers:
         self._agent = agent if isinstance(agent, TransformersAgent) else None
         self._running: dict[int, _Running] = {}
         self._jobs: dict[LiveRow, _Job] = {}
-        self._requests: dict[LiveRow, Request] = {}
         self._streams: dict[LiveRow, TextStream] = {}
         self._open: contextlib.ExitStack | None = None
         self._at = -1
@@ -119,12 +119,12 @@ class LiveAnswers:
     @property
     def has_room(self) -> bool:
         """Whether another caller's text may join: all together reserve at most `BATCH_TOKENS` tokens."""
-        return sum(r.longest for r in self._requests) < BATCH_TOKENS
+        return sum(row.longest for row, job in self._jobs.items() if job.request is not None) < BATCH_TOKENS
 
     @property
-    def oldest(self) -> int | None:
-        """The smallest number of an unanswered request."""
-        return min((r.number for r in self._requests.values()), default=None)
+    def unanswered(self) -> list[int]:
+        """The numbers of unanswered requests."""
+        return [job.request.number for job in self._jobs.values() if job.request is not None]
 
     def takes(self, request: Request) -> bool:
         """Whether the request is answered here, by one text."""
@@ -142,8 +142,7 @@ class LiveAnswers:
 
     def _start(self, running: _Running, request: Request, rows: Sequence[LiveRow], finish: Callable[[], None]) -> None:
         running.waiting += rows
-        self._requests |= dict.fromkeys(rows, request)
-        self._jobs |= dict.fromkeys(rows, _Job(list(rows), lambda _: finish()))
+        self._jobs |= dict.fromkeys(rows, _Job(list(rows), lambda _: finish(), request))
 
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
         """Draw `count` samples of an answered request with its version. Raises SnapshotError."""
@@ -166,8 +165,8 @@ class LiveAnswers:
         if running is None:
             return
         self._enter(running)
-        for row in [row for row, request in self._requests.items() if _left(request)]:
-            row.cancelled = True
+        for row, job in self._jobs.items():
+            row.cancelled |= job.request is not None and _left(job.request)
         joining = self._joining(running)
         done = running.batch.join(joining) if joining else running.batch.step()
         self._visit += 1
@@ -277,11 +276,10 @@ class LiveAnswers:
 
     def _finish(self, row: LiveRow) -> None:
         job = self._jobs.pop(row)
-        request = self._requests.pop(row, None)
         if row.cancelled:
             self._streams.pop(row, None)
-            if request is not None:
-                request.send(RequestDropped(request.gone() or "the caller has gone"))
+            if job.request is not None:
+                job.request.send(RequestDropped(job.request.gone() or "the caller has gone"))
         elif all(r not in self._jobs for r in job.rows):
             job.finish(job.rows)
 

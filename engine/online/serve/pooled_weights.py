@@ -73,7 +73,11 @@ class PooledWeights(WeightFollower):
         """
         changed = self._change()
         if self._offered is None and time.monotonic() >= self._not_before:
-            self._offer_next()
+            ready = self._take_ready()
+            if ready is not None:
+                self._offer(ready[0].version, *ready)
+            elif self._publisher.current is None:
+                self._offer(self.version, None, self._start)
         return changed
 
     def away(self) -> str:
@@ -110,14 +114,6 @@ class PooledWeights(WeightFollower):
         self._agent.close()
 
     # ------------------------------------------------------------------------------------------------ in this order
-
-    def _offer_next(self) -> None:
-        """Offer the last snapshot to the servers, or at first the policy as it was loaded."""
-        ready = self._take_ready()
-        if ready is not None:
-            self._offer(ready[0].version, *ready)
-        elif self._publisher.current is None:
-            self._offer(self.version, None, self._start)
 
     def _offer(self, version: int, manifest: Manifest | None, tensors: dict[str, Tensor]) -> None:
         with self.holding(tensors):

@@ -116,15 +116,14 @@ class Serving:
             self._serve_callers()
             if self._to_learn and self._quiet:
                 self.live.pause()
-                answer = self._to_learn.popleft()
-                self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
+                self._learn_from(self._to_learn.popleft())
             elif self.live.busy:
                 self.live.advance()
             self._keep()
         self.live.pause()
         self._tell_broken_off(ServerEnds())
         for answer in self._open_turns.due(all_=True):
-            self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
+            self._learn_from(answer)
         finished = not self._stopped
         if finished:
             if not self.config.is_shared:
@@ -313,8 +312,8 @@ class Serving:
             if item.task is not None:
                 self.enqueuer.put(item.task)
         # A request that broke off or is under way is asked again after a kill: nothing behind it counts as answered.
-        under_way = [self.live.oldest, *self._open_turns.numbers, *(a.request.number for a in self._to_learn)]
-        reached = min([self.answered + 1, *(n for n in under_way if n is not None)]) - 1
+        learning = [answer.request.number for answer in self._to_learn]
+        reached = min([self.answered + 1, *self.live.unanswered, *self._open_turns.numbers, *learning]) - 1
         position = {} if self._broken_off else {"request": reached, "row": self.source.rows_taken}
         self.enqueuer.put(None, **position)
         extra = {
@@ -329,6 +328,9 @@ class Serving:
         self.keeper.requests(learned, extra, **position)
         self.source.took(requests, seconds)
         self.writer.status("running", step=self.answered, total_steps=self.last)
+
+    def _learn_from(self, answer: Answer) -> None:
+        self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
 
     def _learn(self, answers: Sequence[Answer], version: int | None) -> list[Learned]:
         """Score answers with the version that gave them."""

@@ -248,21 +248,16 @@ def prune(folder: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
     kept = {*protect, pointed_version(folder)}
     gone = []
     for version in published_versions(folder)[:-keep]:
-        if version not in kept and _delete_unheld(folder, version):
-            gone.append(version)
+        path = folder / file_name(version)
+        # An error: it is held, or already gone.
+        with contextlib.suppress(OSError):
+            if version not in kept:
+                with open(path, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                    _manifest_path(folder, version).unlink(missing_ok=True)
+                gone.append(version)
     return gone
-
-
-def _delete_unheld(folder: Path, version: int) -> bool:
-    path = folder / file_name(version)
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-            _manifest_path(folder, version).unlink(missing_ok=True)
-        return True
-    except OSError:  # held, or already gone
-        return False
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.learn import validation as module
-from grpo_tui.engine.online.learn.validation import Validation, Validator
+from grpo_tui.engine.online.learn.validation import Validator
 from grpo_tui.engine.online.learn.worker_state import StateError, write_state
 from grpo_tui.engine.online.serve import watching
 from grpo_tui.engine.online.serve.watching import ValidationProcess
@@ -32,12 +32,12 @@ class Killed(BaseException):
     """As SIGKILL: nothing is tidied up."""
 
 
-def process(folder: OnlineFolder, **settings: Any) -> tuple[Validation, SqliteQueue]:
+def process(folder: OnlineFolder, **settings: Any) -> tuple[Validator, SqliteQueue]:
     """Validation as a process of its own begins: with a model and a connection of its own."""
     model = lora_model(len(WORDS))
     runner = RolloutRunner(TransformersAgent(model, WORDS, max_turn_tokens=6, max_trajectory_tokens=64), WORDS, SAMPLES)
-    validator = Validator(model, runner, ROWS[3:], ROWS[:3], SAMPLES, settings)
-    return Validation(validator, folder), SqliteQueue(folder.queue)
+    validator = Validator(folder, model, runner, ROWS[3:], ROWS[:3], SAMPLES, settings)
+    return validator, SqliteQueue(folder.queue)
 
 
 def offer(folder: OnlineFolder, update: int) -> str:
@@ -116,7 +116,7 @@ def test_what_does_not_belong_to_this_measure_is_not_added_to(tmp_path: Path, ke
     own = queue.get("validating")
     assert own["state"] == state and len(own["live"]) == 2
     colder, _ = process(folder, temperature=0.5)
-    assert colder.validator.begun(state, own).live == []
+    assert colder.begun(state, own).live == []
     queue.set(validating=kept)
     validation.go_on(queue)
     assert queue.get("validating") | {"seconds": 0} == own | {"seconds": 0}

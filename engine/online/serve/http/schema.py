@@ -81,10 +81,15 @@ def _part_kind(value: Any) -> str:
 Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")], Discriminator(_part_kind)]
 
 
-class CalledFunction(Strict):
-    """arguments: a JSON object as text."""
+class FunctionName(Strict):
+    """A function by its name."""
 
     name: str
+
+
+class CalledFunction(FunctionName):
+    """arguments: a JSON object as text."""
+
     arguments: str
 
 
@@ -141,12 +146,6 @@ class ToolPart(Strict):
 
     type: Literal["function"]
     function: FunctionSpec
-
-
-class FunctionName(Strict):
-    """A function by its name."""
-
-    name: str
 
 
 class NamedTool(Strict):
