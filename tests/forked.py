@@ -37,7 +37,7 @@ PRELOADED = (
     "grpo_tui.engine.training.sft",
     "grpo_tui.engine.training.previews",
     "grpo_tui.engine.online.serve.assembly",
-    "grpo_tui.engine.online.learn.working",
+    "grpo_tui.engine.online.learn.update_worker",
     "grpo_tui.engine.online.learn.validation",
     "grpo_tui.tui.cli.main",
     "grpo_tui.tui.entry",

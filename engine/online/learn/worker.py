@@ -7,4 +7,4 @@ import sys
 from ..process import run_process
 
 if __name__ == "__main__":
-    sys.exit(run_process("worker", "grpo_tui.engine.online.learn.working:work"))
+    sys.exit(run_process("worker", "grpo_tui.engine.online.learn.update_worker:work"))

@@ -43,15 +43,14 @@ from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
-from .http.uploads import Uploads
+from .http.conversation import Uploads
 from .inference_engine import InferenceEngine
-from .pooled_weights import PooledWeights
 from .record_keeper import RecordKeeper
 from .requests import Request, RequestError, RequestSource, parse_line, read_requests
 from .server import AnswerServer
 from .serving import Serving
 from .watching import ValidationProcess
-from .weights import WeightFollower
+from .weights import PooledWeights, WeightFollower
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from ....configs.errors import GrpoTuiError
 from .backend import EngineBackend
 from .http.app import Api, make_app
 from .http.asking import Engine, ServerMetrics
+from .http.conversation import Uploads
 from .http.guard import Guard, is_loopback
-from .http.uploads import Uploads
 from .requests import RequestSource
 
 START_SECONDS = 10.0

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from benchmarks.damage import DAMAGE
-from grpo_tui.engine.online.learn import working
+from grpo_tui.engine.online.learn import update_worker
 from grpo_tui.engine.online.learn.worker_state import states
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
@@ -255,14 +255,14 @@ class NoCommands:
 
 
 def test_the_worker_goes_on_when_its_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(working, "load_serving_policy", lambda _: (lora_model(), None))
+    monkeypatch.setattr(update_worker, "load_serving_policy", lambda _: (lora_model(), None))
     online = online_config(commit_every=1, snapshot_every=1)
     config: Any = SimpleNamespace(online=online, seed=0, model=SimpleNamespace(base="tiny"))
     told: list[str] = []
     writer: Any = SimpleNamespace(event=lambda kind, message, **_: told.append(message), status=lambda *_, **__: None)
     control: Any = NoCommands()
     folder = OnlineFolder(tmp_path)
-    thread = threading.Thread(target=working.work, args=(config, tmp_path, writer, control, False))
+    thread = threading.Thread(target=update_worker.work, args=(config, tmp_path, writer, control, False))
     thread.start()
 
     def learn(number: int) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from grpo_tui.engine.online.serve.http.conversation import Uploads
 from grpo_tui.engine.online.serve.http.guard import is_loopback
-from grpo_tui.engine.online.serve.http.uploads import Uploads
 from grpo_tui.engine.online.serve.requests import RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, parse_address
 

@@ -17,10 +17,9 @@ from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.configs.sections.model import LoraSection
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.serve.feedback import label
-from grpo_tui.engine.online.serve.http.conversation import row_of
+from grpo_tui.engine.online.serve.http.conversation import Uploads, row_of
 from grpo_tui.engine.online.serve.http.problems import HttpProblem
 from grpo_tui.engine.online.serve.http.schema import ChatMessage
-from grpo_tui.engine.online.serve.http.uploads import Uploads
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import Request
 from grpo_tui.engine.online.store.images import ImageFolder

@@ -18,8 +18,8 @@ from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.engine.agents.remote.pool import Standing
 from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.backend import EngineBackend
+from grpo_tui.engine.online.serve.http.conversation import Uploads
 from grpo_tui.engine.online.serve.http.schema import Feedback
-from grpo_tui.engine.online.serve.http.uploads import Uploads
 from grpo_tui.engine.online.serve.requests import Request, RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer
 from grpo_tui.engine.online.voting import gate, vote

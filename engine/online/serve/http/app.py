@@ -22,11 +22,10 @@ from ..conversations import Conversation
 from ..requests import BATCH_TOKENS, Request, RequestError, Sampling, parse_request
 from .asking import Engine, ServerMetrics
 from .completion import ChatForm, ResponseForm
-from .conversation import recorded, row_of, told, tools_of, wanted_of
+from .conversation import Uploads, recorded, row_of, told, tools_of, wanted_of
 from .guard import Guard
 from .problems import HttpProblem
 from .schema import Asked, ChatMessage, ChatRequest, Feedback, ResponsesRequest, read
-from .uploads import Uploads
 
 if TYPE_CHECKING:
     from ..backend import EngineBackend
