@@ -15,8 +15,7 @@ from torch import Tensor
 from ....configs.sections.online import OnlineConfig, ValidationConfig
 from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, check_fit, pointed_version
 from ..store.update_queue import QueueError
-from .ledger import Ledger
-from .worker_state import StateError, read_state
+from .worker_state import Ledger, StateError, read_state
 
 
 @dataclass

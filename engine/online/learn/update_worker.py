@@ -29,10 +29,9 @@ from ..store.opening import open_store
 from ..store.snapshots import SnapshotWriter
 from ..store.update_queue import LeaseHeld, LeaseLost, Outcome, QueueDamaged, QueuedTask, QueueError, Settled, Trouble
 from ..store.update_task import TaskError, UpdateTask
-from .ledger import Ledger
 from .policy_update import PolicyUpdater
 from .publisher import Publisher
-from .worker_state import recover
+from .worker_state import Ledger, recover
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ....configs import metric_names as metric
-from ....configs.sections.online import OnlineConfig
 from ...agents.remote.pool import NoServersLeft
 from ...runs.control.requests import ControlChannel
 from ...runs.learning import GateCode
 from ...runs.schema import REQUEST_POSITION, ROW_POSITION, recorded_position
-from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
-from ..store.update_queue import QueueError, UpdateQueue
+from ..store.update_queue import QueueError
 from ..voting import Gate
 from .answers import Answer, OpenTurns
 from .enqueuer import Enqueuer
@@ -53,12 +50,8 @@ class Serving:
     source: RequestSource
     follower: WeightFollower
     keeper: RecordKeeper
-    queue: UpdateQueue
     enqueuer: Enqueuer
     control: ControlChannel
-    writer: RunWriter
-    run_dir: Path
-    config: OnlineConfig
     validation: ValidationProcess | None = None
     server_wait_s: float = 0.0
     """How long callers wait while the policy is unavailable (`WeightFollower.away`)."""
@@ -69,7 +62,9 @@ class Serving:
     """The number of the last request to answer; None without a limit."""
 
     def __post_init__(self) -> None:
-        recorded = {n: recorded_position(self.run_dir, n) or 0 for n in (REQUEST_POSITION, ROW_POSITION)}
+        self.config, self.queue, self.writer = self.engine.config, self.keeper.queue, self.keeper.writer
+        run_dir = self.writer.run_dir
+        recorded = {n: recorded_position(run_dir, n) or 0 for n in (REQUEST_POSITION, ROW_POSITION)}
         queued = int(self.queue.get("request", 0))
         self.answered = max(queued, recorded[REQUEST_POSITION])
         if queued < recorded[REQUEST_POSITION] and self.config.updates:
@@ -97,7 +92,7 @@ class Serving:
         self._feedback = FeedbackKeeper(self.live, self.enqueuer, self.keeper.event)
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
-        self._worker = WorkerWatch(self.run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
+        self._worker = WorkerWatch(run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
         self._failures = FailureWatch(self.keeper.event)
         self._broken_off: deque[Request] = deque()
         """Requests whose attempt broke off while the policy was unavailable."""
@@ -293,8 +288,7 @@ class Serving:
                 arrived = item.arrived if item.reply else time.perf_counter()
                 item = replace(item, number=self.answered, arrived=arrived)
             numbered.append(item)
-        if self.live.able:
-            numbered = [item for item in numbered if not self._begin_live(item)]
+        numbered = [item for item in numbered if not self._begin_live(item)]
         if not numbered:
             return
         self.live.pause()

@@ -160,7 +160,7 @@ def test_stale_tasks_are_dropped_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_holds_updates_in_memory_until_it_is_mended(tmp_path: Path, monkeypatch: Any) -> None:
-    from grpo_tui.engine.online.learn import ledger
+    from grpo_tui.engine.online.learn import worker_state
 
     run = Run(tmp_path)
     run.put(4)
@@ -168,13 +168,13 @@ def test_a_full_disk_holds_updates_in_memory_until_it_is_mended(tmp_path: Path, 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    write_state = ledger.write_state
-    monkeypatch.setattr(ledger, "write_state", full)
+    write_state = worker_state.write_state
+    monkeypatch.setattr(worker_state, "write_state", full)
     run.work(3)
     assert any("cannot be committed" in m for m in run.told)
     assert pointed_version(run.folder.snapshots) == 1
     assert run.contributions() == []
-    monkeypatch.setattr(ledger, "write_state", write_state)
+    monkeypatch.setattr(worker_state, "write_state", write_state)
     run.work(1)
     assert len(run.contributions()) == 4
     assert counts(run.worker.queue) == {"applied": 4}
