@@ -216,14 +216,13 @@ def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], Non
     ended = threading.Event()
 
     def save() -> None:
-        saved = buffer.added
-        while not ended.wait(SAVE_EVERY_S):
-            if buffer.added != saved:
+        saved, ending = buffer.added, False
+        while not ending:
+            ending = ended.wait(SAVE_EVERY_S)
+            if ending or buffer.added != saved:
                 saved = buffer.added
                 with contextlib.suppress(OSError):  # a full disk: the next time
                     buffer.save(path)
-        with contextlib.suppress(OSError):
-            buffer.save(path)
 
     thread = threading.Thread(target=save, name="experiences", daemon=True)
     thread.start()

@@ -66,8 +66,8 @@ class ExperienceBuffer:
                 return []
             similarity = (self._vectors @ unit)[self._rows()]
             best = np.argsort(-similarity, kind="stable")[:k]
-            found = [(*self._known[i], float(similarity[i])) for i in best if similarity[i] >= min_similarity]
-        return [Neighbour(answer, NEIGHBOUR_WEIGHT * alike, id_) for id_, answer, alike in found]
+            found = [(*self._known[i], float(similarity[i])) for i in best]
+        return [Neighbour(text, NEIGHBOUR_WEIGHT * cos, id_) for id_, text, cos in found if cos >= min_similarity]
 
     def save(self, path: Path) -> None:
         """Write the buffer to an `.npz` file, atomically."""
