@@ -101,6 +101,8 @@ class UpdateQueue(Protocol):
     connection is needed; the worker then restarts from the last commit.
     """
 
+    limit: int
+    """Tasks that may wait."""
     repaired: str | None
     """A sentence when opening found damage."""
 
