@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..configs.errors import GrpoTuiError
-from .cli.output import show, write_any_character
+from .cli.output import warn, write_any_character
 
 
 def main() -> None:
@@ -64,12 +64,12 @@ def _opened(arguments: list[str]) -> bool:
     """Open the app. Returns False if there is no such run, which the command line explains."""
     from ..engine.runs.paths import runs_dir
 
-    if not arguments:
-        from .cli.app import open_list
-
-        open_list(None)
-        return True
     home = runs_dir()
+    if not arguments:
+        from .app.app import run_app
+
+        run_app(home)
+        return True
     if os.path.exists(arguments[1]):
         from ..engine.imports.behind import is_path_of_dump
 
@@ -94,7 +94,7 @@ def _open_dump(home: Path, reference: str) -> None:
     try:
         open_dumped(home, reference)
     except GrpoTuiError as error:
-        show(error)
+        warn(str(error))
         raise SystemExit(error.exit_code) from None
 
 

@@ -37,7 +37,7 @@ def test_the_success_of_serving_is_one_rate_everywhere(cli: Cli, served: Path) -
     said = json.loads(cli("runs", "--json", "--runs-dir", str(served.parent)).stdout)
     assert said["success"] == 0.25 and "0.25" in listed
     told: list[str] = []
-    assert follow(replace(look(served), step=0), stop=lambda: look(served), out=told.append) == 0
+    assert follow(replace(look(served), step=0), out=told.append) == 0
     assert any("success of 100 0.25" in line for line in told), "not that of the last request"
 
 

@@ -69,6 +69,6 @@ def test_a_slow_phase_is_told_from_time_to_time(tmp_path, monkeypatch):
         if "step 1/4: log-probs" in line:
             writer.status("finished", step=4)
 
-    assert follow.follow(RunInfo("ab12", str(folder), "rft", "running"), stop=lambda: running(None), out=out) == 0
+    assert follow.follow(RunInfo("ab12", str(folder), "rft", "running"), out=out) == 0
     assert lines[0].startswith("step 1/4: log-probs 2/8")
     writer.close()

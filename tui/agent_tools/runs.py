@@ -13,16 +13,14 @@ from pydantic import Field
 
 from ...configs.errors import ConfigError
 from ...configs.metric_names import meaning
-from ...configs.schema import RunConfig
 from ...engine.evaluation.results import compare, evaluations_of, read_evaluation
 from ...engine.imports.check import diagnose
-from ...engine.launch.settings import read_config
 from ...engine.recompute import Wrong
 from ...engine.runs.control.alerts import remedy
 from ...engine.runs.notes import Note
-from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.types import Event, RunInfo
 from ...rewards.diagnosis import Found
+from ..cli.check import config_of
 from ..cli.recompute import report_of
 from ..cli.run_table import headline
 from ..evaluation_text import difference
@@ -103,7 +101,11 @@ class RunTools(Workspace):
     def findings(self, run: Run, offset: Offset = 0) -> Answer[Diagnosis]:
         """Diagnose a run: faults of rewards, tokens and learning, with numbers, ids of rollouts and a remedy."""
         with self.open(run) as reader:
-            diagnosis = diagnose(reader, _config(self.find(run)))
+            try:
+                config = config_of(self.find(run))
+            except ConfigError:
+                config = None
+            diagnosis = diagnose(reader, config)
             found = diagnosis.found()
             made = (Diagnosed(each, remedy(each.finding.detector, each.finding.subject)) for each in found[offset:])
             shown, after = page(made, offset)
@@ -193,16 +195,6 @@ def _listed(info: RunInfo) -> ListedRun:
     facts = {name: value for name, value in info.facts.items() if name != "summary"}
     name = str(info.facts.get("dump") or info.id)
     return ListedRun(name, said.reward, said.success, said.interval, replace(info, facts=facts))
-
-
-def _config(info: RunInfo) -> RunConfig | None:
-    """Return the configuration of a run of our own; None for other records, and if it cannot be read."""
-    if info.mode == "dump" or not (Path(info.path) / CONFIG_FILE).is_file():
-        return None
-    try:
-        return read_config(info.path)
-    except ConfigError:
-        return None
 
 
 def _evaluations(runs: Sequence[RunInfo]) -> list[str]:

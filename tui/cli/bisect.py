@@ -35,7 +35,6 @@ def bisect(
     from ...engine.imports.readers import open_reader
     from ...engine.runs.read.behavior import TRAINED, trained
     from ...engine.runs.search.query import Query
-    from ..text import literal
     from .dumps import run_or_dump
 
     info = run_or_dump(reference, home, maps or (), importers or ())
@@ -53,10 +52,10 @@ def bisect(
         say(f"step {found.step} (95 %: {found.low} to {found.high}): the behaviour {verb} ({rollouts:,} rollouts)")
         say(f"  {found.before:.1%} of the rollouts before, {found.after:.1%} from this step on")
         say(f"  first seen at step {found.seen}")
-        say(literal(f"  open them: grpo-tui inspect {reference} --filter '({behaviour}) and step>={found.step}'"))
+        say(f"  open them: grpo-tui inspect {reference} --filter '({behaviour}) and step>={found.step}'")
         return
     for note in notes:
-        warn(literal(note))
+        warn(note)
     if info.mode != "rft":
         fail("the recorded rollouts show no clear change, and only a training run has checkpoints to evaluate")
     if not as_json:
@@ -74,7 +73,6 @@ def _by_evaluation(
     from ...engine.runs.health.checkpoints import checkpoint_folder, policies
     from ...engine.runs.read.reader import RunReader
     from ...engine.runs.search.query import Query
-    from ..text import literal
     from .evaluate import evaluated
 
     steps = [0, *(s for s in policies(checkpoint_folder(Path(info.path))) if s > 0)]
@@ -99,6 +97,6 @@ def _by_evaluation(
     elif step is None:
         say(f"no checkpoint shows it in {common:.0%} of the rollouts")
     elif before is None:
-        say(literal(f"the policy shows it from the start, {info.id}@{BASE}"))
+        say(f"the policy shows it from the start, {info.id}@{BASE}")
     else:
         say(f"common from step {step} on; the kept checkpoint before it is that of step {before}")

@@ -45,10 +45,8 @@ def branch(
     """
     from ...engine.evaluation.branch import branch_config, read_branch, start_branch
     from ...engine.launch.find import find_run
-    from ...engine.launch.stop import stop_run
     from ...engine.runs.read.reader import RunReader
-    from ..text import literal
-    from .follow import follow
+    from .follow import follow_to_end
 
     found = _AT.fullmatch(at)
     if found is None:
@@ -61,17 +59,14 @@ def branch(
     except LookupError as problem:
         fail(str(problem), ExitCode.NOT_FOUND)
     if run.active:
-        code = follow(run, stop=lambda: stop_run(run), out=warn)
-        ended = find_run(home, run.path)
-        if code or ended.status != "finished":
-            raise typer.Exit(code or ExitCode.FAILED)
+        follow_to_end(run, out=warn)
     with RunReader(run.path) as reader:
         result = read_branch(reader, config.evaluation)
     if as_json:
         say(json_line(_plain(result, run.path)))
         return
     for line in _lines(result):
-        say(literal(line))
+        say(line)
     say(f"open the continuations: grpo-tui inspect {run.id}")
 
 

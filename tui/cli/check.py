@@ -39,20 +39,26 @@ def check(
     advantages, masks, loss. Each number that differs is named. Of rollouts of other frameworks, weighted sums and
     advantages are computed again.
     """
+    from ...configs.errors import ConfigError
     from ...engine.imports.check import diagnose
     from ...engine.imports.readers import open_reader
     from ...engine.runs.control.alerts import remedy
     from ...engine.runs.errors import RecordError
-    from ..text import literal
     from .dumps import run_or_dump
-    from .recompute import recompute
 
     if again:
+        from .recompute import recompute
+
         return recompute(reference, as_json, home, maps or (), importers or (), formula)
     info = run_or_dump(reference, home, maps or (), importers or ())
     try:
         with closing(open_reader(Path(info.path))) as reader:
-            diagnosis = diagnose(reader, _config(info))
+            try:
+                config = config_of(info)
+            except ConfigError as error:
+                warn(f"config.yaml of {info.id} cannot be read, so the default limits are used: {error}")
+                config = None
+            diagnosis = diagnose(reader, config)
             total, measured = reader.rollouts.total(), len(reader.metrics.names())
             problems = reader.problems
     except RecordError as error:
@@ -66,15 +72,15 @@ def check(
             steps |= {"began": each.began, "cause": each.cause}
             say(json_line({**vars(finding), "remedy": helps, **steps}))
             continue
-        say(literal(f"{finding.grade}: {_steps(each)}{finding.message}"))
+        say(f"{finding.grade}: {_steps(each)}{finding.message}")
         if each.cause:
-            say(literal(f"  likely a symptom of {each.cause}"))
+            say(f"  likely a symptom of {each.cause}")
         elif helps:
-            say(literal(f"  what helps: {helps}"))
+            say(f"  what helps: {helps}")
         for id_ in finding.trajectories:
-            say(literal(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}"))
+            say(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}")
     for problem in problems:
-        warn(literal(f"not read: {problem}"))
+        warn(f"not read: {problem}")
     if not (found or as_json or (problems and not total)):
         say(
             f"nothing found in {total:,} rollouts"
@@ -89,19 +95,13 @@ def check(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _config(info: RunInfo) -> RunConfig | None:
-    """Return the configuration of a run of our own; None for other records."""
-    from ...configs.errors import ConfigError
+def config_of(info: RunInfo) -> RunConfig | None:
+    """Return the configuration of a run of our own; None for other records. Raises ConfigError."""
     from ...engine.launch.settings import read_config
     from ...engine.runs.paths import CONFIG_FILE
 
-    if info.mode == "dump" or not (Path(info.path) / CONFIG_FILE).is_file():
-        return None
-    try:
-        return read_config(info.path)
-    except ConfigError as error:
-        warn(f"config.yaml of {info.id} cannot be read, so the default limits are used: {error}")
-        return None
+    own = info.mode != "dump" and (Path(info.path) / CONFIG_FILE).is_file()
+    return read_config(info.path) if own else None
 
 
 def _steps(found: Found) -> str:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,6 @@ from .output import fail as fail
 from .output import json_line as json_line
 from .output import say as say
 from .output import warn as warn
-from .output import write_any_character as write_any_character
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -84,28 +82,20 @@ def free_port(option: str, port: int) -> int:
         return probe.getsockname()[1]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The output of a process, or one sentence about its failure."""
-
-    text: str
-    problem: str = ""
-
-
-def ask(module: str, config: RunConfig, *arguments: str) -> Answer:
-    """Run `python -m module CONFIG ARGUMENTS` with this configuration as a file."""
+def ask(module: str, config: RunConfig, *arguments: str, code: ExitCode = ExitCode.FAILED) -> str:
+    """Return the output of `python -m module CONFIG ARGUMENTS`, with this configuration. A failure ends with `code`."""
     from ...configs.writing import to_yaml
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(to_yaml(config))
         file.flush()
-        return run_module(module, file.name, *arguments)
+        return run_module(module, file.name, *arguments, code=code)
 
 
-def run_module(module: str, *arguments: str) -> Answer:
-    """Run `python -m module ARGUMENTS`."""
+def run_module(module: str, *arguments: str, code: ExitCode = ExitCode.FAILED) -> str:
+    """Return the output of `python -m module ARGUMENTS`. If it fails, its last line ends the command with `code`."""
     command = [sys.executable, "-P", "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return Answer(done.stdout)
-    return Answer("", (done.stderr.strip().splitlines() or ["no reason was given"])[-1])
+    if done.returncode:
+        fail((done.stderr.strip().splitlines() or ["no reason was given"])[-1], code)
+    return done.stdout

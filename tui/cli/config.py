@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, SetOption, ask, fail, say
+from .common import CliError, ExitCode, SetOption, ask, fail, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,22 +74,18 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
     The first prompt that the policy will read follows, as a comment.
     """
     from ...configs.writing import to_yaml
-    from ..text import literal
 
     loaded = load(config, set_)
     for line in chosen_lines(loaded, config, set_):
-        say(literal(f"# {line}"))
-    say(to_yaml(loaded, comments=True).rstrip("\n"))
-    sys.stdout.flush()
-    say("\n# The first prompt, as the policy reads it:")
-    for line in _first_prompt(loaded).splitlines():
-        say(f"#   {literal(line)}".rstrip())
-
-
-def _first_prompt(config: RunConfig) -> str:
-    """Return the first prompt. A separate process makes it from the environment's code and the chat template."""
-    answer = ask("grpo_tui.engine.training.previews", config, "prompt")
-    return f"cannot be shown: {answer.problem}" if answer.problem else answer.text
+        say(f"# {line}")
+    print(to_yaml(loaded, comments=True), flush=True)
+    say("# The first prompt, as the policy reads it:")
+    try:
+        prompt = ask("grpo_tui.engine.training.previews", loaded, "prompt")
+    except CliError as error:
+        prompt = f"cannot be shown: {error}"
+    for line in prompt.splitlines():
+        say(f"#   {line}".rstrip())
 
 
 @app.command()
@@ -100,8 +95,11 @@ def check(config: ConfigArgument = None, set_: SetOption = None) -> None:
 
     loaded = load(config, set_, paths=True)
     unread = f"; the environment was not loaded, that takes {INSTALL}" if missing() else ""
-    if not unread and (problem := ask("grpo_tui.envs.loading", loaded).problem):
-        fail(f"environment.class_path: {problem}", ExitCode.USAGE)
+    if not unread:
+        try:
+            ask("grpo_tui.envs.loading", loaded)
+        except CliError as error:
+            fail(f"environment.class_path: {error}", ExitCode.USAGE)
     name = config or "the default configuration"
     about = f"mode {loaded.mode}, model {loaded.model.base}, environment {loaded.environment.class_path}"
     say(f"{name}: good ({about}){unread}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .common import ExitCode, SetOption, fail, say
+from .common import ExitCode, SetOption, ask, fail, say
 
 app = typer.Typer(help="Look at a dataset as the policy will read it.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -34,8 +34,6 @@ def show(
     data.prompt_template='{question} Be brief.'.
     """
     from ...configs.loading import Option
-    from ..text import literal
-    from .common import ask
     from .config import load
 
     config = source if source.endswith((".yaml", ".yml")) else None
@@ -48,8 +46,5 @@ def show(
     if loaded.data.source is None:
         fail(f"{source} names no dataset (data.source)", ExitCode.USAGE)
     tokens = ["--tokens"] if model is not None or config is not None else []
-    answer = ask("grpo_tui.engine.training.previews", loaded, "rows", str(rows), *tokens)
-    if answer.problem:
-        fail(answer.problem)
-    for line in answer.text.splitlines():
-        say(literal(line))
+    for line in ask("grpo_tui.engine.training.previews", loaded, "rows", str(rows), *tokens).splitlines():
+        say(line)

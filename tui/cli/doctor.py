@@ -17,7 +17,7 @@ import typer
 
 from ...engine.launch import trainer
 from ...engine.launch.trainer import Fact
-from .common import ExitCode, Home, SetOption, fail, say
+from .common import ExitCode, Home, SetOption, ask, say
 
 GIB = 1024**3
 TRAIN = "train"
@@ -76,12 +76,11 @@ def doctor(
 
 def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
     """Print one line a finding. Exits with 1 if a part is missing."""
-    from ..text import literal
 
     missing = 0
     for finding in findings:
         mark = {"good": "✓", "note": "·", "missing": "✗"}[finding.state]
-        say(literal(f"{mark} {finding.text}" + (f"; {finding.cure}" if finding.cure else "")))
+        say(f"{mark} {finding.text}" + (f"; {finding.cure}" if finding.cure else ""))
         missing += finding.state == "missing"
     if missing:
         say(f"{missing} thing{'s' if missing > 1 else ''} missing")
@@ -99,10 +98,8 @@ def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
 
 
 def _memory(model: str, set_: list[str] | None) -> None:
-    """Yield the memory that the model needs, from its config alone. A separate process reads it."""
+    """Print the memory that the model needs, from its config alone. A separate process reads it."""
     from ...configs.loading import Option, presets
-    from ..text import literal
-    from .common import ask
     from .config import chosen_lines, load
 
     preset = model.removesuffix(".yaml")
@@ -113,11 +110,9 @@ def _memory(model: str, set_: list[str] | None) -> None:
         config = load(None, set_, options=options)
         chosen = chosen_lines(config, None, set_, options)
     answer = ask("grpo_tui.engine.policy.memory", config)
-    if answer.problem:
-        fail(answer.problem)
-    say(literal(f"to train {config.model.base} (nothing is downloaded but its config):"))
-    for line in [*answer.text.splitlines(), *chosen]:
-        say(literal(line))
+    say(f"to train {config.model.base} (nothing is downloaded but its config):")
+    for line in [*answer.splitlines(), *chosen]:
+        say(line)
 
 
 def _findings(home: Path) -> Iterator[Fact]:

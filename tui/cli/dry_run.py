@@ -6,15 +6,18 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...configs import metric_names as metric
+from ...configs.schema import RunConfig
+from ...engine.launch.start import start_run
+from ...engine.launch.stop import stop_run
+from ...engine.runs.control.status import look
+from ...engine.runs.read.reader import RunReader
+from ...engine.runs.types import RunInfo
+from ..plain import read_whole
+from ..text import wrap
 from .common import ExitCode, fail, say
-
-if TYPE_CHECKING:
-    from ...configs.schema import RunConfig
-    from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.types import RunInfo
+from .follow import crash_reason
 
 ROLLOUTS = 2
 POLL_S = 0.2
@@ -23,10 +26,6 @@ POLL_S = 0.2
 def dry_run(config: RunConfig) -> int:
     """Print prompts, completions, components, advantages and cost of a trial step. Returns the exit code of the
     command."""
-    from ...engine.launch.start import start_run
-    from ...engine.runs.read.reader import RunReader
-    from .follow import crash_reason
-
     with tempfile.TemporaryDirectory(prefix="grpo-tui-dry-run-", ignore_cleanup_errors=True) as folder:
         run = start_run(small(config, Path(folder)), runs_dir=Path(folder))
         say(f"dry run: {ROLLOUTS} rollouts of one prompt of {run.environment} with {run.model}; nothing of it is kept")
@@ -40,9 +39,6 @@ def dry_run(config: RunConfig) -> int:
 
 def _wait(path: Path) -> RunInfo:
     """Return the run when it has ended. Ctrl-C stops it first."""
-    from ...engine.launch.stop import stop_run
-    from ...engine.runs.control.status import look
-
     try:
         while (run := look(path)).active:
             time.sleep(POLL_S)
@@ -76,8 +72,6 @@ def small(config: RunConfig, folder: Path) -> RunConfig:
 
 def _tell(reader: RunReader, config: RunConfig) -> None:
     from ..app.printed import whole_lines
-    from ..plain import read_whole
-    from ..text import wrap
 
     rows = [row for row in reader.rollouts.page(limit=ROLLOUTS) if row.split == "train"]
     if not rows:
@@ -86,7 +80,8 @@ def _tell(reader: RunReader, config: RunConfig) -> None:
     if tokens is not None:
         first = next((i for i, written in enumerate(tokens.agent_mask) if written), len(tokens.token_ids))
         text = "".join(reader.bodies.token_texts(list(tokens.token_ids[:first])))
-        say(f"\nthe prompt as the policy reads it ({first} tokens):")
+        say()
+        say(f"the prompt as the policy reads it ({first} tokens):")
         for line in wrap(text, 110, limit=len(text)):
             say(f"  {line}")
     for row in rows:

@@ -27,10 +27,7 @@ def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequ
     """Return the run, or the indexed dump, that a person named to a command. Prints which parts of a dump were
     skipped."""
     if not (maps or importers or is_path_of_dump(reference, home)):
-        from ...engine.launch.find import find_run
-
-        missing(reference, home)
-        return find_run(home, reference)
+        return named_run(reference, home)
     info, dump = opened_dump(reference, maps, importers, whole=True)
     for text in dump_notes(dump.summary):
         if not text.startswith("not in "):
@@ -95,11 +92,14 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
     return [literal(text) for text in lines]
 
 
-def missing(reference: str, home: Path) -> None:
-    """End the command where a path was meant that is not there."""
+def named_run(reference: str, home: Path) -> RunInfo:
+    """Return the run that a person named. Ends the command where a path was meant that is not there."""
+    from ...engine.launch.find import find_run
+
     named = os.path.basename(reference) != reference and not is_address(reference)
     if named and not Path(reference).expanduser().exists() and not (home / reference).exists():
         fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)
+    return find_run(home, reference)
 
 
 PAGE = 500
@@ -109,7 +109,6 @@ PAGE = 500
 @contextmanager
 def opened(info: RunInfo) -> Iterator[RunReader]:
     """Return a reader on a run's record. An unreadable record ends the command with one line."""
-    from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import FilterError, RecordError
 
     try:

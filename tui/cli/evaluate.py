@@ -99,11 +99,26 @@ def evaluated(
     quiet: bool,
 ) -> Path:
     """Return the folder of the finished evaluation of a subject. base: the configuration with tasks and rewards."""
+    from ...engine.launch.find import find_run
+    from ...engine.launch.settings import read_config
+    from ...engine.launch.start import start_run
+    from .follow import follow_to_end
+
     if subject.evaluation is not None:
-        return _continued(home, subject.evaluation, quiet=quiet)
-    assert base is not None
-    at = (1.0 if samples > 1 else 0.0) if temperature is None else temperature
-    return _evaluated(home, _spec(subject, base, tasks, samples, at, seed), quiet=quiet)
+        folder = subject.evaluation
+    else:
+        assert base is not None
+        at = (1.0 if samples > 1 else 0.0) if temperature is None else temperature
+        config = _spec(subject, base, tasks, samples, at, seed)
+        folder = home / _folder_name(config)
+        if not folder.exists():
+            follow_to_end(start_run(config, runs_dir=home, run_id=folder.name), out=warn if quiet else say)
+            return folder
+    run = find_run(home, str(folder))
+    if run.status != "finished":
+        run = run if run.active else start_run(read_config(folder), runs_dir=home, resume=str(folder))
+        follow_to_end(run, out=warn if quiet else say)
+    return folder
 
 
 def _base_config(
@@ -151,46 +166,15 @@ def _spec(
     return config.model_copy(update=changed)
 
 
-def _evaluated(home: Path, config: RunConfig, *, quiet: bool) -> Path:
-    """Return the folder of a finished evaluation with this configuration, made where there is none."""
+def _folder_name(config: RunConfig) -> str:
+    """Return the name of the folder of the evaluation with this configuration."""
     from ...configs.writing import to_yaml
-    from ...engine.launch.start import start_run
 
     digest = hashlib.sha256(to_yaml(config).encode()).hexdigest()[:8]
     subject = config.evaluation.subject
     subject = subject.partition("@")[2] if config.model.is_endpoint else subject
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name).strip("-.")[-40:]
-    folder = home / f"eval-{name}-{digest}"
-    if folder.exists():
-        return _continued(home, folder, quiet=quiet)
-    run = start_run(config, runs_dir=home, run_id=folder.name)
-    return _followed(run, quiet=quiet)
-
-
-def _continued(home: Path, folder: Path, *, quiet: bool) -> Path:
-    from ...engine.launch.find import find_run
-    from ...engine.launch.settings import read_config
-    from ...engine.launch.start import start_run
-
-    run = find_run(home, str(folder))
-    if run.status == "finished":
-        return folder
-    if not run.active:
-        run = start_run(read_config(folder), runs_dir=home, resume=str(folder))
-    return _followed(run, quiet=quiet)
-
-
-def _followed(run: Any, *, quiet: bool) -> Path:
-    """Print progress until the run ends. An evaluation that did not finish ends the command."""
-    from ...engine.launch.find import find_run
-    from ...engine.launch.stop import stop_run
-    from .follow import follow
-
-    code = follow(run, stop=lambda: stop_run(run), out=warn if quiet else say)
-    ended = find_run(Path(run.path).parent, run.path)
-    if code or ended.status != "finished":
-        raise typer.Exit(code or ExitCode.FAILED)
-    return Path(run.path)
+    return f"eval-{name}-{digest}"
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:

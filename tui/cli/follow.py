@@ -11,12 +11,14 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+import typer
 
 from ...configs import metric_names as metric
 from ...engine.launch.children import exit_code
 from ...engine.launch.logs import last_error, log_path
-from ...engine.launch.stop import wait_until_gone
+from ...engine.launch.stop import stop_run, wait_until_gone
 from ...engine.runs.control.live import LiveState, read_live
+from ...engine.runs.control.status import look
 from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.health.headline import RATE_WINDOW, RATES
 from ...engine.runs.paths import RUN_FILE, adapters_dir
@@ -84,10 +86,10 @@ def _signals() -> Iterator[None]:
             signal.signal(n, old)
 
 
-def follow(run: RunInfo, *, stop: Callable[[], RunInfo], out: Callable[[str], None] = say) -> int:
+def follow(run: RunInfo, *, out: Callable[[str], None] = say) -> int:
     """Print the run's progress until it ends. Returns the exit code of the command.
 
-    stop: asks the run to save and stop, and waits for it. It is called on Ctrl-C and SIGTERM.
+    On Ctrl-C and SIGTERM the run is asked to save and stop.
     """
     progress = _Progress(run, out)
     try:
@@ -103,7 +105,7 @@ def follow(run: RunInfo, *, stop: Callable[[], RunInfo], out: Callable[[str], No
                     progress.terminate()
                     progress.until_gone()
                     return asked.exit_code
-                info = stop()
+                info = stop_run(run)
         except StopAsked:
             warn(f"not waiting; run {run.id} may still be saving. See: grpo-tui runs")
             return asked.exit_code
@@ -133,6 +135,13 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
     out(f"run {run.id} {run.status} at step {run.step}{took}")
     again = f" · go on: {run.resume_command}" if run.status == "stopped" else ""
     out(f"inspect: grpo-tui inspect {run.id}{again}")
+
+
+def follow_to_end(run: RunInfo, *, out: Callable[[str], None] = say) -> None:
+    """Print the run's progress until it ends. A run that did not finish ends the command."""
+    code = follow(run, out=out)
+    if code or look(Path(run.path)).status != "finished":
+        raise typer.Exit(code or ExitCode.FAILED)
 
 
 def crash_reason(run: RunInfo) -> str:
@@ -188,7 +197,9 @@ class _Progress:
     def until_end(self) -> RunInfo | None:
         """Follow the run to its end; return None if its record is removed before."""
         while True:
-            info = self._info()
+            if self.reader is None:
+                self.reader = RunReader(self.path)
+            info = self.reader.info()
             if info.pid is not None and self.process is None:
                 with suppress(psutil.Error):
                     self.process = psutil.Process(info.pid)
@@ -197,12 +208,17 @@ class _Progress:
                 warn(f"! the folder of run {info.id} is gone; training goes on without a record")
                 return None
             self.total = info.total_steps or self.total
-            self._tell_trouble(info)
+            trouble = info.facts.get("trouble")
+            if trouble and trouble != self.trouble:
+                warn(f"! {trouble}")
+            self.trouble = trouble
             self.print_new(last=not info.active)
             if not info.active:
                 return info
-            if time.monotonic() - self.printed_at >= PHASE_EVERY_S:
-                self._print_phase(info)
+            waited = time.monotonic() - self.printed_at
+            if waited >= PHASE_EVERY_S and (line := phase_line(info, read_live(info), time.time())):
+                self.out(line)
+                self.printed_at = time.monotonic()
             time.sleep(POLL_S)
 
     def until_gone(self) -> int:
@@ -224,17 +240,6 @@ class _Progress:
         except psutil.Error:
             return False
 
-    def _tell_trouble(self, info: RunInfo) -> None:
-        trouble = info.facts.get("trouble")
-        if trouble and trouble != self.trouble:
-            warn(f"! {literal(str(trouble))}")
-        self.trouble = trouble
-
-    def _info(self) -> RunInfo:
-        if self.reader is None:
-            self.reader = RunReader(self.path)
-        return self.reader.info()
-
     def print_new(self, *, last: bool) -> None:
         if self.reader is None:
             return
@@ -253,12 +258,6 @@ class _Progress:
             self._tell(event)
         if last or time.monotonic() - self.printed_at >= LINE_EVERY_S:
             self._print_step()
-
-    def _print_phase(self, info: RunInfo) -> None:
-        live = read_live(info)
-        if line := phase_line(info, live, time.time()):
-            self.out(line)
-            self.printed_at = time.monotonic()
 
     def _print_step(self) -> None:
         if self.step > max(self.printed_step, self.skip_until):

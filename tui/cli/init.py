@@ -7,15 +7,12 @@ import shutil
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from .common import ExitCode, fail, on_terminal, say
-
-if TYPE_CHECKING:
-    from ...configs.schema import RunConfig
-
+from .common import ExitCode, ask, fail, on_terminal, say
+from .config import load
 
 CONFIG, REWARDS = Path("grpo.yaml"), Path("rewards.py")
 MODEL = "Qwen/Qwen3-0.6B"
@@ -61,18 +58,18 @@ def init(
         if path.exists() and not force:
             fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
     plan = _ask(model, dataset, reward, hardware)
-    plan = _with_answer(plan)
+    plan = replace(plan, answer=_answer_column(plan.dataset))
     if plan.reward is None:
         REWARDS.write_text(reward_file(plan.answer), encoding="utf-8")
         say(f"wrote {REWARDS}: the score of an answer, for you to edit")
     CONFIG.write_text(config_file(plan), encoding="utf-8")
     say(f"wrote {CONFIG}")
     if check:
-        from .config import load
         from .dry_run import dry_run
 
         dry_run(load(str(CONFIG), None, paths=True))
-    say(f"\ntrain: grpo-tui train {CONFIG} · look at the data: grpo-tui data show {CONFIG}")
+    say()
+    say(f"train: grpo-tui train {CONFIG} · look at the data: grpo-tui data show {CONFIG}")
 
 
 def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: Hardware | None) -> Plan:
@@ -94,24 +91,15 @@ def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: H
     return Plan(str(model), str(dataset), reward, hardware)
 
 
-def _with_answer(plan: Plan) -> Plan:
-    """The same with the column of right answers. Ends the command when the data cannot be read."""
-    from .common import ask
-
-    answer = ask("grpo_tui.engine.training.previews", _probe(plan), "columns")
-    if answer.problem:
-        fail(answer.problem, ExitCode.USAGE)
-    columns = json.loads(answer.text)
-    return replace(plan, answer=next((c for c in ANSWERS if c in columns), None))
-
-
-def _probe(plan: Plan) -> RunConfig:
-    """Return a configuration of the data only, without rewards."""
+def _answer_column(dataset: str) -> str | None:
+    """Return the column of right answers, if there is one. Ends the command when the data cannot be read."""
     from ...configs.loading import Option
-    from .config import load
 
-    options = {"data.source": Option("--dataset", plan.dataset), "mode": Option("init", "sft")}
-    return load(None, None, options=options, paths=True)
+    # mode sft: nothing is scored, so no reward function is needed
+    options = {"data.source": Option("--dataset", dataset), "mode": Option("init", "sft")}
+    config = load(None, None, options=options, paths=True)
+    columns = json.loads(ask("grpo_tui.engine.training.previews", config, "columns", code=ExitCode.USAGE))
+    return next((c for c in ANSWERS if c in columns), None)
 
 
 def reward_file(answer: str | None) -> str:

@@ -13,7 +13,7 @@ from .common import ExitCode, Home, Importers, Maps, RunReference, fail, json_li
 if TYPE_CHECKING:
     from ...engine.runs.read.reader import RunReader
     from ...engine.runs.search.query import Query
-    from ...engine.runs.types import Event, RunInfo, TrajectoryRow
+    from ...engine.runs.types import RunInfo, TrajectoryRow
     from ..app.destinations import Destination
 
 
@@ -65,8 +65,8 @@ def inspect(
     and --against adds a second run.
     """
     from ...engine.imports.behind import is_path_of_dump
-    from ...engine.launch.find import find_run
-    from .dumps import matching, missing, opened
+    from ...engine.runs.search.query import Query
+    from .dumps import dump_notes, matching, named_run, opened, opened_dump, run_or_dump
 
     listing = filter_ is not None or search is not None
     plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
@@ -81,17 +81,15 @@ def inspect(
         fail(wrong, ExitCode.USAGE)
     if against is not None and report is None:
         fail("--against belongs to --report; to compare in the app, mark two runs in the list", ExitCode.USAGE)
+    query = Query(filter_ or "", search or "")
     if maps or importers or is_path_of_dump(run, home):
         from ...engine.runs.search.conditions import TEXTS
-        from .dumps import dump_notes, opened_dump
 
         if not plain:
-            from ...engine.runs.search.query import Query
             from .open_dump import open_dumped
 
             if at is not None:  # its rollout may be the last one
                 opened_dump(run, maps or (), importers or (), whole=True)
-            query = Query(filter_ or "", search or "")
             open_dumped(home, run, maps or (), importers or (), lambda info: _start(info, at, live, query))
             return
         texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
@@ -99,22 +97,18 @@ def inspect(
         for read in dump_notes(dump.summary) if not as_json else ():
             warn(read)
     else:
-        missing(run, home)
-        info = find_run(home, run)
+        info = named_run(run, home)
     if report is not None:
-        from ...engine.runs.search.query import Query
-        from .dumps import run_or_dump
         from .report import write_report
 
         others = [] if against is None else [run_or_dump(against, home, maps or (), importers or ())]
-        write_report(home, [info, *others], report, Query(filter_ or "", search or ""))
+        write_report(home, [info, *others], report, query)
         say(f"wrote {report}")
         return
     if not plain:
-        from ...engine.runs.search.query import Query
         from .app import open_run
 
-        open_run(home, info, _start(info, at, live, Query(filter_ or "", search or "")))
+        open_run(home, info, _start(info, at, live, query))
         return
     with opened(info) as reader:
         if text and at is not None:
@@ -172,22 +166,13 @@ def _print_rendered(reader: RunReader, at: str) -> None:
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
     """Return the facts of a run that fit on a page, as plain data."""
-    events = reader.events(limit=EVENTS_SHOWN)
+    kinds = {"alerts": ("alert",), "evaluations": ("eval",), "beta": ("beta",), "snapshots": ("snapshot",)}
     return {
-        "run": {name: getattr(info, name) for name in info.__dataclass_fields__},
+        "run": info,
         "trajectories": reader.rollouts.total(),
         "latest": reader.metrics.latest(),
-        "alerts": [_event(e) for e in reader.events(kinds=("alert",), limit=EVENTS_SHOWN)],
-        "evaluations": [_event(e) for e in reader.events(kinds=("eval",), limit=EVENTS_SHOWN)],
-        "beta": [_event(e) for e in reader.events(kinds=("beta",), limit=EVENTS_SHOWN)],
-        "snapshots": [_event(e) for e in reader.events(kinds=("snapshot",), limit=EVENTS_SHOWN)],
-        "events": [_event(e) for e in events],
-    }
-
-
-def _event(event: Event) -> dict[str, Any]:
-    return {"id": event.id, "time": event.time, "step": event.step, "kind": event.kind, "message": event.message} | {
-        "data": dict(event.data)
+        **{name: reader.events(kinds=kind, limit=EVENTS_SHOWN) for name, kind in kinds.items()},
+        "events": reader.events(limit=EVENTS_SHOWN),
     }
 
 
@@ -195,27 +180,26 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
     from ...engine.runs.masking import mask_text
     from ...engine.runs.remote.address import address_of
     from ..format import number, step_text
-    from ..text import literal
 
     dump = info.facts.get("dump")
-    name = literal(quote(str(dump or info.id)))
+    name = quote(str(dump or info.id))
     step, count = step_text(info), f"{reader.rollouts.total():,} trajectories"
     if dump:
         where = f"up to step {step}" if step != "–" else "of no step"
-        say(f"dump {name}: {literal(info.environment)}, {count} {where}")
-        means = ", ".join(f"{literal(k)} {number(v)}" for k, v in (info.facts.get("means") or {}).items())
+        say(f"dump {name}: {info.environment}, {count} {where}")
+        means = ", ".join(f"{k} {number(v)}" for k, v in (info.facts.get("means") or {}).items())
         if means:
             say(f"means over all: {means}")
     else:
-        place = literal(mask_text(address_of(Path(info.path)) or info.path))
+        place = mask_text(address_of(Path(info.path)) or info.path)
         say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
-        say(f"environment {literal(info.environment)}, model {literal(info.model)}, {count}")
+        say(f"environment {info.environment}, model {info.model}, {count}")
     if info.error:
-        say(f"error: {literal(info.error.strip().splitlines()[-1])}")
+        say(f"error: {info.error.strip().splitlines()[-1]}")
     for metric, value in sorted(reader.metrics.latest().items()):
-        say(f"  {literal(metric):44} {number(value)}")
+        say(f"  {metric:44} {number(value)}")
     for event in reader.events(kinds=("alert", "eval", "record", "error"), limit=20):
-        say(f"  {f'step {event.step}: ' if event.step or not dump else ''}{literal(event.message)}")
+        say(f"  {f'step {event.step}: ' if event.step or not dump else ''}{event.message}")
     if not reader.rollouts.total():
         return
     what, shown = ("all of them", "''") if dump else ("steps and penalties", "'penalties>0'")

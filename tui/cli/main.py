@@ -15,8 +15,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from ...configs.errors import GrpoTuiError
-from .common import ExitCode, fail, on_terminal, warn, write_any_character
-from .output import show
+from .common import ExitCode, fail, on_terminal, warn
+from .output import write_any_character
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -63,9 +63,10 @@ def start(
         return
     if not on_terminal():
         fail("the app needs a terminal; for plain output use `grpo-tui runs`, or see `grpo-tui --help`", ExitCode.USAGE)
-    from .app import open_list
+    from ...engine.runs.paths import runs_dir as resolve
+    from ..app.app import run_app
 
-    open_list(runs_dir)
+    run_app(resolve(runs_dir))
 
 
 def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -104,7 +105,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
     except GrpoTuiError as error:
-        show(error)
+        warn(str(error))
         return error.exit_code
     except _UsageError as wrong:
         error: Any = wrong
@@ -132,9 +133,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _unexpected(error: Exception) -> int:
     """Return a fault of this program: the traceback goes to a file, one line to the person."""
-    from ..text import literal
-
-    summary = literal(f"{type(error).__name__}: {error}"[:300])
+    summary = " ".join(f"{type(error).__name__}: {error}"[:300].splitlines())
     try:
         with tempfile.NamedTemporaryFile("w", prefix="grpo-tui-", suffix=".log", delete=False) as file:
             traceback.print_exc(file=file)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .common import HOST, Home, fail, free_port, say, warn
+from .common import HOST, Home, fail, free_port, warn
 
 
 def mcp(
@@ -29,7 +29,7 @@ def mcp(
     bounded, and recorded text is marked as untrusted. Only the runs of --runs-dir and the named dumps can be read.
     """
     if skill:
-        say((Path(__file__).parents[1] / "agent_tools" / "SKILL.md").read_text(encoding="utf-8"))
+        print((Path(__file__).parents[1] / "agent_tools" / "SKILL.md").read_text(encoding="utf-8"))
         return
     if find_spec("mcp") is None:
         fail("grpo-tui mcp needs the package mcp: pip install 'grpo-tui[mcp]'")

@@ -26,7 +26,6 @@ def note(
     Notes are kept in the run's folder (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked
     for: --filter 'label:hack', --filter 'note:copied'.
     """
-    from ..text import literal
     from .dumps import opened, run_or_dump
 
     info = run_or_dump(reference, home, (), ())
@@ -46,5 +45,4 @@ def note(
             return
         for found in reader.notes.read().values():
             if wanted in (None, found.id):
-                said = json_line({"id": found.id, **found.to_json()}) if as_json else f"{found.id}  {found.text}"
-                say(said if as_json else literal(said))
+                say(json_line({"id": found.id, **found.to_json()}) if as_json else f"{found.id}  {found.text}")

@@ -44,7 +44,6 @@ def online(
     over HTTP (--serve HOST:PORT).
     """
     from ...engine.launch.find import find_run
-    from ..text import literal
 
     if requests is not None and serve is not None:
         fail("--requests and --serve exclude each other; give one", ExitCode.USAGE)
@@ -73,7 +72,7 @@ def online(
     piped = settings.online.requests == "-"
     if old is None:
         for line in chosen_lines(settings, config, overrides, options):
-            (warn if piped else say)(literal(line))
+            (warn if piped else say)(line)
     run = start_run(
         settings,
         runs_dir=home,

@@ -37,14 +37,6 @@ class CliError(GrpoTuiError):
         super().__init__(message)
 
 
-def show(error: GrpoTuiError) -> None:
-    """Print the message on standard error, one line for each of its lines. Every character is visible."""
-    from ..text import literal
-
-    for line in str(error).splitlines():
-        warn(literal(line))
-
-
 def write_any_character() -> None:
     """Let output in an encoding without a character, such as ✓ in ASCII, show `?` there."""
     for stream in (sys.stdout, sys.stderr):
@@ -54,13 +46,18 @@ def write_any_character() -> None:
 
 
 def say(text: str = "") -> None:
-    """Print one line on standard output, at once. Pass text of a model through `literal` first."""
-    print(text, flush=True)
+    """Print one line on standard output, at once. Control characters in it become visible."""
+    from ..text import literal
+
+    print(literal(text), flush=True)
 
 
 def warn(text: str) -> None:
-    """Print one line on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Print the lines of a text on standard error. Control characters in them become visible."""
+    from ..text import literal
+
+    for line in text.splitlines():
+        print(literal(line), file=sys.stderr, flush=True)
 
 
 def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:

@@ -70,16 +70,16 @@ def for_play(config: RunConfig) -> RunConfig:
 def play_in_lines(game: Play) -> None:
     """Take turns from standard input until it ends."""
     from ...engine.launch.play import Continuation, Refusal
-    from ..text import literal
 
     shown: int | None = None
     for event in game.events():
         if isinstance(event, Refusal):
-            say(literal(event.message))
+            say(event.message)
         elif isinstance(event, Continuation):
             if not event.over:
                 continue
-            say("\nthe model's own continuation")
+            say()
+            say("the model's own continuation")
             for line in rollout_lines(event.record, event.step):
                 say(line)
         else:
@@ -106,15 +106,15 @@ def _send_next(game: Play) -> bool:
 
 def situation_lines(now: Situation, seen: int | None) -> Iterator[str]:
     """The steps from number `seen` on, and the end; before them the task where `seen` is None."""
-    from ..text import literal, wrap
+    from ..text import wrap
 
     t = now.record.trajectory
     if seen is None:
         yield ""
-        yield literal(f"task {now.task + 1} of {now.tasks}  {t.env}")
+        yield f"task {now.task + 1} of {now.tasks}  {t.env}"
         yield from wrap(t.prompt, 110, limit=len(t.prompt))
         for number, tool in enumerate(now.tools):
-            yield literal(f"{'' if number else 'tools':<9}{tool.signature}  {tool.description}".rstrip())
+            yield f"{'' if number else 'tools':<9}{tool.signature}  {tool.description}".rstrip()
     yield from rollout_lines(now.record, seen or 0, now.over)
     if now.over:
         yield "the rollout is over: /again, /next or /quit"

@@ -33,20 +33,17 @@ def merge(
     from ...engine.launch import LaunchError
     from ...engine.launch.trainer import require
 
-    subject = _found(reference, home)
-    assert subject.weights is not None and subject.folder is not None
+    subject, run, weights = _found(reference, home)
     if not subject.is_adapters:
-        fail(f"{reference} trained all weights, so there is nothing to merge: {subject.weights} is a model")
-    folder = (to or Path(subject.weights).with_name(f"{Path(subject.weights).name}-merged")).expanduser()
+        fail(f"{reference} trained all weights, so there is nothing to merge: {weights} is a model")
+    folder = (to or weights.with_name(f"{weights.name}-merged")).expanduser()
     if folder.exists():
         fail(f"{folder} exists already: choose another folder with --to", ExitCode.USAGE)
     try:
         require("merging")
     except LaunchError as error:
         fail(str(error))
-    merged = run_module("grpo_tui.engine.training.merge", str(subject.folder), subject.weights, str(folder))
-    if merged.problem:
-        fail(merged.problem)
+    run_module("grpo_tui.engine.training.merge", str(run), str(weights), str(folder))
     say(f"{folder} is the merged model")
 
 
@@ -64,13 +61,11 @@ def push(
     """
     from ...configs.errors import GrpoTuiError
     from ...engine.evaluation.card import model_card
-    from ..text import literal
 
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        fail(f"{literal(repository)} is no name of a repository: write ORG/NAME", ExitCode.USAGE)
-    subject = _found(reference, home)
-    assert subject.weights is not None and subject.folder is not None
-    folder = Path(subject.weights) if merged is None else merged.expanduser()
+        fail(f"{repository} is no name of a repository: write ORG/NAME", ExitCode.USAGE)
+    _, run, weights = _found(reference, home)
+    folder = weights if merged is None else merged.expanduser()
     if not any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
         fail(f"{folder} holds neither adapters nor a model", ExitCode.USAGE)
     token = os.environ.get("HF_TOKEN")
@@ -82,7 +77,7 @@ def push(
         fail("push needs huggingface_hub: pip install 'grpo-tui[train]'")
     _warn_of_base(folder)
     try:
-        card = model_card(subject.folder, Path(subject.weights), merged=merged is not None)
+        card = model_card(run, weights, merged=merged is not None)
         paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in LEFT_OUT)
         files = [CommitOperationAdd(p.relative_to(folder).as_posix(), str(p)) for p in paths]
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
@@ -95,17 +90,17 @@ def push(
     except (GrpoTuiError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).replace(token, "***").strip().splitlines() or [type(error).__name__]
         fail(f"{repository} was not pushed: {reason[0]}")
-    say(literal(f"pushed {len(files) + 1} files to {done.commit_url}"))
+    say(f"pushed {len(files) + 1} files to {done.commit_url}")
 
 
-def _found(reference: str, home: Path) -> Subject:
-    """Return a run's result, or one of its checkpoints."""
+def _found(reference: str, home: Path) -> tuple[Subject, Path, Path]:
+    """Return a run's result, or one of its checkpoints, with the folders of the run and of the weights."""
     from ...engine.evaluation.subjects import find_subject
 
     subject = find_subject(reference, home)
     if subject.folder is None or subject.weights is None:
         fail(f"{reference} names no trained policy: name a training run, or RUN@STEP", ExitCode.USAGE)
-    return subject
+    return subject, subject.folder, Path(subject.weights)
 
 
 def _warn_of_base(folder: Path) -> None:

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from ...configs.errors import ConfigError
+from ...engine.imports.readers import open_reader
+from ...engine.launch.settings import read_config
+from ...engine.recompute import Report
+from ...engine.recompute import recompute as recompute_run
+from ...engine.recompute.dumps import FORMULAS, recompute_dump
+from ...engine.recompute.trl import is_trl, recompute_trl
+from ...engine.runs.errors import RecordError
+from ...engine.runs.read.reader import RunReader
+from ...engine.runs.types import RunInfo
 from .common import ExitCode, fail, json_line, say, warn
-
-if TYPE_CHECKING:
-    from ...engine.recompute import Report
-    from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.types import RunInfo
+from .dumps import run_or_dump
 
 
 def recompute(
     reference: str, as_json: bool, home: Path, maps: Sequence[str], importers: Sequence[str], formula: str
 ) -> None:
     """Print each number that differs from its recomputation. Exits with 1 if there is one."""
-    from ...configs.errors import ConfigError
-    from ...engine.imports.readers import open_reader
-    from ...engine.runs.errors import RecordError
-    from ..text import literal
-    from .dumps import run_or_dump
-
     info = run_or_dump(reference, home, maps, importers)
     try:
         with closing(open_reader(Path(info.path))) as reader:
@@ -35,12 +34,12 @@ def recompute(
     except (RecordError, ConfigError) as error:
         fail(f"{reference} cannot be computed again: {error}")
     for wrong in report.wrong:
-        say(json_line(vars(wrong)) if as_json else literal(f"wrong: {wrong}"))
+        say(json_line(vars(wrong)) if as_json else f"wrong: {wrong}")
     for problem in problems:
-        warn(literal(f"not read: {problem}"))
+        warn(f"not read: {problem}")
     if not as_json:
         for what, why in report.given.items():
-            say(literal(f"taken as recorded: {what} ({why})"))
+            say(f"taken as recorded: {what} ({why})")
         say(f"{report.total:,} numbers computed again, {len(report.wrong):,} wrong")
     if report.wrong or problems:
         raise typer.Exit(ExitCode.FAILED)
@@ -48,11 +47,6 @@ def recompute(
 
 def report_of(info: RunInfo, reader: RunReader, formula: str) -> Report:
     """Compute again what the record declares: a training of this program, one of TRL, or rollouts of another one."""
-    from ...engine.launch.settings import read_config
-    from ...engine.recompute import recompute as recompute_run
-    from ...engine.recompute.dumps import FORMULAS, recompute_dump
-    from ...engine.recompute.trl import is_trl, recompute_trl
-
     if formula and formula not in FORMULAS:
         fail(f"--formula {formula} is unknown; right would be one of {', '.join(FORMULAS)}", ExitCode.USAGE)
     if info.mode == "recorded" and not formula and is_trl(reader):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...engine.imports.check import diagnose
+from ...engine.runs.control.alerts import remedy
+from ...engine.runs.read.reader import RunReader
+from ...engine.runs.search.query import Query
+from ...engine.runs.types import RunInfo
+from ..format import number, step_text
+from ..text import literal
 from .common import ExitCode, fail
-
-if TYPE_CHECKING:
-    from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.search.query import Query
-    from ...engine.runs.types import RunInfo
+from .dumps import dump_notes, opened
+from .report_data import page_data
 
 SIZE = (160, 48)
 """Columns and rows of the terminal that is drawn."""
@@ -36,11 +43,8 @@ def write_report(home: Path, runs: Sequence[RunInfo], out: Path, query: Query) -
 
 def draw(home: Path, run: RunInfo) -> str:
     """Return the dashboard as SVG, drawn by the app itself without a terminal."""
-    import asyncio
-
     from ..app.app import GrpoApp
     from ..app.destinations import Live
-    from ..text import literal
 
     async def shoot() -> str:
         app = GrpoApp(home, Live(Path(run.path)))
@@ -57,14 +61,6 @@ def page(runs: Sequence[RunInfo], picture: str, query: Query) -> str:
 
     Its one script has a hash, so no other script runs.
     """
-    import base64
-    import hashlib
-    from html import escape
-
-    from ..text import literal
-    from .dumps import opened
-    from .report_data import page_data
-
     with ExitStack() as stack:
         readers = [stack.enter_context(opened(run)) for run in runs]
         tables = _values(runs, readers) + "".join(map(_of_run, runs, readers))
@@ -86,12 +82,6 @@ def page(runs: Sequence[RunInfo], picture: str, query: Query) -> str:
 
 
 def _facts(run: RunInfo, reader: RunReader) -> str:
-    from html import escape
-
-    from ..format import step_text
-    from ..text import literal
-    from .dumps import dump_notes
-
     state = f"{run.status} at step {step_text(run)} · {reader.rollouts.total():,} trajectories"
     facts = " · ".join(t for t in (run.id, run.mode, run.environment, run.model, state) if t)
     read = dump_notes(run.facts) if run.facts.get("dump") else ()
@@ -101,8 +91,6 @@ def _facts(run: RunInfo, reader: RunReader) -> str:
 
 def _values(runs: Sequence[RunInfo], readers: Sequence[RunReader]) -> str:
     """Return the last value of each metric; of two runs, with the difference."""
-    from ..format import number
-
     latest = [
         {**(run.facts.get("means") or {}), **reader.metrics.latest()} for run, reader in zip(runs, readers, strict=True)
     ]
@@ -119,9 +107,6 @@ def _values(runs: Sequence[RunInfo], readers: Sequence[RunReader]) -> str:
 
 def _of_run(run: RunInfo, reader: RunReader) -> str:
     """Return the findings and events of a run."""
-    from ...engine.imports.check import diagnose
-    from ...engine.runs.control.alerts import remedy
-
     kinds = ("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error")
     found = diagnose(reader).found() if run.facts.get("dump") else []
     events = [event for event in reader.events(kinds=kinds, limit=500) if not (found and event.kind == "alert")]
@@ -139,10 +124,6 @@ def _of_run(run: RunInfo, reader: RunReader) -> str:
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    from html import escape
-
-    from ..text import literal
-
     def line(cells: Iterable[object], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(literal(str(cell)))}</{tag}>" for cell in cells) + "</tr>"
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import orjson
 
 from ...engine.runs.errors import RecordError
+from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
+from ...engine.runs.search.views import Count
+from ...engine.runs.types import StepReward, TrajectoryRecord, TrajectoryRow
 from ..app.calls import root_of
 from ..app.rollout_fields import Field, end_fields, prompt_fields, step_fields
 from ..text import clip, literal
-
-if TYPE_CHECKING:
-    from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.search.views import Count
-    from ...engine.runs.types import StepReward, TrajectoryRecord, TrajectoryRow
 
 ROLLOUTS = 1000
 """Rollouts on a page."""
@@ -52,12 +49,8 @@ def curves(readers: Sequence[RunReader]) -> dict[str, list[list[tuple[int, float
     """Return the points of each metric for each run: for two runs, the metrics that both have."""
     names = [name for name in readers[0].metrics.names() if all(name in r.metrics.names() for r in readers[1:])]
     found = {name: [r.metrics.points(name, max_points=_POINTS) for r in readers] for name in sorted(names)}
-    drawn = {literal(k): v for k, v in found.items() if any(sum(map(_finite, one)) > 1 for one in v)}
+    drawn = {literal(k): v for k, v in found.items() if any(sum(math.isfinite(y) for _, y in one) > 1 for one in v)}
     return dict(list(drawn.items())[:_CURVES])
-
-
-def _finite(point: tuple[int, float]) -> bool:
-    return math.isfinite(point[1])
 
 
 def _held(reader: RunReader, run: int, query: Query, count: int, size: int) -> tuple[list[bytes], Count]:

@@ -65,15 +65,12 @@ def judged(old: RunConfig, new: RunConfig, folder: str) -> Judged | None:
     before, after = old.environment, new.environment
     if (before.reward_funcs, before.success_score) == (after.reward_funcs, after.success_score):
         return None
-    answer = ask("grpo_tui.engine.training.rejudging", new, folder)
-    if answer.problem:
-        fail(answer.problem, ExitCode.USAGE)
-    return json.loads(answer.text.splitlines()[-1])
+    answer = ask("grpo_tui.engine.training.rejudging", new, folder, code=ExitCode.USAGE)
+    return json.loads(answer.splitlines()[-1])
 
 
 def _show(result: Rescored, reference: str) -> None:
     from ..format import MINUS
-    from ..text import literal
 
     before, after = result.reward
     say(f"{result.rollouts:,} rollouts in {result.groups:,} groups: mean reward {before:.3f} → {after:.3f}")
@@ -81,10 +78,10 @@ def _show(result: Rescored, reference: str) -> None:
     share = len(result.flips) / max(result.rollouts, 1)
     say(f"{len(result.flips):,} advantages change sign ({share:.1%} of the rollouts)")
     for cause, count in result.causes.most_common():
-        say(literal(f"  {count:,} because of {cause}"))
+        say(f"  {count:,} because of {cause}")
     strongest = sorted(result.flips, key=lambda f: -abs(f.after - f.before))[:SHOWN]
     for f in strongest:
         change = f"{f.before:+.2f} → {f.after:+.2f}".replace("-", MINUS)
-        say(literal(f"  step {f.step}, group {f.group}: {change}, {f.cause}"))
-        say(literal(f"    grpo-tui inspect {reference} --trajectory {f.rollout}"))
+        say(f"  step {f.step}, group {f.group}: {change}, {f.cause}")
+        say(f"    grpo-tui inspect {reference} --trajectory {f.rollout}")
     say("This is exact for the recorded rollouts. Later rollouts would have come from another policy.")

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -38,7 +37,7 @@ def serve(
     """Print and run the `vllm serve` commands that rollouts need. The command ends with them."""
     from ...configs.loading import Option, presets
     from ...engine.launch.outcome import safe_path
-    from ...engine.launch.rollout_servers import ServerCommand, serve_commands
+    from ...engine.launch.rollout_servers import serve_commands
     from .config import load
 
     known = model.removesuffix(".yaml") in presets() or model.endswith((".yaml", ".yml"))
@@ -55,7 +54,7 @@ def serve(
     wanted = [g.strip() for g in gpus.split(",") if g.strip()]
     if len(wanted) % tensor_parallel:
         fail(f"--gpus names {len(wanted)}, which --tensor-parallel {tensor_parallel} does not divide", ExitCode.USAGE)
-    commands: Sequence[ServerCommand] = serve_commands(config, wanted, host, port, tensor_parallel)
+    commands = serve_commands(config, wanted, host, port, tensor_parallel)
     for command in commands:
         say(shlex.join([*(f"{k}={v}" for k, v in command.variables.items()), *command.arguments]))
     urls = ", ".join(c.url for c in commands)

@@ -60,8 +60,8 @@ def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    say("\n".join(lines))
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if any(run.facts.get("configuration") for run in found):
         from ..seeds import by_configuration, seeds_line
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from ...configs.schema import RunConfig
 from ...engine.launch.find import find_run, list_runs
 from ...engine.launch.settings import configuration_id
-from ...engine.launch.stop import stop_run
 from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.types import RunInfo
 from ..seeds import seeds_line
@@ -41,7 +40,7 @@ def train_seeds(
             resumed = run.id if run is not None and checkpoints(checkpoint_folder(Path(run.path))) else None
             run = start(config, run_id and f"{run_id}-{config.seed}", resumed)
             say(f"{title}: run {run.id} {'resumes' if resumed else 'started'}; its record is in {run.path}")
-            code = follow(run, stop=lambda info=run: stop_run(info))
+            code = follow(run)
             run = find_run(home, run.path)
             if code or run.status != "finished":
                 say(f"{title}: ended early; the same command continues from here")

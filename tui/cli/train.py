@@ -92,8 +92,6 @@ def train(
     The run continues when you leave the live view or close the terminal. `grpo-tui stop RUN` saves and stops it.
     Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
     """
-    from ..text import literal
-
     if accelerate_config is not None and not accelerate_config.is_file():
         fail(
             f"--accelerate-config: there is no file {accelerate_config}; make one with `accelerate config`",
@@ -118,11 +116,11 @@ def train(
         )
 
     for line in chosen:
-        say(literal(line))
+        say(line)
     if quick:
         _shorten(settings)
-    if old is None and settings.mode == "rft" and (problem := _problem_of_code(settings)):
-        fail(problem, ExitCode.USAGE)
+    if old is None and settings.mode == "rft":
+        _check_code(settings)
     if dry_run:
         from .dry_run import dry_run as try_out
 
@@ -151,13 +149,12 @@ def train(
     watch(home, start(settings, run_id, old.id if old is not None else None), headless=headless)
 
 
-def _problem_of_code(settings: RunConfig) -> str:
-    """Return why the tools or reward functions cannot be used, before a run is made; empty if they can."""
+def _check_code(settings: RunConfig) -> None:
+    """End the command before a run is made if the tools or reward functions cannot be used."""
     from ...engine.launch.trainer import missing
 
-    if not (settings.environment.reward_funcs or settings.environment.tools) or missing():
-        return ""
-    return ask("grpo_tui.engine.training.previews", settings, "code").problem
+    if (settings.environment.reward_funcs or settings.environment.tools) and not missing():
+        ask("grpo_tui.engine.training.previews", settings, "code", code=ExitCode.USAGE)
 
 
 def _recorded(
@@ -221,11 +218,10 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
 def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None] = say) -> None:
     """Show the live view on a terminal, or print lines. Ends the command with the run's exit code."""
     if headless or not on_terminal():
-        from ...engine.launch.stop import stop_run
         from .follow import follow
 
         out(f"run {run.id} ({run.mode}, {run.environment}, {run.model}) started; its record is in {run.path}")
-        raise typer.Exit(follow(run, stop=lambda: stop_run(run), out=out))
+        raise typer.Exit(follow(run, out=out))
 
     from ...engine.launch.find import find_run
     from ..app.destinations import Live

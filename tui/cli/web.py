@@ -34,23 +34,16 @@ def web(
     if find_spec("textual_serve") is None:
         fail("grpo-tui web needs the package textual-serve: pip install 'grpo-tui[web]'")
     if run is not None:
-        _exists(run, home)
+        from ...engine.imports.behind import is_path_of_dump
+        from .dumps import named_run
+
+        if not is_path_of_dump(run, home):
+            named_run(run, home)  # ends the command where there is none
     port = free_port("--port", port)
     opening = [] if run is None else ["inspect", run]
     command = [sys.executable, "-P", "-m", "grpo_tui.tui.cli.main", "--runs-dir", str(home), *opening]
     os.environ["GRPO_TUI_IMAGES"] = "blocks"  # a browser has no graphics protocol
     _server(f"exec {shlex.join(command)}", port).serve()
-
-
-def _exists(run: str, home: Any) -> None:
-    """End the command where there is no such run or dump."""
-    from ...engine.imports.behind import is_path_of_dump
-    from ...engine.launch.find import find_run
-    from .dumps import missing
-
-    if not is_path_of_dump(run, home):
-        missing(run, home)
-        find_run(home, run)
 
 
 def _server(command: str, port: int) -> Any:
