@@ -14,11 +14,9 @@ from .common import Home, Importers, Maps, fail, json_line, say, warn
 def bisect(
     reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
     behaviour: Annotated[str, typer.Option("--filter", help="The behaviour, as a filter.")],
-    common: Annotated[
-        float, typer.Option("--common", min=0.0, max=1.0, help="Share of rollouts that counts as common.")
-    ] = 0.5,
-    tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Held-out tasks of an evaluation.")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Rollouts of each task in an evaluation.")] = 1,
+    common: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of rollouts that counts as common.")] = 0.5,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks of an evaluation.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task in an evaluation.")] = 1,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Evaluate checkpoints in any case.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     maps: Maps = None,

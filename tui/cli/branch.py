@@ -24,14 +24,14 @@ def branch(
     at: Annotated[
         str,
         typer.Option(
-            "--at", metavar="ROLLOUT:STEP", help="Number or id, and step; a third number keeps so many of its tokens."
+            metavar="ROLLOUT:STEP", help="Number or id, and step; a third number keeps so many of its tokens."
         ),
     ],
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=2, help="Continuations on each side of the step.")
     ] = 16,
     policy: Annotated[
-        str, typer.Option("--policy", help="The policy, as in eval. Default: the kept one nearest to the rollout's.")
+        str, typer.Option(help="The policy, as in eval. Default: the kept one nearest to the rollout's.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     *,

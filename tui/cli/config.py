@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show or check a configuration.", no_args_is_help=True, rich_markup_mode=None)
 
 ConfigArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[CONFIG]", help="A YAML file or a preset's name; without it, the default.", show_default=False
-    ),
+    str | None, typer.Argument(metavar="[CONFIG]", help="A YAML file or a preset's name; without it, the default.")
 ]
 
 

@@ -21,11 +21,8 @@ def show(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A file, a saved dataset, a hub id, or a configuration (.yaml).")
     ],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Count tokens and apply the chat template of this model.", show_default=False),
-    ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=0, help="How many rows to print.")] = 3,
+    model: Annotated[str | None, typer.Option(help="Count tokens and apply the chat template of this model.")] = None,
+    rows: Annotated[int, typer.Option(min=0, help="How many rows to print.")] = 3,
     set_: SetOption = None,
 ) -> None:
     """Print the first rows as the policy will read them, with token counts and the rows over the limit.

@@ -32,22 +32,17 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
             metavar="NAME",
             help="Print only the memory that training this model needs (a hub id, a folder or a preset).",
-            show_default=False,
         ),
     ] = None,
     server: Annotated[
         list[str] | None,
-        typer.Option(
-            "--server", metavar="URL", help="Check whether this server can make rollouts. May be given several times."
-        ),
+        typer.Option(metavar="URL", help="Check whether this server can make rollouts. May be given several times."),
     ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
-            "--queue",
             metavar="URL",
             help="Check whether a Redis server can keep the queue of online runs: its URL, or the environment variable "
             "that holds it.",

@@ -24,29 +24,25 @@ SHOWN_FLIPS = 10
 
 def evaluate(
     subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT…", help="Policies; the first is the baseline.")],
-    model: Annotated[str | None, typer.Option("--model", help="The model of an endpoint named by its URL.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model of an endpoint named by its URL.")] = None,
     api_key_env: Annotated[
-        str | None,
-        typer.Option("--api-key-env", help="Environment variable with the endpoint's key. Default: OPENAI_API_KEY."),
+        str | None, typer.Option(help="Environment variable with the endpoint's key. Default: OPENAI_API_KEY.")
     ] = None,
-    config: Annotated[str | None, typer.Option("--config", help="Configuration with tasks and rewards.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Tasks from a dataset, as in train.")] = None,
-    reward: Annotated[list[str] | None, typer.Option("--reward", help="Reward functions, as in train.")] = None,
-    tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Number of held-out tasks.")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Rollouts of each task.")] = 1,
+    config: Annotated[str | None, typer.Option(help="Configuration with tasks and rewards.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Tasks from a dataset, as in train.")] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="Reward functions, as in train.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Number of held-out tasks.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, help="0 is greedy. Default: 0, or 1 with --samples > 1.")
+        float | None, typer.Option(min=0.0, help="0 is greedy. Default: 0, or 1 with --samples > 1.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of tasks and sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of tasks and sampling.")] = None,
     set_: SetOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Results as one JSON object.")] = False,
-    fail_under: Annotated[
-        float | None, typer.Option("--fail-under", help="Exit 1 if the last success rate (0 to 1) is lower.")
-    ] = None,
+    fail_under: Annotated[float | None, typer.Option(help="Exit 1 if the last success rate (0 to 1) is lower.")] = None,
     regression: Annotated[
         float | None,
         typer.Option(
-            "--regression",
             metavar="POINTS",
             help="Exit 1 if the last is worse than the first by more than so many percentage points (95 % confidence).",
         ),

@@ -41,7 +41,7 @@ def export(
     run: RunReference,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="The file or folder to write; else RUN.jsonl, … here. -: a pipe."),
+        typer.Option(metavar="FILE", help="The file or folder to write; else RUN.jsonl, … here. -: a pipe."),
     ] = None,
     format_: Annotated[Format, typer.Option("--format", help="The format, see above.")] = Format.jsonl,
     filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,

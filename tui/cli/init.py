@@ -39,13 +39,12 @@ class Plan:
 
 
 def init(
-    model: Annotated[str | None, typer.Option("--model", help="A hub id, a folder, or builtin:tiny.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="A file, a saved dataset or a hub id.")] = None,
+    model: Annotated[str | None, typer.Option(help="A hub id, a folder, or builtin:tiny.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A file, a saved dataset or a hub id.")] = None,
     reward: Annotated[
-        str | None,
-        typer.Option("--reward", metavar="FUNCTION", help="A function of yours (file.py:name); else one is written."),
+        str | None, typer.Option(metavar="FUNCTION", help="A function of yours (file.py:name); else one is written.")
     ] = None,
-    hardware: Annotated[Hardware | None, typer.Option("--hardware", help="cpu or gpu.")] = None,
+    hardware: Annotated[Hardware | None, typer.Option(help="cpu or gpu.")] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Try it on two rollouts at the end.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:

@@ -24,7 +24,7 @@ def inspect(
     run: RunReference,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text; one object a line.")] = False,
     trajectory: Annotated[
-        str | None, typer.Option("--trajectory", metavar="ID", help="One trajectory, whole: its id or its number.")
+        str | None, typer.Option(metavar="ID", help="One trajectory, whole: its id or its number.")
     ] = None,
     filter_: Annotated[
         str | None,
@@ -32,21 +32,20 @@ def inspect(
             "--filter", metavar="EXPR", help="The trajectories that match, e.g. 'reward<0.2 and not correct'."
         ),
     ] = None,
-    search: Annotated[str | None, typer.Option("--search", metavar="TEXT", help="Full-text search.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many with --filter.")] = None,
+    search: Annotated[str | None, typer.Option(metavar="TEXT", help="Full-text search.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many with --filter.")] = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="N/STEP", help="Open the app there: a number or id, and its step.")
+        str | None, typer.Option(metavar="N/STEP", help="Open the app there: a number or id, and its step.")
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="With --at: print the rollout, or that step, as the stepper renders it.")
     ] = False,
     live: Annotated[bool, typer.Option("--live", help="Open the app on the dashboard.")] = False,
     report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Write a page for sharing (.html), or a picture (.svg)."),
+        Path | None, typer.Option(metavar="FILE", help="Write a page for sharing (.html), or a picture (.svg).")
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="RUN", help="With --report: compare with another run or dump.")
+        str | None, typer.Option(metavar="RUN", help="With --report: compare with another run or dump.")
     ] = None,
     maps: Maps = None,
     importers: Importers = None,

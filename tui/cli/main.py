@@ -50,7 +50,7 @@ def _version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     runs_dir: Annotated[
-        Path | None, typer.Option(help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.", show_default=False)
+        Path | None, typer.Option(help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.")
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")

@@ -15,9 +15,7 @@ def mcp(
     dumps: Annotated[
         list[str] | None, typer.Argument(metavar="[DUMP…]", help="Dumps of other frameworks that may be read, too.")
     ] = None,
-    http: Annotated[
-        int | None, typer.Option("--http", metavar="PORT", min=1, max=65535, help="Serve HTTP on 127.0.0.1.")
-    ] = None,
+    http: Annotated[int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Serve HTTP on 127.0.0.1.")] = None,
     allow_notes: Annotated[bool, typer.Option("--allow-notes", help="Let the agent write notes on rollouts.")] = False,
     skill: Annotated[bool, typer.Option("--skill", help="Print the skill file for coding agents.")] = False,
     *,

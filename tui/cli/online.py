@@ -24,17 +24,14 @@ def online(
     reward: RewardOption = None,
     set_: SetOption = None,
     requests: Annotated[
-        str | None,
-        typer.Option(
-            "--requests", metavar="FILE", help="JSON lines with requests; - is standard input, answers go out."
-        ),
+        str | None, typer.Option(metavar="FILE", help="JSON lines with requests; - is standard input, answers go out.")
     ] = None,
     serve: Annotated[
-        str | None, typer.Option("--serve", metavar="HOST:PORT", help="OpenAI-style /v1/chat/completions over HTTP.")
+        str | None, typer.Option(metavar="HOST:PORT", help="OpenAI-style /v1/chat/completions over HTTP.")
     ] = None,
-    run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="The new run's id; else one is made.")] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run.")] = None,
     *,
     home: Home,
 ) -> None:

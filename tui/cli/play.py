@@ -25,7 +25,7 @@ def play(
     dataset: DatasetOption = None,
     reward: RewardOption = None,
     set_: SetOption = None,
-    run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="The new run's id; else one is made.")] = None,
     *,
     home: Home,
 ) -> None:

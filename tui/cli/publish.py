@@ -22,7 +22,7 @@ SubjectArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, or R
 
 def merge(
     reference: SubjectArgument,
-    to: Annotated[Path | None, typer.Option("--to", help="The new folder; else next to the adapters.")] = None,
+    to: Annotated[Path | None, typer.Option(help="The new folder; else next to the adapters.")] = None,
     *,
     home: Home,
 ) -> None:
@@ -51,7 +51,7 @@ def push(
     reference: SubjectArgument,
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, made where there is none.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    merged: Annotated[Path | None, typer.Option("--merged", help="Push this folder of `merge` instead.")] = None,
+    merged: Annotated[Path | None, typer.Option(help="Push this folder of `merge` instead.")] = None,
     *,
     home: Home,
 ) -> None:

@@ -21,7 +21,7 @@ SHOWN = 10
 
 def rescore(
     reference: Annotated[str, typer.Argument(metavar="RUN", help="A training run.")],
-    reward: Annotated[list[str] | None, typer.Option("--reward", help="Reward functions, as in train.")] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="Reward functions, as in train.")] = None,
     set_: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     *,

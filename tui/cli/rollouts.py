@@ -27,10 +27,10 @@ def rollouts() -> None:
 @app.command("serve")
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a folder, a preset or a configuration.")],
-    gpus: Annotated[str, typer.Option("--gpus", metavar="0,1", help="A server for each of these GPUs.")] = "",
-    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", min=1, help="So many GPUs share a server.")] = 1,
-    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="The first server's port; the next ones follow.")] = 8000,
+    gpus: Annotated[str, typer.Option(metavar="0,1", help="A server for each of these GPUs.")] = "",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="So many GPUs share a server.")] = 1,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The first server's port; the next ones follow.")] = 8000,
     only_print: Annotated[bool, typer.Option("--print", help="Print the commands and run nothing.")] = False,
     set_: SetOption = None,
 ) -> None:

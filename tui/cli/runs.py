@@ -24,7 +24,7 @@ def runs(
 
 def stop(
     run: RunReference,
-    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the run to save.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run to save.")] = 120.0,
     force: Annotated[bool, typer.Option("--force", help="Kill what still runs after the timeout.")] = False,
     *,
     home: Home,

@@ -22,12 +22,9 @@ QUICK_STEPS, QUICK_TASKS = 8, 8
 """How far `--quick` goes at most."""
 
 
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="A hub id or a folder: model.base.", show_default=False)
-]
+ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder: model.base.")]
 DatasetOption = Annotated[
-    str | None,
-    typer.Option("--dataset", help="A file, a saved dataset or a hub id: data.source.", show_default=False),
+    str | None, typer.Option("--dataset", help="A file, a saved dataset or a hub id: data.source.")
 ]
 RewardOption = Annotated[
     list[str] | None,
@@ -36,7 +33,6 @@ RewardOption = Annotated[
         metavar="FUNCTION[:WEIGHT]",
         help="A reward function with TRL's signature, such as rewards.py:accuracy or "
         "trl.rewards.think_format_reward:0.2; may be given several times.",
-        show_default=False,
     ),
 ]
 
@@ -50,9 +46,7 @@ class Mode(StrEnum):
 
 def train(
     config: ConfigArgument = None,
-    mode: Annotated[
-        Mode | None, typer.Option(help="sft or rft; else that of the configuration.", show_default=False)
-    ] = None,
+    mode: Annotated[Mode | None, typer.Option(help="sft or rft; else that of the configuration.")] = None,
     model: ModelOption = None,
     dataset: DatasetOption = None,
     reward: RewardOption = None,
@@ -64,25 +58,18 @@ def train(
     quick: Annotated[
         bool, typer.Option("--quick", help=f"See that it works: {QUICK_STEPS} steps, and {QUICK_TASKS} held-out tasks.")
     ] = False,
-    run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="The new run's id; else one is made.")] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run from its last checkpoint.")
+        str | None, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")
     ] = None,
     seeds: Annotated[
-        int,
-        typer.Option("--seeds", min=1, help="Train with this many seeds, one run after another, and print the mean."),
+        int, typer.Option(min=1, help="Train with this many seeds, one run after another, and print the mean.")
     ] = 1,
-    num_processes: Annotated[
-        int, typer.Option("--num-processes", min=1, help="Training processes (accelerate launch).")
-    ] = 1,
+    num_processes: Annotated[int, typer.Option(min=1, help="Training processes (accelerate launch).")] = 1,
     accelerate_config: Annotated[
         Path | None,
-        typer.Option(
-            "--accelerate-config",
-            help="Your own accelerate config, of several GPUs or machines (neither FSDP nor DeepSpeed).",
-            show_default=False,
-        ),
+        typer.Option(help="Your own accelerate config, of several GPUs or machines (neither FSDP nor DeepSpeed)."),
     ] = None,
     *,
     home: Home,

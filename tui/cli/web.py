@@ -22,7 +22,7 @@ def web(
         str | None,
         typer.Argument(metavar="[RUN]", help="A run or a dump; else the list of runs.", autocompletion=known_runs),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: a free one.")] = 0,
     *,
     home: Home,
 ) -> None:
