@@ -98,7 +98,8 @@ class Recorder:
         """Rollouts that were given to the writer."""
         self._reason = self.no_rollouts = ""
         """The reason for a run without rollouts, shown at its end. A run of metrics has none."""
-        self._facts(name, environment, model, config, first=process == "training")
+        if process == "training":
+            self._write_facts(name, environment, model, config)
         self._writer = RunWriter(
             self.run_dir, resume_from_step=resume_from_step, process=process, alerts=alert_sender(self.run_dir)
         )
@@ -301,9 +302,7 @@ class Recorder:
             if rows:
                 self.event("record", f"not all of this run is recorded: {why}")
 
-    def _facts(self, name: str, environment: str, model: str, config: Mapping[str, Any] | None, first: bool) -> None:
-        if not first:
-            return
+    def _write_facts(self, name: str, environment: str, model: str, config: Mapping[str, Any] | None) -> None:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             old = read_json(self.run_dir / RUN_FILE)

@@ -122,7 +122,7 @@ class Attached:
         )
         """The reason why the source before this one does not work."""
         self._recorded = 0
-        self._tap: LossTap | None = None
+        self.tap: LossTap | None = None
         self.step_ended = self._start()
         self._options = options
         self._fresh, self.earlier = _runs(options)
@@ -155,7 +155,7 @@ class Attached:
             return lambda state: files.look() if self.rank == 0 else None
         setattr(trainer, GENERATE, self._wrapped(getattr(trainer, GENERATE)))
         if isinstance(getattr(trainer, "_metrics", None), Mapping):
-            self._tap = LossTap(trainer, self)
+            self.tap = LossTap(trainer, self)
         return self._check_called
 
     def failed(self, error: Exception, rows: int = 1) -> None:
@@ -202,8 +202,8 @@ class Attached:
     def end(self) -> None:
         """End the run with the training. Another training of the same trainer is another run."""
         recorder = self.recorder
-        if self._tap is not None:
-            self._tap.close()
+        if self.tap is not None:
+            self.tap.close()
         recorder.no_rollouts = recorder.no_rollouts or self._problem or "the trainer generated none"
         recorder.close()
         self._recorded = 0
@@ -224,17 +224,13 @@ class Attached:
         given = [float(w) for w in self.trainer.reward_weights]
         return dict(zip(self.names(), given, strict=True))
 
-    def logged(self, step: int, logs: Mapping[str, Any]) -> None:
-        if self._tap is not None:
-            self._tap.logged(step, logs)
-
     def recorded(self, rollouts: int) -> None:
         self._recorded += rollouts
 
     def _wrapped(self, generate: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
         @functools.wraps(generate)
         def generate_and_record(inputs: Any) -> dict[str, Any]:
-            tap = self._tap if self.trainer.model.training else None
+            tap = self.tap if self.trainer.model.training else None
             if tap is not None:
                 tap.begin_generation()
             batch = generate(inputs)
@@ -253,8 +249,8 @@ class Attached:
 
     def _check_called(self, state: TrainerState) -> None:
         """Take the next source if a subclass generates with another method."""
-        if self._tap is not None:
-            self._tap.flush()
+        if self.tap is not None:
+            self.tap.flush()
         if not self._recorded and self.source == "generation":
             self.failed(LookupError(f"{type(self.trainer).__name__} does not call {GENERATE}"))
             if self.source == "logs":
@@ -342,8 +338,8 @@ class _Numbers(TrainerCallback):
         if logs and self.attached.rank == 0:
             try:
                 self._record(int(state.global_step), logs)
-                if "loss" in logs:
-                    self.attached.logged(int(state.global_step), logs)
+                if "loss" in logs and (tap := self.attached.tap) is not None:
+                    tap.logged(int(state.global_step), logs)
             except Exception as error:
                 self.attached.recorder.failed(error)
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from grpo_tui.engine.runs.updates import Block, UpdateLog
-from grpo_tui.recorder import Recorder
+from grpo_tui.trl_sources import Attached
 
 LOSS = "_compute_loss"
 LOG_PROBS = "_get_per_token_logps_and_entropies"
@@ -34,16 +34,6 @@ SETTINGS = (
 LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
 BATCH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")
 METHODS = ("_generate_and_score_completions", "_prepare_inputs", LOSS, LOG_PROBS, "training_step", "log")
-
-
-class Attached(Protocol):
-    """The connection of the trainer and its record (`grpo_tui.trl.Attached`)."""
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    rank: int
-    seconds: float
 
 
 @dataclass
@@ -132,9 +122,9 @@ class LossTap:
         self.attached.recorder.later(self._end_log)  # after the blocks that still wait
 
     def _end_log(self) -> None:
-        log, self._log = self._log, None
-        if log is not None:
-            log.close()
+        if self._log is not None:
+            self._log.close()
+        self._log = None
 
     def _loss(self, compute: Any) -> Any:
         @functools.wraps(compute)
@@ -207,9 +197,7 @@ class LossTap:
         items: float | None,
         metrics: Mapping[str, float],
     ) -> None:
-        tokenizer = getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
-        pad = int(tokenizer.pad_token_id)
-        eos = {*getattr(self.trainer, "eos_token_ids", [tokenizer.eos_token_id])}
+        pad, eos = self._pad, {*getattr(self.trainer, "eos_token_ids", [self._tokenizer.eos_token_id])}
         self._known = {}
         lengths, ended = [], []
         mask = tensors["completion_mask"]

@@ -83,9 +83,8 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
     from grpo_tui.engine.runs.types import TokenArrays
 
     prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].bool()].numpy()
-    written = tensors["completion_mask"][i].bool().numpy()
-    valid = written  # includes the results of tools, but no padding
-    agent = (written & tensors["tool_mask"][i].bool().numpy())[valid] if "tool_mask" in tensors else written[valid]
+    valid = tensors["completion_mask"][i].bool().numpy()  # includes the results of tools, but no padding
+    agent = (valid & tensors["tool_mask"][i].bool().numpy())[valid] if "tool_mask" in tensors else valid[valid]
     ids = np.concatenate([prompt, tensors["completion_ids"][i].numpy()[valid]]).astype(np.int32)
     mask = np.concatenate([np.zeros(len(prompt), bool), agent])
     logprobs = np.zeros(len(ids), np.float32)
@@ -108,6 +107,9 @@ class Attached(Protocol):
 
     @property
     def recorder(self) -> Recorder: ...
+
+    rank: int
+    seconds: float
 
     @property
     def source(self) -> str: ...
