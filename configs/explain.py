@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from .errors import Problem
+from .errors import ConfigError, Problem
 from .expectations import describe, field_at, section_of, walk
 from .trl_fields import OURS, PASSED
 from .yaml_source import Path, Source
@@ -30,6 +30,15 @@ ELSEWHERE = OURS | {
 """What TRL and transformers call settings that have another name here."""
 _MAX_SHOWN = 60
 _NOTHING = object()
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def checked(schema: type[Checked], source: Source) -> Checked:
+    """Return the data of a source as a section. Strict: `"3"` is not a number. Raises `ConfigError` with all faults."""
+    try:
+        return schema.model_validate_json(json.dumps(source.data), strict=True)
+    except ValidationError as error:
+        raise ConfigError(explain(error.errors(include_url=False), schema, source)) from None
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: type[BaseModel], source: Source) -> list[Problem]:

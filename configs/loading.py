@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from .checks import check_paths, check_relations
 from .errors import ConfigError, Problem
 from .expectations import field_at
-from .explain import explain
+from .explain import checked
 from .model_defaults import Choice, chosen
 from .schema import RunConfig
-from .yaml_source import Source, parse_value, parse_yaml
+from .yaml_source import Source, parse_value, read_yaml
 
 SHORT = {"training.lr_scheduler": "training.trl.lr_scheduler_type"}
 """Settings with a short name in `--set`."""
@@ -151,12 +148,7 @@ def read_source(
     loaded = Source()
     if source is not None:
         path = resolve(source)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ConfigError([Problem("", f"cannot be read: {reason}", "give a YAML file", str(path))]) from None
-        loaded = parse_yaml(text, str(source) if Path(source).is_file() else str(path))
+        loaded = read_yaml(path, str(source) if Path(source).is_file() else str(path))
     if mode is not None:
         loaded.data["mode"] = mode
         loaded.places[("mode",)] = f"--mode {mode}"
@@ -169,10 +161,7 @@ def read_source(
 
 def validate(loaded: Source, *, paths: bool = False) -> RunConfig:
     """Check plain data as a `RunConfig`. Strict: `"3"` is not a number and `1` is not true, but `1` is a number."""
-    try:
-        config = RunConfig.model_validate_json(json.dumps(loaded.data), strict=True)
-    except ValidationError as error:
-        raise ConfigError(explain(error.errors(include_url=False), RunConfig, loaded)) from None
+    config = checked(RunConfig, loaded)
     problems = list(check_relations(config))
     if paths:
         problems += check_paths(config)

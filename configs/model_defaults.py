@@ -133,22 +133,13 @@ def precision(setting: Setting) -> Iterator[Choice]:
     yield Choice("model.sampling", computed, why)
 
 
-def online_rates(setting: Setting) -> Iterator[Choice]:
-    """Yield learning rates while serving: an update sees one request, and there are only several hundred."""
-    rate = learning_rate(setting)
-    for key, factor in (
-        ("lr_correction", 5),
-        ("lr_adaptive_max", 5),
-        ("lr_adaptive_min", 3),
-    ):
-        yield Choice(f"online.{key}", float(f"{rate.value * factor:.1g}"), rate.why)
-
-
 def table(setting: Setting) -> Iterator[Choice]:
     """Yield every value that follows from a model that is not built in."""
-    yield learning_rate(setting)
+    yield (rate := learning_rate(setting))
     yield Choice("sft.learning_rate", SFT_LORA if setting.lora else SFT_WHOLE, setting.trained)
-    yield from online_rates(setting)
+    # While serving, an update sees one request, and there are only several hundred.
+    for key, factor in (("lr_correction", 5), ("lr_adaptive_max", 5), ("lr_adaptive_min", 3)):
+        yield Choice(f"online.{key}", float(f"{rate.value * factor:.1g}"), rate.why)
     yield from lengths(setting)
     yield from precision(setting)
     yield Choice("training.max_steps", None, f"one pass over the data, {SHORTEST_RUN} to {LONGEST_RUN} steps")

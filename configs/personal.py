@@ -10,17 +10,15 @@ Nobody needs the file; nothing is loaded for it where there is none.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from .errors import ConfigError, Problem
-from .explain import explain
+from .explain import checked
 from .location import personal_path
 from .sections.base import Section
-from .yaml_source import parse_yaml
+from .yaml_source import read_yaml
 
 
 class AlertsConfig(Section):
@@ -55,14 +53,6 @@ class PersonalConfig(Section):
 def load_personal() -> PersonalConfig:
     """Load the person's settings. Raises `ConfigError` with everything that is wrong in the file."""
     path = personal_path()
-    try:
-        loaded = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError([Problem("", f"cannot be read: {reason}", "", str(path))]) from None
-    try:
-        config = PersonalConfig.model_validate_json(json.dumps(loaded.data), strict=True)
-    except ValidationError as error:
-        raise ConfigError(explain(error.errors(include_url=False), PersonalConfig, loaded)) from None
+    config = checked(PersonalConfig, read_yaml(path, str(path)))
     importers = [str((path.parent / Path(p).expanduser()).absolute()) for p in config.importers]
     return config.model_copy(update={"importers": importers})

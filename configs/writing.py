@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 
 import yaml
 from pydantic import BaseModel
@@ -59,16 +60,11 @@ def _comment(description: str, accepts: str) -> str:
 
 
 def _entry(name: str, value: object) -> list[str]:
-    flow = None if isinstance(value, dict) and value else True
-    text = yaml.dump(
-        {name: value}, Dumper=CoreDumper, default_flow_style=False, sort_keys=False, allow_unicode=True, width=1000
-    )
-    if flow and isinstance(value, (list, dict)):
-        inside = yaml.dump(
-            value, Dumper=CoreDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1000
-        )
-        return [f"{name}: {inside.strip()}"]
-    return text.rstrip("\n").split("\n")
+    """Return the lines of a key. Lists and empty mappings stand in its line."""
+    dumped = partial(yaml.dump, Dumper=CoreDumper, sort_keys=False, allow_unicode=True, width=1000)
+    if isinstance(value, list) or value == {}:
+        return [f"{name}: {dumped(value, default_flow_style=True).strip()}"]
+    return dumped({name: value}, default_flow_style=False).rstrip("\n").split("\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ unquoted), `1e-3` is a number, `1:30` is a string and a date stays a string.
 
 from __future__ import annotations
 
+import pathlib
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,11 +82,9 @@ class Source:
 
 def parse_yaml(text: str, name: str) -> Source:
     """Read a YAML mapping. Raises `ConfigError` with file and line for any other text."""
+    loader = None
     try:
         loader = _CoreLoader(text)
-    except yaml.YAMLError as error:
-        raise ConfigError([_yaml_problem(error, name)]) from None
-    try:
         node = loader.get_single_node()
         source = Source(default_place=name)
         if node is None:
@@ -98,12 +97,23 @@ def parse_yaml(text: str, name: str) -> Source:
         if walker.problems:
             raise ConfigError(walker.problems)
         return source
+    except ConfigError:
+        raise
     except (yaml.YAMLError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError([_yaml_problem(error, name)]) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
+
+
+def read_yaml(path: pathlib.Path, name: str) -> Source:
+    """Read a file with a YAML mapping. Raises `ConfigError` with the name of the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError([Problem("", f"cannot be read: {reason}", "give a YAML file", name)]) from None
+    return parse_yaml(text, name)
 
 
 def parse_value(text: str) -> Any:
@@ -137,23 +147,20 @@ class _Walker:
     def _at(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}"
 
+    def _fault(self, node: yaml.Node, path: Path, message: str, right: str) -> None:
+        self.problems.append(Problem(".".join(map(str, path)), message, right, self._at(node)))
+
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         data: dict[str, object] = {}
         for key_node, value_node in node.value:
             key = self.loader.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                problem = Problem(
-                    _dotted(path), f"the key {key!r} is not text", "write keys as plain words", self._at(key_node)
-                )
-                self.problems.append(problem)
+                self._fault(key_node, path, f"the key {key!r} is not text", "write keys as plain words")
                 continue
             here = (*path, key)
             if key in data:
                 first = self.source.places[here].rpartition(":")[2]
-                problem = Problem(
-                    _dotted(here), f"written twice, first on line {first}", "keep one of the two", self._at(key_node)
-                )
-                self.problems.append(problem)
+                self._fault(key_node, here, f"written twice, first on line {first}", "keep one of the two")
                 continue
             self.source.places[here] = self._at(key_node)
             data[key] = self.value(value_node, here)
@@ -176,10 +183,6 @@ class _Walker:
             return self.loader.construct_object(node, deep=True)
         finally:
             self._open.discard(id(node))
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(str(part) for part in path)
 
 
 def _yaml_problem(error: Exception, name: str) -> Problem:
