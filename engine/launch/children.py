@@ -90,10 +90,8 @@ def reap() -> None:
         path = Path(key[0]) / PROCESSES / f"{key[1]}.launch.json"
         facts = read_json(path)
         if facts.get("pid") == child.pid:
-            try:
+            with suppress(OSError):
                 write_json(path, {**facts, "exit_code": code, "ended": time.time()})
-            except OSError:
-                continue
 
 
 def exit_code(pid: int) -> int | None:

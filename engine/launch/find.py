@@ -8,7 +8,6 @@ import time
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -38,12 +37,12 @@ class RunIndex:
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir
         self._kept: dict[str, tuple[Times, RunInfo]] = {}
-        self._written = 0
         try:
             found = orjson.loads((runs_dir / INDEX).read_bytes())
             if found["version"] == SCHEMA_VERSION:
                 for name, (run, processes, values) in found["runs"].items():
-                    self._kept[name] = (run, processes), _info(runs_dir / name, values)
+                    facts = dict(zip(_FIELDS, values, strict=True))
+                    self._kept[name] = (run, processes), RunInfo(path=str(runs_dir / name), **facts)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             self._kept = {}
         self._written = len(self._kept)
@@ -78,10 +77,6 @@ class RunIndex:
             replace_file(self.runs_dir / INDEX, data, wait=False)
         except (OSError, TypeError):
             pass  # a folder of somebody else's: it is read anew each time
-
-
-def _info(folder: Path, values: list[Any]) -> RunInfo:
-    return RunInfo(path=str(folder), **dict(zip(_FIELDS, values, strict=True)))
 
 
 def is_run(path: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from ...configs.sections.online import OnlineConfig
@@ -19,16 +19,6 @@ TIMEOUT_S = 5.0
 """A server that does not answer within this time counts as unreachable."""
 OLDEST = (6, 2)
 SCHEMES = ("redis", "rediss", "unix")
-
-
-class RedisClient(Protocol):
-    """The used methods of `redis.Redis`, whose own signatures name every return as an awaitable, too."""
-
-    def info(self, section: str | None = None) -> dict[str, object]: ...
-
-    def config_get(self, pattern: str) -> dict[str, str]: ...
-
-    def close(self) -> None: ...
 
 
 class RedisMissing(ImportError):
@@ -54,11 +44,11 @@ def queue_url(online: OnlineConfig) -> str:
     return url
 
 
-def connect(url: str, timeout_s: float = TIMEOUT_S) -> RedisClient:
-    """Return a client of the server without contacting it. It never repeats a command on its own, because some must not
-    be.
+def connect(url: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """Return a `redis.Redis` without contacting the server. It never repeats a command on its own: some must not be.
 
-    Raises RedisMissing, and ValueError for an invalid URL.
+    Its type is left open, because `redis` names every return as an awaitable, too. Raises RedisMissing, and ValueError
+    for an invalid URL.
     """
     try:
         from redis import Redis
@@ -67,7 +57,7 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> RedisClient:
     except ImportError as error:
         raise RedisMissing(f"a queue on Redis needs its client: {INSTALL}") from error
     try:
-        return Redis.from_url(  # pyright: ignore[reportReturnType] - see RedisClient
+        return Redis.from_url(
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -111,7 +101,7 @@ def refusals(facts: list[Fact]) -> str | None:
     return f"The {wrong[0]}." if wrong else None
 
 
-def server_facts(client: RedisClient, url: str) -> list[Fact]:
+def server_facts(client: Any, url: str) -> list[Fact]:
     """Return version, eviction and persistence of a server. Raises redis.RedisError.
 
     Settings that the server does not report (some hosted ones do not) are not judged.
@@ -122,21 +112,14 @@ def server_facts(client: RedisClient, url: str) -> list[Fact]:
     info = client.info()
     version = str(info.get("redis_version", ""))
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    facts = []
+    facts = [Fact("good", f"{at} is version {version}")]
     if numbers and numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        facts.append(Fact("missing", f"{at} is version {version}", f"install {oldest} or later there"))
-    else:
-        facts.append(Fact("good", f"{at} is version {version}"))
+        facts = [Fact("missing", f"{at} is version {version}", f"install {oldest} or later there")]
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
-        facts.append(
-            Fact(
-                "missing",
-                f"{at} deletes data when its memory is full (maxmemory-policy {policy})",
-                "set maxmemory-policy noeviction there",
-            )
-        )
+        text = f"{at} deletes data when its memory is full (maxmemory-policy {policy})"
+        facts.append(Fact("missing", text, "set maxmemory-policy noeviction there"))
     try:
         settings = client.config_get("save") | client.config_get("appendfsync")
     except ResponseError:
@@ -159,7 +142,7 @@ def _persistence(at: str, append_only: bool, settings: dict[str, str]) -> Fact:
 def check_redis(url: str) -> Iterator[Fact]:
     """Yield the lines of `grpo-tui doctor` about a server."""
     try:
-        client = connect(url, TIMEOUT_S)
+        client = connect(url)
     except (RedisMissing, ValueError) as problem:
         yield Fact("missing", str(problem))
         return

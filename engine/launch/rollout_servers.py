@@ -96,8 +96,7 @@ def check_server(url: str, key: str | None = None) -> Iterator[Fact]:
         reason = getattr(problem, "reason", problem)
         yield Fact("missing", f"server {url} does not answer ({reason})", "start it: grpo-tui rollouts serve MODEL")
         return
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST:
+    if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         yield Fact("missing", f"server {url} runs vLLM {version}", f"install vllm {oldest} or later there")
     else:

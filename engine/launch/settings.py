@@ -38,7 +38,7 @@ def read_config(run_dir: Path | str) -> RunConfig:
         return config
     data = config.model_dump(mode="json")
     for path, value in secrets:
-        _put(data, path, value)
+        _get(data, path[:-1])[path[-1]] = value
     return RunConfig.model_validate(data)
 
 
@@ -110,7 +110,3 @@ def configuration_id(config: RunConfig) -> str:
     model = config.model.model_copy(update={"sft_adapters": adapters and pinned(adapters)})
     alike = config.model_copy(update={"seed": 0, "name": "", "model": model})
     return hashlib.sha256(to_yaml(alike).encode()).hexdigest()[:12]
-
-
-def _put(data: object, path: Path_, value: object) -> None:
-    _get(data, path[:-1])[path[-1]] = value

@@ -57,12 +57,7 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
 def living(run_dir: Path) -> list[str]:
     """Return names of the processes of a run that live, here or on another machine."""
     reap()
-    states = {name: process_state(run_dir, name) for name in process_names(run_dir)}
-    return [
-        name
-        for name, state in states.items()
-        if (state["alive"] and _speaks(state) and not _goes_on(run_dir, name, state)) or state["launcher_alive"]
-    ]
+    return [name for name in process_names(run_dir) if _lives(run_dir, name, process_state(run_dir, name))]
 
 
 def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
@@ -77,10 +72,12 @@ def _goes_on(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
     return state.get("status") in ENDED and not (run_dir / PROCESSES / f"{name}.launch.json").exists()
 
 
-def _speaks(state: Mapping[str, object]) -> bool:
-    """Return whether a process on another machine that announced its end has a fresh status: it is not waited for
-    longer."""
-    return not (is_elsewhere(state) and state.get("status") in ENDED)
+def _lives(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
+    """Return whether to wait for a process: not for one on another machine that announced its end, whose status is
+    still fresh."""
+    ended_elsewhere = is_elsewhere(state) and state.get("status") in ENDED
+    alive = state["alive"] and not ended_elsewhere and not _goes_on(run_dir, name, state)
+    return bool(alive or state["launcher_alive"])
 
 
 def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
@@ -108,12 +105,9 @@ def _mark(run_dir: Path) -> None:
     """Note that the end was wished: a process that is stopped while it still loads has not crashed."""
     for name in process_names(run_dir):
         path = run_dir / PROCESSES / f"{name}.launch.json"
-        facts = read_json(path)
-        if facts:
-            try:
+        if facts := read_json(path):
+            with contextlib.suppress(OSError):
                 write_json(path, {**facts, "stop_requested": time.time()})
-            except OSError:
-                continue
 
 
 def _kill(pid: int) -> None:

@@ -43,12 +43,9 @@ def accelerate_settings(path: Path | None) -> dict[str, Any]:
 def check_processes(mode: str, accelerate_config: Path | None) -> None:
     """Raise LaunchError for processes that training would refuse once it has loaded the model, or accelerate before."""
     found = accelerate_settings(accelerate_config)
-    kind = str(found.get("distributed_type", ""))
-    if found.get("use_deepspeed") or found.get("deepspeed_config"):
-        kind = "DEEPSPEED"
-    elif found.get("fsdp_config"):
-        kind = "FSDP"
     fsdp = found.get("fsdp_config")
+    deepspeed = found.get("use_deepspeed") or found.get("deepspeed_config")
+    kind = "DEEPSPEED" if deepspeed else "FSDP" if fsdp else str(found.get("distributed_type", ""))
     if kind.upper() == "FSDP" and mode == "rft" and isinstance(fsdp, dict) and str(fsdp.get("fsdp_version")) == "2":
         return
     if kind.upper() in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP"):
