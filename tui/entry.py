@@ -20,7 +20,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
     plain = plain and not any("://" in argument for argument in arguments)  # the command line explains its errors
-    if plain and _on_terminal():
+    if plain and all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
         gc.disable()  # nothing to collect while modules are imported; the app enables it
         if _opened(arguments):
             return
@@ -56,10 +56,6 @@ def _listed(options: list[str]) -> bool:
     return True
 
 
-def _on_terminal() -> bool:
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
-
-
 def _opened(arguments: list[str]) -> bool:
     """Open the app. Returns False if there is no such run, which the command line explains."""
     from ..engine.runs.paths import runs_dir
@@ -74,7 +70,13 @@ def _opened(arguments: list[str]) -> bool:
         from ..engine.imports.behind import is_path_of_dump
 
         if is_path_of_dump(arguments[1], home):
-            _open_dump(home, arguments[1])
+            from .cli.open_dump import open_dumped
+
+            try:
+                open_dumped(home, arguments[1])
+            except GrpoTuiError as error:
+                warn(str(error))
+                raise SystemExit(error.exit_code) from None
             return True
     from ..engine.launch.find import find_run
     from ..engine.runs.errors import RecordError
@@ -86,16 +88,6 @@ def _opened(arguments: list[str]) -> bool:
         return False
     open_run(home, info)
     return True
-
-
-def _open_dump(home: Path, reference: str) -> None:
-    from .cli.open_dump import open_dumped
-
-    try:
-        open_dumped(home, reference)
-    except GrpoTuiError as error:
-        warn(str(error))
-        raise SystemExit(error.exit_code) from None
 
 
 if __name__ == "__main__":

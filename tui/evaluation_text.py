@@ -35,8 +35,8 @@ def difference(c: Comparison) -> list[str]:
     """Return the lines of a paired comparison."""
     lines = [f"{c.second.name} against {c.first.name}, paired over {c.reward.interval.n} tasks"]
     if c.success is not None:
-        lines += [f"  success {_points(c.success)}", f"  gained {len(c.gained)} tasks, lost {len(c.lost)}"]
-    lines.append(f"  reward  {_change(c.reward)}")
+        lines += [f"  success {_change(c.success, points=True)}", f"  gained {len(c.gained)} tasks, lost {len(c.lost)}"]
+    lines.append(f"  reward  {_change(c.reward, points=False)}")
     best = c.success or c.reward
     if best.needed:
         needed = ", ".join(f"{count:,} for {points}" for points, count in best.needed.items())
@@ -53,16 +53,10 @@ def _mean(interval: Interval) -> str:
     return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", MINUS)
 
 
-def _points(difference: Difference) -> str:
-    i = difference.interval
-    text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f}), {_p(difference.p)}"
-    return text.replace("-", MINUS)
-
-
-def _change(difference: Difference) -> str:
-    i = difference.interval
-    return f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f}), {_p(difference.p)}".replace("-", MINUS)
-
-
-def _p(value: float) -> str:
-    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
+def _change(difference: Difference, *, points: bool) -> str:
+    """Return a difference with its interval and p, in percentage points or as it is."""
+    i, p = difference.interval, difference.p
+    text = f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f})"
+    if points:
+        text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f})"
+    return f"{text}, {f'p = {p:.3f}' if p >= 0.001 else 'p < 0.001'}".replace("-", MINUS)

@@ -55,7 +55,7 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
         "step_advantages": list(record.step_advantages),
         "advantage_formula": whole.formula.to_json() if whole.formula is not None else None,
         "note": whole.note.to_json() if whole.note is not None else None,
-        "recomputed": _recomputed(whole.recomputed),
+        "recomputed": None if whole.recomputed is None else _recomputed(whole.recomputed),
         "policy_version": record.policy_version,
         "split": record.split,
         "token_count": record.token_count if record.tokens is None else len(record.tokens),
@@ -65,9 +65,6 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
     }
 
 
-def _recomputed(term: AdvantageTerm | None) -> dict[str, object] | None:
-    if term is None:
-        return None
-    flat = not term.std or term.std < SAME
-    advantage = 0.0 if flat else term.result(EPSILON)
+def _recomputed(term: AdvantageTerm) -> dict[str, object]:
+    advantage = term.result(EPSILON) if term.std and term.std >= SAME else 0.0
     return {"advantage": advantage, "group_mean": term.mean, "group_std": term.std, "group_size": term.size}

@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ...engine.imports.readers import open_reader
+from ...engine.launch.settings import read_config
+from ...engine.runs.health.checkpoints import checkpoint_folder, policies
+from ...engine.runs.read.reader import RunReader
+from ...engine.runs.search.query import Query
 from .common import Home, Importers, Maps, fail, json_line, say, warn
+from .dumps import run_or_dump
 
 
 def bisect(
@@ -30,10 +36,7 @@ def bisect(
     rollouts decide if they can. Otherwise the kept checkpoints of the run are evaluated by binary search.
     """
     from ...engine.evaluation.bisect import ODDS, change_point
-    from ...engine.imports.readers import open_reader
     from ...engine.runs.read.behavior import TRAINED, trained
-    from ...engine.runs.search.query import Query
-    from .dumps import run_or_dump
 
     info = run_or_dump(reference, home, maps or (), importers or ())
     with closing(open_reader(Path(info.path))) as reader:
@@ -67,10 +70,6 @@ def _by_evaluation(
     """Evaluate checkpoints of a run until the first with the behaviour is known."""
     from ...engine.evaluation.bisect import first_common
     from ...engine.evaluation.subjects import BASE, find_subject
-    from ...engine.launch.settings import read_config
-    from ...engine.runs.health.checkpoints import checkpoint_folder, policies
-    from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.search.query import Query
     from .evaluate import evaluated
 
     steps = [0, *(s for s in policies(checkpoint_folder(Path(info.path))) if s > 0)]

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...engine.evaluation.statistics import Interval
+from ...engine.launch.find import find_run
+from ...engine.runs.read.reader import RunReader
 from ..format import fixed
 from .common import ExitCode, Home, fail, json_line, say, warn
 
 if TYPE_CHECKING:
     from ...engine.evaluation.branch import Branch, Side
-    from ...engine.evaluation.statistics import Interval
 
 _AT = re.compile(r"(.+?)[:/](\d{1,9})(?:[:/](\d{1,9}))?")
 
@@ -44,8 +46,6 @@ def branch(
     the step. The continuations are a run of their own that can be inspected.
     """
     from ...engine.evaluation.branch import branch_config, read_branch, start_branch
-    from ...engine.launch.find import find_run
-    from ...engine.runs.read.reader import RunReader
     from .follow import follow_to_end
 
     found = _AT.fullmatch(at)

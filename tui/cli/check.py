@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...configs.errors import ConfigError
+from ...engine.imports.readers import open_reader
+from ...engine.launch.settings import read_config
+from ...engine.runs.control.alerts import remedy
+from ...engine.runs.errors import RecordError
+from ...engine.runs.paths import CONFIG_FILE
+from ...engine.runs.types import RunInfo
 from .common import ExitCode, Home, Importers, Maps, fail, json_line, say, warn
+from .dumps import run_or_dump
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
-    from ...engine.runs.types import RunInfo
     from ...rewards.diagnosis import Found
 
 
@@ -39,12 +46,7 @@ def check(
     advantages, masks, loss. Each number that differs is named. Of rollouts of other frameworks, weighted sums and
     advantages are computed again.
     """
-    from ...configs.errors import ConfigError
     from ...engine.imports.check import diagnose
-    from ...engine.imports.readers import open_reader
-    from ...engine.runs.control.alerts import remedy
-    from ...engine.runs.errors import RecordError
-    from .dumps import run_or_dump
 
     if again:
         from .recompute import recompute
@@ -97,8 +99,6 @@ def check(
 
 def config_of(info: RunInfo) -> RunConfig | None:
     """Return the configuration of a run of our own; None for other records. Raises ConfigError."""
-    from ...engine.launch.settings import read_config
-    from ...engine.runs.paths import CONFIG_FILE
 
     own = info.mode != "dump" and (Path(info.path) / CONFIG_FILE).is_file()
     return read_config(info.path) if own else None

@@ -268,12 +268,10 @@ def terminal() -> Iterator[Fact]:
 
 def services() -> Iterator[Fact]:
     """Yield the configured services. Nothing is sent to them."""
-    key = os.environ.get("WANDB_API_KEY") or "api.wandb.ai" in _read(Path.home() / ".netrc")
-    yield Fact(
-        "good" if key else "note",
-        "wandb has a key" if key else "wandb has no key",
-        "" if key else "`wandb login`, or logging.wandb: offline",
-    )
+    if os.environ.get("WANDB_API_KEY") or "api.wandb.ai" in _read(Path.home() / ".netrc"):
+        yield Fact("good", "wandb has a key")
+    else:
+        yield Fact("note", "wandb has no key", "`wandb login`, or logging.wandb: offline")
     cache = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
     yield Fact("good", f"models from the hub are kept in {cache}" + (" (HF_HUB_OFFLINE is set)" if offline else ""))

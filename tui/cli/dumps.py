@@ -6,21 +6,21 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...engine.imports import cache
 from ...engine.imports.behind import Opened, is_path_of_dump
 from ...engine.imports.options import Options
 from ...engine.imports.readers import open_reader
+from ...engine.launch.find import find_run
+from ...engine.runs.errors import FilterError, RecordError
+from ...engine.runs.read.reader import RunReader
 from ...engine.runs.remote.address import is_address
 from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo, TrajectoryRow
 from ..text import literal
 from .common import ExitCode, fail, warn
 from .output import own_importers
-
-if TYPE_CHECKING:
-    from ...engine.runs.read.reader import RunReader
 
 
 def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequence[str]) -> RunInfo:
@@ -94,7 +94,6 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
 
 def named_run(reference: str, home: Path) -> RunInfo:
     """Return the run that a person named. Ends the command where a path was meant that is not there."""
-    from ...engine.launch.find import find_run
 
     named = os.path.basename(reference) != reference and not is_address(reference)
     if named and not Path(reference).expanduser().exists() and not (home / reference).exists():
@@ -109,7 +108,6 @@ PAGE = 500
 @contextmanager
 def opened(info: RunInfo) -> Iterator[RunReader]:
     """Return a reader on a run's record. An unreadable record ends the command with one line."""
-    from ...engine.runs.errors import FilterError, RecordError
 
     try:
         reader = open_reader(Path(info.path))

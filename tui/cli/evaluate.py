@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...engine.launch.find import find_run
+from ...engine.launch.settings import read_config
+from ...engine.runs.paths import CONFIG_FILE
 from ..format import MINUS
 from .common import ExitCode, Home, SetOption, fail, json_line, on_terminal, say, warn
+from .config import load
+from .train import own
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -95,8 +100,6 @@ def evaluated(
     quiet: bool,
 ) -> Path:
     """Return the folder of the finished evaluation of a subject. base: the configuration with tasks and rewards."""
-    from ...engine.launch.find import find_run
-    from ...engine.launch.settings import read_config
     from ...engine.launch.start import start_run
     from .follow import follow_to_end
 
@@ -121,9 +124,6 @@ def _base_config(
     found: list[Subject], config: str | None, dataset: str | None, reward: list[str] | None, set_: list[str] | None
 ) -> RunConfig | None:
     """Return the configuration with tasks and rewards; None if all subjects are existing evaluations."""
-    from ...engine.runs.paths import CONFIG_FILE
-    from .config import load
-    from .train import own
 
     if all(s.evaluation is not None for s in found):
         return None
@@ -218,6 +218,7 @@ def _show(results: list[Evaluation], compared: list[Comparison]) -> None:
     from rich.text import Text
 
     from ..evaluation_text import difference, summary
+    from ..text import literal
 
     console = Console(width=None if on_terminal() else 200, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -234,6 +235,6 @@ def _show(results: list[Evaluation], compared: list[Comparison]) -> None:
         for n in [*c.gained, *c.lost][:SHOWN_FLIPS]:
             (a, i), (b, j) = c.shown(n)
             places = f"{a.path.name} --at {i} · {b.path.name} --at {j}"
-            prompt = " ".join(a.tasks[n].prompt.split())[-50:]
+            prompt = literal(" ".join(a.tasks[n].prompt.split())[-50:])
             console.print(Text(f"    {'+' if n in c.gained else MINUS} task {n}: {prompt}  ({places})"))
     console.print(Text("\nIntervals are 95 %, over tasks. Open one: grpo-tui inspect " + results[-1].path.name))

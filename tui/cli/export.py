@@ -14,27 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...engine.runs.read.reader import RunReader
+from ...engine.runs.types import RunInfo, TrajectoryRow
+from ..plain import Whole, read_whole
 from .common import ExitCode, Home, Importers, Maps, RunReference, fail, say
+from .dumps import matching, opened, run_or_dump
 
 if TYPE_CHECKING:
-    from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.types import RunInfo, TrajectoryRow
     from ..exporting.formats import Format as Exported
-    from ..plain import Whole
 
 
-class Format(StrEnum):
-    """The values of `--format`."""
-
-    jsonl = "jsonl"
-    parquet = "parquet"
-    messages = "messages"
-    openai = "openai"
-    sharegpt = "sharegpt"
-    dpo = "dpo"
-    atif = "atif"
-    inspect = "inspect"
-    sts = "sts"
+Format = StrEnum("Format", ["jsonl", "parquet", "messages", "openai", "sharegpt", "dpo", "atif", "inspect", "sts"])
+"""The keys of `FORMATS`, which is loaded when it is needed."""
 
 
 def export(
@@ -64,7 +55,6 @@ def export(
     Numbers that were not recorded are null; an advantage computed from the rewards of the group is in `recomputed`.
     """
     from ..exporting.formats import FORMATS
-    from .dumps import opened, run_or_dump
 
     chosen = FORMATS[format_]
     if out == Path("-"):
@@ -94,8 +84,6 @@ def export(
 
 
 def _print(chosen: Exported, info: RunInfo, filter_: str, best: bool) -> None:
-    from .dumps import opened
-
     if chosen.folder:
         fail("--out -: this format is a folder of files; name a folder", ExitCode.USAGE)
     if sys.stdout.isatty():  # texts of a model may hold codes for the terminal
@@ -108,9 +96,6 @@ def _print(chosen: Exported, info: RunInfo, filter_: str, best: bool) -> None:
 
 
 def _wholes(reader: RunReader, filter_: str, best: bool) -> Iterator[Whole]:
-    from ..plain import read_whole
-    from .dumps import matching
-
     rows = matching(reader, filter_, "", None)
     for row in _best(rows) if best else rows:
         yield replace(read_whole(reader, row.n), step=row.step)

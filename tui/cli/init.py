@@ -20,11 +20,7 @@ ANSWERS = ("answer", "solution", "target", "label", "output", "ground_truth")
 """Columns that are taken for the right answers, the first that is there."""
 
 
-class Hardware(StrEnum):
-    """The hardware of the training."""
-
-    cpu = "cpu"
-    gpu = "gpu"
+Hardware = StrEnum("Hardware", ["cpu", "gpu"])
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ...engine.imports.behind import is_path_of_dump
+from ...engine.runs.masking import mask_text
+from ...engine.runs.read.reader import RunReader
+from ...engine.runs.remote.address import address_of
+from ...engine.runs.search.conditions import TEXTS
+from ...engine.runs.search.query import Query
+from ...engine.runs.types import RunInfo, TrajectoryRow
+from ..app.destinations import Destination, Live, Stepper, Trajectories
+from ..format import mark, number, step_text
+from ..plain import read_whole, trajectory_data
+from ..text import line
 from .common import ExitCode, Home, Importers, Maps, RunReference, fail, json_line, on_terminal, say, warn
-
-if TYPE_CHECKING:
-    from ...engine.runs.read.reader import RunReader
-    from ...engine.runs.search.query import Query
-    from ...engine.runs.types import RunInfo, TrajectoryRow
-    from ..app.destinations import Destination
-
+from .dumps import dump_notes, matching, named_run, opened, opened_dump, run_or_dump
 
 EVENTS_SHOWN = 200
 
@@ -63,9 +68,6 @@ def inspect(
     A page of --report can be filtered and stepped through without a server. --filter and --search choose its rollouts,
     and --against adds a second run.
     """
-    from ...engine.imports.behind import is_path_of_dump
-    from ...engine.runs.search.query import Query
-    from .dumps import dump_notes, matching, named_run, opened, opened_dump, run_or_dump
 
     listing = filter_ is not None or search is not None
     plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
@@ -82,8 +84,6 @@ def inspect(
         fail("--against belongs to --report; to compare in the app, mark two runs in the list", ExitCode.USAGE)
     query = Query(filter_ or "", search or "")
     if maps or importers or is_path_of_dump(run, home):
-        from ...engine.runs.search.conditions import TEXTS
-
         if not plain:
             from .open_dump import open_dumped
 
@@ -125,8 +125,6 @@ def inspect(
 
 def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destination | None:
     """Return where the app opens; None: where the run is best looked at."""
-    from ..app.destinations import Live, Stepper, Trajectories
-    from .dumps import opened
 
     path = Path(info.path)
     if live:
@@ -159,8 +157,8 @@ def _print_rendered(reader: RunReader, at: str) -> None:
     record = reader.bodies.trajectory(n)
     if step is not None and step >= len(record.trajectory.steps):
         fail(f"--at: rollout {n} has {len(record.trajectory.steps)} steps, and no step {step + 1}", ExitCode.NOT_FOUND)
-    for line in text_lines(record, step, page_width()):
-        say(line)
+    for text in text_lines(record, step, page_width()):
+        say(text)
 
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
@@ -176,10 +174,6 @@ def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
 
 
 def _print_summary(reader: RunReader, info: RunInfo) -> None:
-    from ...engine.runs.masking import mask_text
-    from ...engine.runs.remote.address import address_of
-    from ..format import number, step_text
-
     dump = info.facts.get("dump")
     name = quote(str(dump or info.id))
     step, count = step_text(info), f"{reader.rollouts.total():,} trajectories"
@@ -206,9 +200,6 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
 
 
 def _row_text(row: TrajectoryRow) -> str:
-    from ..format import mark, number
-    from ..text import line
-
     actions = " ▸ ".join(row.actions) if row.words is None else row.words
     step = "–" if row.step is None else row.step
     return (
@@ -219,7 +210,6 @@ def _row_text(row: TrajectoryRow) -> str:
 
 def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
     from ..app.printed import page_width, whole_lines
-    from ..plain import read_whole, trajectory_data
 
     try:
         whole = read_whole(reader, reference)

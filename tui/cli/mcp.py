@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .common import HOST, Home, fail, free_port, warn
+from .dumps import run_or_dump
 
 
 def mcp(
@@ -33,7 +34,6 @@ def mcp(
         fail("grpo-tui mcp needs the package mcp: pip install 'grpo-tui[mcp]'")
     from ..agent_tools.server import serve
     from ..agent_tools.workspace import Workspace
-    from .dumps import run_or_dump
 
     for dump in dumps or ():
         run_or_dump(dump, home, (), ())

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .common import ExitCode, Home, fail, json_line, say
+from .dumps import opened, run_or_dump
 
 
 def note(
@@ -26,7 +27,6 @@ def note(
     Notes are kept in the run's folder (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked
     for: --filter 'label:hack', --filter 'note:copied'.
     """
-    from .dumps import opened, run_or_dump
 
     info = run_or_dump(reference, home, (), ())
     with opened(info) as reader:

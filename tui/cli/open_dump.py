@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engine.imports.behind import Opened, Opening
+from ...engine.imports.behind import Opening
 from .output import own_importers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def open_dumped(
         from ..app.app import run_app
         from ..app.destinations import Live, Trajectories
         from .common import fail
-        from .dumps import info_of, opened_dump
+        from .dumps import dump_notes, info_of, opened_dump
 
         dump = opening.opened()
         if isinstance(dump, str):
@@ -47,11 +47,6 @@ def open_dumped(
             dump = opened_dump(reference, maps, importers, whole=False)[1]
         first = start(info_of(dump.folder)) if start is not None else None
         place = Trajectories(dump.folder) if dump.more or dump.summary["rollouts"] else Live(dump.folder)
-        run_app(runs_dir, first or place, greeting="\n".join(greeting(dump)))
-
-
-def greeting(dump: Opened) -> list[str]:
-    """Return the text above the first screen: the recognised formats, and the skipped parts."""
-    from .dumps import dump_notes
-
-    return [text for text in dump_notes(dump.summary) if not text.startswith("not in ")][:4]
+        # the recognised formats, and the skipped parts
+        greeting = [text for text in dump_notes(dump.summary) if not text.startswith("not in ")][:4]
+        run_app(runs_dir, first or place, greeting="\n".join(greeting))

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...configs.errors import GrpoTuiError
+from ...engine.launch.find import find_run
+from ...engine.launch.settings import read_config
+from ...engine.runs.paths import CONFIG_FILE
+from ...engine.runs.read.reader import RunReader
+from ..format import MINUS
 from .common import ExitCode, Home, SetOption, ask, fail, json_line, say
+from .config import load
+from .train import own
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -32,15 +40,8 @@ def rescore(
     Prints the advantages that change sign, by component and group. The result is exact for the recorded rollouts. It
     does not predict later rollouts, which another policy would have sampled.
     """
-    from ...configs.errors import GrpoTuiError
-    from ...engine.launch.find import find_run
-    from ...engine.launch.settings import read_config
     from ...engine.recompute.items import steps_of
     from ...engine.recompute.rescore import rescore as computed
-    from ...engine.runs.paths import CONFIG_FILE
-    from ...engine.runs.read.reader import RunReader
-    from .config import load
-    from .train import own
 
     info = find_run(home, reference)
     if info.mode != "rft":
@@ -70,8 +71,6 @@ def judged(old: RunConfig, new: RunConfig, folder: str) -> Judged | None:
 
 
 def _show(result: Rescored, reference: str) -> None:
-    from ..format import MINUS
-
     before, after = result.reward
     say(f"{result.rollouts:,} rollouts in {result.groups:,} groups: mean reward {before:.3f} → {after:.3f}")
     say(f"{len(result.gained):,} groups gain a signal, {len(result.lost):,} lose it")

@@ -8,6 +8,12 @@ from typing import Annotated
 
 import typer
 
+from ...engine.launch import LaunchError
+from ...engine.launch.find import find_run, list_runs
+from ...engine.launch.stop import living, stop_run
+from ...engine.runs.errors import RecordError
+from ...engine.runs.read.record import damage
+from ..app.destinations import Live
 from .common import ExitCode, Home, RunReference, fail, known_runs, on_terminal, say
 
 
@@ -30,9 +36,6 @@ def stop(
     home: Home,
 ) -> None:
     """Let a run save and stop."""
-    from ...engine.launch import LaunchError
-    from ...engine.launch.find import find_run
-    from ...engine.launch.stop import living, stop_run
 
     info = find_run(home, run)
     left = living(Path(info.path))
@@ -55,11 +58,7 @@ def stop(
 
 def repair(run: RunReference, *, home: Home) -> None:
     """Save the readable part of a run's damaged record into a new one. The damaged file is kept."""
-    from ...engine.launch.find import find_run
-    from ...engine.launch.stop import living
-    from ...engine.runs.errors import RecordError
     from ...engine.runs.health.repair import repair as repaired
-    from ...engine.runs.read.record import damage
 
     info = find_run(home, run)
     path = Path(info.path)
@@ -94,7 +93,6 @@ def live(
 
     With RUN, open the dashboard of that run, active or ended. Any terminal will do, also over ssh.
     """
-    from ...engine.launch.find import find_run, list_runs
 
     if not on_terminal():
         fail(
@@ -109,7 +107,6 @@ def live(
         if info is None:
             last = f"; the newest run has ended: grpo-tui inspect {runs[0].id}" if runs else ""
             fail(f"nothing is being recorded in {home}{last}", ExitCode.NOT_FOUND)
-    from ..app.destinations import Live
     from .app import open_run
 
     open_run(home, info, Live(Path(info.path)))

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...engine.launch.find import find_run
+from ...engine.launch.trainer import missing
+from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
+from ...engine.runs.paths import adapters_dir
+from ...engine.runs.types import RunInfo
+from ..app.destinations import Live
 from .common import ExitCode, Home, SetOption, ask, fail, on_terminal, say
 from .config import ConfigArgument, chosen_lines, load
 
 if TYPE_CHECKING:
     from ...configs.loading import Option
     from ...configs.schema import RunConfig
-    from ...engine.runs.types import RunInfo
 
 
 QUICK_STEPS, QUICK_TASKS = 8, 8
 """How far `--quick` goes at most."""
-
-
 ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder: model.base.")]
 DatasetOption = Annotated[
     str | None, typer.Option("--dataset", help="A file, a saved dataset or a hub id: data.source.")
@@ -37,11 +40,7 @@ RewardOption = Annotated[
 ]
 
 
-class Mode(StrEnum):
-    """The values of `--mode`."""
-
-    sft = "sft"
-    rft = "rft"
+Mode = StrEnum("Mode", ["sft", "rft"])
 
 
 def train(
@@ -138,7 +137,6 @@ def train(
 
 def _check_code(settings: RunConfig) -> None:
     """End the command before a run is made if the tools or reward functions cannot be used."""
-    from ...engine.launch.trainer import missing
 
     if (settings.environment.reward_funcs or settings.environment.tools) and not missing():
         ask("grpo_tui.engine.training.previews", settings, "code", code=ExitCode.USAGE)
@@ -148,7 +146,6 @@ def _recorded(
     home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None
 ) -> tuple[RunInfo, RunConfig]:
     """Return the run to resume, and its own configuration. Any `given` option would make another configuration."""
-    from ...engine.launch.find import find_run
 
     wrong = next((name for name, value in given.items() if value is not None), None)
     if wrong is not None:
@@ -181,8 +178,6 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
 
     Whether a checkpoint is whole is for the training process to see.
     """
-    from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
-    from ...engine.runs.paths import adapters_dir
 
     section = settings.sft if settings.mode == "sft" else settings.training
     total = section.max_steps or run.total_steps
@@ -210,8 +205,6 @@ def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None
         out(f"run {run.id} ({run.mode}, {run.environment}, {run.model}) started; its record is in {run.path}")
         raise typer.Exit(follow(run, out=out))
 
-    from ...engine.launch.find import find_run
-    from ..app.destinations import Live
     from .app import open_run
     from .follow import tell_end
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...engine.imports.behind import is_path_of_dump
 from .common import HOST, Home, fail, free_port, known_runs, say
+from .dumps import named_run
 
 if TYPE_CHECKING:
     from aiohttp.web import Application, Request, StreamResponse
@@ -33,12 +35,8 @@ def web(
     """
     if find_spec("textual_serve") is None:
         fail("grpo-tui web needs the package textual-serve: pip install 'grpo-tui[web]'")
-    if run is not None:
-        from ...engine.imports.behind import is_path_of_dump
-        from .dumps import named_run
-
-        if not is_path_of_dump(run, home):
-            named_run(run, home)  # ends the command where there is none
+    if run is not None and not is_path_of_dump(run, home):
+        named_run(run, home)  # ends the command where there is none
     port = free_port("--port", port)
     opening = [] if run is None else ["inspect", run]
     command = [sys.executable, "-P", "-m", "grpo_tui.tui.cli.main", "--runs-dir", str(home), *opening]

@@ -15,7 +15,7 @@ from .chat import demonstration, openai, pairs, session, sharegpt
 from .logs import atif, write_inspect
 
 Write = Callable[[Path, Iterable[Whole], RunInfo], int]
-Rows = Callable[[Iterable[Whole], RunInfo], Iterable[dict[str, Any]]]
+Rows = Callable[[Iterable[Whole]], Iterable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,24 @@ class Format:
     folder: bool = False
 
 
-def _whole(wholes: Iterable[Whole], info: RunInfo) -> Iterator[dict[str, Any]]:
+def _whole(wholes: Iterable[Whole]) -> Iterator[dict[str, Any]]:
     for whole in wholes:
         yield {"n": whole.n, "step": whole.step} | trajectory_data(whole)
 
 
 def _lines(rows: Rows) -> Write:
     """Return a writer of JSON lines."""
-
-    def write(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
-        return _write_lines(path, rows(wholes, info))
-
-    return write
+    return lambda path, wholes, info: _write_lines(path, rows(wholes))
 
 
 def _each(made: Callable[[Any], dict[str, Any]]) -> Write:
     """Return a writer of one line for each rollout with a turn."""
-    acting = lambda wholes: (w.record.trajectory for w in wholes if w.record.trajectory.steps)  # noqa: E731
-    return _lines(lambda wholes, info: map(made, acting(wholes)))
+    return _lines(lambda wholes: (made(w.record.trajectory) for w in wholes if w.record.trajectory.steps))
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    count = 0
     with path.open("w", encoding="ascii") as file:
-        for row in rows:
-            file.write(json_line(row) + "\n")
-            count += 1
-    return count
+        return sum(file.write(json_line(row) + "\n") > 0 for row in rows)
 
 
 def _write_sessions(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
@@ -73,11 +64,11 @@ def _name(whole: Whole) -> str:
 
 FORMATS = {
     "jsonl": Format("jsonl", _lines(_whole)),
-    "parquet": Format("parquet", lambda path, wholes, info: write_parquet(path, _whole(wholes, info))),
+    "parquet": Format("parquet", lambda path, wholes, info: write_parquet(path, _whole(wholes))),
     "messages": Format("messages.jsonl", _each(demonstration)),
     "openai": Format("openai.jsonl", _each(openai)),
     "sharegpt": Format("sharegpt.jsonl", _each(sharegpt)),
-    "dpo": Format("dpo.jsonl", _lines(lambda wholes, info: pairs(wholes))),
+    "dpo": Format("dpo.jsonl", _lines(pairs)),
     "atif": Format("atif", _write_atif, folder=True),
     "sts": Format("sts", _write_sessions, folder=True),
     "inspect": Format("eval", write_inspect),
