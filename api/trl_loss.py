@@ -122,9 +122,9 @@ class LossTap:
         self.attached.recorder.later(self._end_log)  # after the blocks that still wait
 
     def _end_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        self._log = None
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
 
     def _loss(self, compute: Any) -> Any:
         @functools.wraps(compute)

@@ -43,8 +43,12 @@ def _each(made: Callable[[Any], dict[str, Any]]) -> Write:
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
     with path.open("w", encoding="ascii") as file:
-        return sum(file.write(json_line(row) + "\n") > 0 for row in rows)
+        for row in rows:
+            file.write(json_line(row) + "\n")
+            count += 1
+    return count
 
 
 def _write_sessions(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
