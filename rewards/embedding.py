@@ -28,24 +28,6 @@ class Embedder(Protocol):
         ...
 
 
-def pool_step_embeddings(
-    hidden_states: Tensor, turn_ids: Tensor, agent_mask: Tensor, steps: Sequence[int]
-) -> list[Tensor]:
-    """Return the mean of the last hidden states over each step's agent tokens.
-
-    hidden_states: [B, T, D]. turn_ids: int [B, T], -1 in the prompt. agent_mask: [B, T], non-zero where the agent wrote
-    the token. steps: S_i for each row. Returns float32 [S_i, D] for each row, on the device of `hidden_states`. A step
-    without tokens gets zeros.
-    """
-    batch, _, width = hidden_states.shape
-    slots = max(steps, default=0)
-    counted = agent_mask.bool() & (turn_ids >= 0) & (turn_ids < slots)
-    row, column = counted.nonzero(as_tuple=True)
-    index = row * slots + turn_ids[row, column].long()
-    means = segment_means(hidden_states[row, column], index, batch * slots).view(batch, slots, width)
-    return [means[i, :count] for i, count in enumerate(steps)]
-
-
 def segment_means(values: Tensor, segment: Tensor, number: int) -> Tensor:
     """Return means of `values` [M, D] over the rows of each segment, float32 [number, D]; zeros without rows.
 
@@ -71,34 +53,19 @@ class ActionEncoder:
     def __call__(self, steps: Sequence[Step], keys: Sequence[str]) -> Tensor:
         """Return float32 [N, A], a row an action. `keys` are the canonical actions of `steps`."""
         rows = np.empty((len(steps), self.dimension), dtype=np.float32)
-        new: dict[str, list[int]] = {}
-        for i, key in enumerate(keys):
-            vector = self._known.get(key)
-            if vector is None:
-                new.setdefault(key, []).append(i)
-            else:
-                rows[i] = vector
-        if new:
-            if len(self._known) > self.KNOWN:
-                self._known.clear()
-            vectors = self._encode([steps[places[0]] for places in new.values()])
-            for (key, places), vector in zip(new.items(), vectors, strict=True):
-                self._known[key] = vector
-                rows[places] = vector
+        for i, (step, key) in enumerate(zip(steps, keys, strict=True)):
+            if key not in self._known:
+                if len(self._known) > self.KNOWN:
+                    self._known.clear()
+                self._known[key] = self._encode(step)
+            rows[i] = self._known[key]
         return torch.from_numpy(rows)
 
-    def _encode(self, steps: Sequence[Step]) -> np.ndarray:
-        """Return float32 [K, A]: the tool's vector plus half of each argument's, all at once."""
-        texts: list[str] = []
-        first: list[int] = []
-        for step in steps:
-            first.append(len(texts))
-            texts.append(step.action or "?")
-            texts += [f"{step.action} {name}={value!r}" for name, value in step.arguments.items()]
-        signs = _signs(texts, self.dimension)
-        weights = np.full((len(texts), 1), 0.5, dtype=np.float32)
-        weights[first] = 1.0
-        return np.add.reduceat(signs * weights, first, axis=0) / np.float32(np.sqrt(self.dimension))
+    def _encode(self, step: Step) -> np.ndarray:
+        """Return float32 [A]: the tool's vector plus half of each argument's."""
+        texts = [step.action or "?", *(f"{step.action} {name}={value!r}" for name, value in step.arguments.items())]
+        tool, *arguments = _signs(texts, self.dimension)
+        return (tool + 0.5 * sum(arguments, np.zeros_like(tool))) / np.float32(np.sqrt(self.dimension))
 
 
 class HashedEmbedder:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from ..configs.errors import GrpoTuiError
 from ..configs.sections.environment import function_name, is_reward_model
+from ..configs.sections.rewards import COMPONENTS
 from ..envs import guard
 from ..envs.trajectory import Score
 from ..envs.user_code import UserCodeError, find_object, one_line
@@ -93,8 +94,6 @@ T = TypeVar("T")
 
 BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "log_metric", "trainer_state")
 """Arguments of every function, in addition to the columns of the data."""
-RESERVED = frozenset({"task", "environment", "curiosity", "coherence", "penalty"})
-"""Components that a reward function cannot be called."""
 TRIES = 16
 """When a function raises, it is called again with one row at a time, so many at most, to find the row."""
 
@@ -308,7 +307,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     Raises RewardFunctionError.
     """
     name = function_name(path)
-    if name in RESERVED:
+    if name in COMPONENTS:
         raise RewardFunctionError(f"reward function {path}: {name} is the name of a component already; rename it")
     if is_reward_model(path):
         return _reward_model(path, weight, name)

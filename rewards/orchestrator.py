@@ -24,7 +24,7 @@ from .components.given import scored_components
 from .embedding import Embedder, HashedEmbedder
 from .metrics import Moments
 from .normalization import RewardNormalizer
-from .penalties.rules import PenaltyChecker, make_rules
+from .penalties.rules import check_steps, make_rules
 
 STATE_FORMAT = 1
 
@@ -55,7 +55,7 @@ class RewardOrchestrator:
         )
         self.components = make_components(self.config, seed)
         self.embedder = _embedder(self.config.embedder)
-        self.penalties = PenaltyChecker(make_rules(self.config))
+        self.rules = make_rules(self.config)
         self._pending: dict[str, Moments] = {}
         if embedding_dim is not None and self._curiosity.counts:
             self._curiosity.make(embedding_dim)
@@ -82,10 +82,10 @@ class RewardOrchestrator:
     ) -> RewardResult:
         """Compute the dense reward of each step of each trajectory, with its whole breakdown.
 
-        embeddings: [S_i, D] for each trajectory, a row a step (`pool_step_embeddings`), needed if curiosity or
-        coherence carries weight and no embedder is plugged in. env_rewards: the environment's own rewards per step
-        (None: those in the steps). groups: the group of each trajectory (None: `trajectory.group`). step: optimiser
-        steps made so far, by which weights are annealed.
+        embeddings: [S_i, D] for each trajectory, a row a step, needed if curiosity or coherence carries weight and no
+        embedder is plugged in. env_rewards: the environment's own rewards per step (None: those in the steps). groups:
+        the group of each trajectory (None: `trajectory.group`). step: optimiser steps made so far, by which weights are
+        annealed.
 
         Statistics and dynamics model do not change while the batch is scored. Afterwards they learn from it: at once,
         or with `update=False` when `update` is called (in an evaluation, never). Raises RewardError if embeddings are
@@ -113,7 +113,7 @@ class RewardOrchestrator:
             env_rewards=[r for row in own for r in row],
             last=batch.last,
             states=self._embeddings(trajectories, batch.counts, embeddings),
-            penalties=[self.penalties.check(t, k) for t, k in zip(trajectories, keys, strict=True)],
+            penalties=[check_steps(self.rules, t, k) for t, k in zip(trajectories, keys, strict=True)],
         )
         values = {
             name: _fitting(name, component.compute(inputs), inputs) for name, component in self.components.items()
@@ -137,7 +137,7 @@ class RewardOrchestrator:
             component.update()
 
     def _calculate_penalties(self, trajectory: Trajectory) -> list[Penalty]:
-        return [penalty for step in self.penalties.check(trajectory) for penalty in step]
+        return [penalty for step in check_steps(self.rules, trajectory) for penalty in step]
 
     def _normalize_rewards(self, rewards_tensor: Tensor, component_name: str) -> Tensor:
         """Normalise `rewards_tensor` (any shape) as this component is configured, by the current statistics.

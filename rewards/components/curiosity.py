@@ -8,7 +8,6 @@ update is learned, which suits the low-rank changes that actions make to a state
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class DynamicsModel(nn.Module):
     """Predicts the change of the state embedding: `(s_t [N, D], a_t [N, A]) -> s_{t+1} - s_t [N, D]`.
 
     `lora_rank` is lowered where needed, so that at most a tenth of all parameters train. `version` grows with each
-    change of the weights (`changed`). Cached predictions are keyed by it.
+    change of the weights. Cached predictions are keyed by it.
     """
 
     def __init__(
@@ -63,9 +62,6 @@ class DynamicsModel(nn.Module):
     def adapters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
-    def changed(self) -> None:
-        self.version += 1
-
 
 def _largest_rank(inputs: int, hidden: int, outputs: int) -> int:
     """Return the largest LoRA rank that keeps the trainable share within `TRAINABLE_SHARE`, at least 1."""
@@ -83,18 +79,9 @@ _Key = tuple[int, bytes, str]
 """Version of the model, all of s_t, all of a_t."""
 
 
-@dataclass(frozen=True)
-class _Transitions:
-    """Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D]. finite: bool [M],
-    whether a transition is free of NaN and infinity."""
-
-    states: Tensor
-    actions: Tensor
-    changes: Tensor
-    finite: Tensor
-
-    def take(self, rows: Tensor) -> _Transitions:
-        return _Transitions(self.states[rows], self.actions[rows], self.changes[rows], self.finite[rows])
+_Transitions = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D], and bool [M], whether a
+transition is free of NaN and infinity."""
 
 
 class CuriosityDrivenRewardModule:
@@ -141,10 +128,11 @@ class CuriosityDrivenRewardModule:
         rewards = torch.zeros(has_next.numel(), dtype=torch.float64)
         finite = torch.ones(0, dtype=torch.bool)
         if indices:
-            errors = _mean_squares(self._predict(state, action, keys) - change)
+            off = self._predict(state, action, keys) - change
+            errors = torch.linalg.vector_norm(off, dim=-1).double().square() / off.shape[-1]
             rewards[here] = errors
             finite = errors.isfinite()
-        self._pending = _Transitions(state, action, change, finite)
+        self._pending = state, action, change, finite
         return rewards
 
     def update(self) -> float | None:
@@ -153,7 +141,24 @@ class CuriosityDrivenRewardModule:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        self._train_step(pending)
+        *transitions, finite = pending
+        chosen = finite.nonzero(as_tuple=True)[0]
+        if len(chosen) > TRAIN_BATCH_SIZE:
+            chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[:TRAIN_BATCH_SIZE]]
+        if not len(chosen):
+            return self.loss
+        states, actions, changes = (rows[chosen] for rows in transitions)
+        parameters = list(self.model.adapters().values())
+        loss = (self.model(states, actions) - changes).square().mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        if not all(bool(torch.isfinite(g).all()) for g in (loss, *gradients)):
+            return self.loss
+        self.loss = float(loss.detach())
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.version += 1
         return self.loss
 
     @property
@@ -198,28 +203,6 @@ class CuriosityDrivenRewardModule:
             for pair, prediction in fresh.items():
                 self.cache[pair] = prediction.copy()  # a view would keep its whole batch alive
 
-    def _train_step(self, pending: _Transitions) -> None:
-        batch = self._sample(pending)
-        if batch is None:
-            return
-        parameters = list(self.model.adapters().values())
-        loss = (self.model(batch.states, batch.actions) - batch.changes).square().mean()
-        gradients = torch.autograd.grad(loss, parameters)
-        if not all(bool(torch.isfinite(g).all()) for g in (loss, *gradients)):
-            return
-        self.loss = float(loss.detach())
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.changed()
-
-    def _sample(self, pending: _Transitions) -> _Transitions | None:
-        chosen = pending.finite.nonzero(as_tuple=True)[0]
-        if len(chosen) > TRAIN_BATCH_SIZE:
-            chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[:TRAIN_BATCH_SIZE]]
-        return None if not len(chosen) else pending.take(chosen)
-
     def state_tensors(self) -> dict[str, Tensor]:
         """Return everything that was learned as tensors by flat names: model, optimiser, random state."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
@@ -234,7 +217,8 @@ class CuriosityDrivenRewardModule:
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restore `state_tensors` and `state_facts`. The cache is emptied: a version may come twice now."""
-        self.model.load_state_dict(_under(tensors, "model."))
+        model = {name.removeprefix("model."): v for name, v in tensors.items() if name.startswith("model.")}
+        self.model.load_state_dict(model)
         self.model.version = int(facts["version"])
         self.optimizer.state.clear()
         for name, parameter in self.model.adapters().items():
@@ -317,11 +301,3 @@ def rms_normalized(states: Tensor) -> Tensor:
     """Divide each row by its root mean square, [N, D]. A row of zeros stays."""
     rms = torch.linalg.vector_norm(states, dim=-1, keepdim=True) / states.shape[-1] ** 0.5
     return states / rms.clamp(min=1e-8)
-
-
-def _mean_squares(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=-1).double().square() / rows.shape[-1]
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -23,15 +23,10 @@ class Episode:
 
     __slots__ = ("keys", "steps", "tools", "trajectory")
 
-    def __init__(
-        self,
-        trajectory: Trajectory,
-        tools: Mapping[str, ToolSpec] | None = None,
-        keys: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, trajectory: Trajectory, keys: Sequence[str] | None = None) -> None:
         self.trajectory = trajectory
         self.steps = trajectory.steps
-        self.tools: Mapping[str, ToolSpec] = {t.name: t for t in trajectory.tools} if tools is None else tools
+        self.tools: Mapping[str, ToolSpec] = {t.name: t for t in trajectory.tools}
         self.keys: Sequence[str] = [s.action_key for s in trajectory.steps] if keys is None else keys
 
 

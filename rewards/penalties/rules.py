@@ -8,7 +8,6 @@ from typing import Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections.rewards import PenaltyRuleConfig, RewardsConfig
-from ...envs.tools import ToolSpec
 from ...envs.trajectory import Step, Trajectory
 from ...envs.user_code import UserCodeError, find_class
 from ..breakdown import Penalty
@@ -55,30 +54,15 @@ def make_rules(config: RewardsConfig) -> list[PenaltyRule]:
     return [rule for rule in rules if rule.amount]
 
 
-class PenaltyChecker:
-    """Applies rules to trajectories. Raises PenaltyRuleError, which names rule and place, when a rule fails."""
+def check_steps(
+    rules: Sequence[PenaltyRule], trajectory: Trajectory, keys: Sequence[str] | None = None
+) -> list[tuple[Penalty, ...]]:
+    """Return the penalties of each step, in the order of the rules. keys: the canonical action of each step, if known.
 
-    def __init__(self, rules: Sequence[PenaltyRule]) -> None:
-        self.rules = list(rules)
-        self._tools: dict[int, tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]] = {}
-
-    def check(self, trajectory: Trajectory, keys: Sequence[str] | None = None) -> list[tuple[Penalty, ...]]:
-        """Return the penalties of each step, in the order of the rules. keys: the canonical action of each step, if
-        known."""
-        episode = Episode(trajectory, self._tools_of(trajectory), keys)
-        return [
-            tuple(p for rule in self.rules if (p := _checked(rule, episode, step)) is not None)
-            for step in episode.steps
-        ]
-
-    def _tools_of(self, trajectory: Trajectory) -> dict[str, ToolSpec]:
-        """Return tools by name. Trajectories of an environment share the tuple, so it is looked up by identity."""
-        found = self._tools.get(id(trajectory.tools))
-        if found is None or found[0] is not trajectory.tools:
-            if len(self._tools) > 256:
-                self._tools.clear()
-            found = self._tools[id(trajectory.tools)] = (trajectory.tools, {t.name: t for t in trajectory.tools})
-        return found[1]
+    Raises PenaltyRuleError, which names rule and place, when a rule fails.
+    """
+    episode = Episode(trajectory, keys)
+    return [tuple(p for rule in rules if (p := _checked(rule, episode, step)) is not None) for step in episode.steps]
 
 
 def _checked(rule: PenaltyRule, episode: Episode, step: Step) -> Penalty | None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.configs.sections.rewards import CuriosityConfig, NormalizationConfig, RewardsConfig
+from grpo_tui.engine.policy.token_scores import turn_means
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.assembly import RewardResult
 from grpo_tui.rewards.batches import rollout_of
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.components import RewardError
-from grpo_tui.rewards.embedding import HashedEmbedder, pool_step_embeddings
+from grpo_tui.rewards.embedding import HashedEmbedder
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from grpo_tui.rewards.reward_detectors import advantage_shares
 
@@ -235,7 +236,8 @@ def test_step_embeddings_are_means_over_the_agents_tokens_of_a_step():
     hidden = torch.randn(2, 7, 4, generator=generator)
     turns = torch.tensor([[-1, 0, 0, 0, 1, 1, -1], [-1, -1, 0, 2, 2, -1, -1]])
     agent = torch.tensor([[0, 1, 1, 0, 1, 0, 0], [0, 0, 1, 1, 1, 0, 0]])
-    first, second = pool_step_embeddings(hidden, turns, agent, [2, 3])
+    own = [t[a.bool()].numpy() for t, a in zip(turns, agent, strict=True)]
+    first, second = turn_means(hidden[agent.bool()], own, [2, 3])
     torch.testing.assert_close(first, torch.stack([hidden[0, 1:3].mean(0), hidden[0, 4]]))
     torch.testing.assert_close(second, torch.stack([hidden[1, 2], torch.zeros(4), hidden[1, 3:5].mean(0)]))
 

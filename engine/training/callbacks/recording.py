@@ -85,7 +85,7 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
         super().training_begins(state)
         self._movement = Movement(self.trainer.accelerator.unwrap_model(self.trainer.model))
         if (rewards := self.trainer.orchestrator) is not None:
-            rules = {rule.id: rule.amount for rule in rewards.penalties.rules}
+            rules = {rule.id: rule.amount for rule in rewards.rules}
             self.recorder.event(
                 "rewards", "rewards in force", step=state.global_step, weights=rewards.weights, rules=rules
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ....configs.sections.rewards import COMPONENTS
 from ...agent import Message
 from ...trajectory import Score
 from ...user_code import UserCodeError, find_module, one_line
@@ -62,8 +63,6 @@ def dumped(message: Any) -> dict[str, Any]:
 
 TOTAL = "rubric"
 """The one component of a rubric whose sum is not that of its functions."""
-TAKEN = frozenset({"task", "environment", "curiosity", "coherence", "penalty"})
-"""Components of our own, which a function of a rubric cannot be called."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,8 @@ class RubricParts:
 
 
 def component(name: str) -> str:
-    """Return the component name of a function."""
-    return f"{TOTAL}_{name}" if name in TAKEN else name
+    """Return the component name of a function, which is none of our own."""
+    return f"{TOTAL}_{name}" if name in COMPONENTS else name
 
 
 def load(id: str, args: Mapping[str, object]) -> Any:

@@ -10,8 +10,8 @@ import torch
 
 from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
 from grpo_tui.engine.agents.scripted import ScriptedAgent
+from grpo_tui.engine.policy.token_scores import turn_means
 from grpo_tui.envs.calculator import CalculatorEnv
-from grpo_tui.rewards.embedding import pool_step_embeddings
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .parts import make_trainer, policy, tokenizer
@@ -58,8 +58,8 @@ def test_they_are_the_references_mean_last_hidden_states_over_each_steps_tokens(
         ids = torch.as_tensor(sample.token_ids)[None].long()
         with torch.no_grad():
             hidden = trainer.ref_model.base_model(input_ids=ids).last_hidden_state
-        turn, mask = torch.as_tensor(sample.turn_ids)[None], torch.as_tensor(sample.agent_mask)[None]
-        [expected] = pool_step_embeddings(hidden, turn, mask, [len(sample.trajectory.steps)])
+        own = sample.turn_ids[sample.agent_mask]
+        [expected] = turn_means(hidden[0, sample.agent_mask], [own], [len(sample.trajectory.steps)])
         torch.testing.assert_close(torch.from_numpy(sample.embeddings), expected, atol=1e-4, rtol=1e-4)
 
 
