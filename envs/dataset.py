@@ -9,8 +9,8 @@ from .base import EnvOptions, StepResult
 from .calls import ToolCall, means_call, parse_call
 from .chat import ChatEnv
 from .explain import OPTIONAL_CALLS, explain_calls
-from .function_tools import ANSWER, load_tools
-from .tools import ToolSpec
+from .function_tools import load_tools
+from .tools import ANSWER, ToolSpec
 
 
 class DatasetEnv(ChatEnv):

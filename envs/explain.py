@@ -47,14 +47,14 @@ def explain_calls(tools: Sequence[ToolSpec], about: str = "Use the tools below t
     return "\n".join(lines)
 
 
-def with_explanation(messages: Sequence[Message], explanation: str) -> list[Message]:
-    """Return the messages after the explanation, which joins an existing system message."""
-    if not explanation:
+def with_system(text: str, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages after a system prompt, which joins one that is there. An empty text changes nothing."""
+    if not text:
         return list(messages)
     first, rest = messages[0], messages[1:]
     if first.get("role") == "system":
-        return [{**first, "content": with_text_before(explanation, first.get("content", ""))}, *rest]
-    return [{"role": "system", "content": explanation}, *messages]
+        return [{**first, "content": with_text_before(text, first.get("content", ""))}, *rest]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _argument(argument: Argument) -> str:
@@ -70,10 +70,3 @@ def _example(argument: Argument) -> object:
     if argument.type in ("integer", "number") and isinstance(example, float | int) and isinstance(least, float | int):
         return max(example, least)
     return example
-
-
-def with_system(text: str, messages: list[Message]) -> list[Message]:
-    """Return the messages after a system prompt, which joins one that the environment gives."""
-    if messages and messages[0].get("role") == "system":
-        return [{**messages[0], "content": with_text_before(text, messages[0].get("content", ""))}, *messages[1:]]
-    return [Message(role="system", content=text), *messages]

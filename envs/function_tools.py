@@ -18,7 +18,7 @@ from ..configs.sections.environment import MCP
 from .base import Picture, StepResult
 from .content import IMAGE_SIGN
 from .loading import EnvLoadError
-from .tools import TYPES, Argument, ToolSpec, tool_of_schema
+from .tools import ANSWER, TYPES, ToolSpec, tool_of_schema
 from .user_code import UserCodeError, find_object, one_line
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .plugins.mcp import McpTool
 
-ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
-"""The call that a turn without a call counts as."""
 MAX_RESULT = 20_000
 """Characters of a tool's answer that the policy may read; more would fill any context."""
 

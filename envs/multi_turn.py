@@ -31,7 +31,7 @@ from .agent import (
 from .base import Env, ImageStore, Picture, PromptStyle, Split, State, StepResult, Task, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
-from .explain import with_explanation, with_system
+from .explain import with_system
 from .guard import Outcome, describe, guarded_map
 from .seeds import task_id
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
@@ -336,7 +336,7 @@ class MultiTurnEnv(Env[State, Task]):
         if isinstance(asked, str) and asked.strip():
             told = with_system(clean_text(asked), told)
         if self.style == "full":
-            told = with_explanation(told, clean_text(self.explain()))
+            told = with_system(clean_text(self.explain()), told)
         context = checked_context(self.context(state))
         pictures: tuple[Picture, ...] = ()
         if rollout.keep_images:

@@ -105,6 +105,9 @@ class ToolSpec:
         return from_plain(cls, data)
 
 
+ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
+
+
 def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, object] | None) -> ToolSpec:
     """Make a tool from a JSON schema of type `object`, as MCP servers and other libraries give it.
 

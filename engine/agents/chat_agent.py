@@ -55,12 +55,6 @@ class ChatAgent(ABC):
         finally:
             self._own_settings.reset(token)
 
-    def begin(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> Encoded | SightError:
-        """Return the prompt as tokens and images, or the reason why its rollouts cannot begin."""
-        return self.chat.begun(messages, tools)
-
     def start(
         self,
         prompts: Sequence[Sequence[Message]],
@@ -73,7 +67,7 @@ class ChatAgent(ABC):
 
         A policy without sight reads a sign in the place of a picture.
         """
-        begun = [self.begin(messages, tools) for messages in prompts]
+        begun = [self.chat.begun(messages, tools) for messages in prompts]
         watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)
         return self._open(self._tool_chat if tools else self.chat, begun, num_rollouts, seed, watched)
 

@@ -61,10 +61,8 @@ def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], weighting:
     done = []
     for made, now in zip(sampled, present, strict=True):
         assert made.logprobs is not None and now.logprobs is not None
-        counted = made.agent_mask.copy()
-        counted[:1] = False  # nothing comes before a first token
         log_ratio = torch.from_numpy(now.logprobs.astype(np.float64) - made.logprobs)[None]
-        weights = weighting.weights(log_ratio, torch.from_numpy(counted)[None])
+        weights = weighting.weights(log_ratio, torch.from_numpy(made.scored)[None])
         done.append(replace(made, logprobs=now.logprobs, importance=weights[0].float().numpy()))
     return done
 
@@ -74,9 +72,7 @@ def log_ratios(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> list[n
     parts = []
     for made, now in zip(sampled, present, strict=True):
         assert made.logprobs is not None and now.logprobs is not None
-        counted = made.agent_mask.copy()
-        counted[:1] = False
-        parts.append((now.logprobs.astype(np.float64) - made.logprobs)[counted])
+        parts.append((now.logprobs.astype(np.float64) - made.logprobs)[made.scored])
     return parts
 
 

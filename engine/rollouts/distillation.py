@@ -30,7 +30,7 @@ class Distillation:
         Rollouts that their environment failed keep advantages of 0 and are not in the mean.
         """
         counted = [r for r in rollouts if r.scorable and r.formula is not None]
-        tokens = sum(int(scored(r).sum()) for r in counted)
+        tokens = sum(int(r.scored.sum()) for r in counted)
         mean = sum(float(teacher_lead(r).sum(dtype=np.float64)) for r in counted) / max(tokens, 1)
         done = {id(r): self._added(r, mean, len(counted)) for r in counted}
         return [done.get(id(r), r) for r in rollouts]
@@ -39,22 +39,15 @@ class Distillation:
         lead = teacher_lead(rollout)
         turns = rollout.mean_by_turn(lead).astype(np.float64).tolist()
         before = rollout.advantages if self.with_reward and rollout.advantages is not None else np.float32(0)
-        advantages = before + self.weight * np.where(scored(rollout), lead - mean, 0)
+        advantages = before + self.weight * np.where(rollout.scored, lead - mean, 0)
         formula = with_teacher(rollout.formula, turns, mean, size, self.weight, self.with_reward)
         return replace(rollout, advantages=advantages.astype(np.float32), formula=formula)
-
-
-def scored(rollout: Rollout) -> np.ndarray:
-    """Return the agent's tokens that have a log-prob, bool [T]: nothing comes before a first token."""
-    counted = rollout.agent_mask.copy()
-    counted[:1] = False
-    return counted
 
 
 def teacher_lead(rollout: Rollout) -> np.ndarray:
     """Return log π_teacher − log π of the agent's tokens, float32 [T]; 0 elsewhere."""
     assert rollout.teacher_logprobs is not None and rollout.logprobs is not None
-    return np.where(scored(rollout), rollout.teacher_logprobs - rollout.logprobs, 0).astype(np.float32)
+    return np.where(rollout.scored, rollout.teacher_logprobs - rollout.logprobs, 0).astype(np.float32)
 
 
 def reverse_kl(rollouts: Sequence[Rollout]) -> float:

@@ -6,15 +6,19 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...configs.sections import TrainingConfig
 from ...envs.agent import Message, call_reader
 from ...envs.content import text_of
 from ...envs.multi_turn import MultiTurnEnv
-from ..policy.sight.processor import Encoded, SightError
+from ..policy.sight.processor import SightError
 from .dataset import DataError
 from .runner import Row, TrialEnv
+
+if TYPE_CHECKING:
+    from ..agents.chat import ChatBridge
+    from ..agents.chat_agent import ChatAgent
 
 CHECKED_ROWS = 8
 """Of whose images that is asked."""
@@ -23,29 +27,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 20.0
 """Prompts are counted in tokens before the first step for so long; what comes after is taken as it is."""
-
-
-class PromptWriter(Protocol):
-    """A renderer of prompts (`engine.agents.chat.ChatBridge`)."""
-
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Return the token ids of a prompt."""
-        ...
-
-    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """Return a prompt as text."""
-        ...
-
-
-class Policy(Protocol):
-    """The prompts of a policy, which is any agent of `engine.agents`. `envs.agent` defines how it is asked which
-    environments it knows and how it calls tools.
-    """
-
-    @property
-    def chat(self) -> PromptWriter:
-        """The renderer of its prompts."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +44,7 @@ def prompt_of(env: Any, task: Mapping[str, Any], policy: object) -> Prompt:
     return Prompt(env.reset(task)[1])
 
 
-def check_template(asked: Sequence[Message], prompt: Prompt, chat: PromptWriter, where: str) -> None:
+def check_template(asked: Sequence[Message], prompt: Prompt, chat: ChatBridge, where: str) -> None:
     """Raise DataError when the chat template leaves a message of the prompt out. asked: the messages of the data."""
     text = chat.prompt_text(prompt.messages, prompt.tools)
     for message in asked:
@@ -83,7 +64,7 @@ def check_template(asked: Sequence[Message], prompt: Prompt, chat: PromptWriter,
 
 def fitting(
     rows: Sequence[Row],
-    policy: Policy,
+    policy: ChatAgent,
     environment: Callable[[Row], Any],
     limits: TrainingConfig,
     on_long: Literal["stop", "drop"],
@@ -119,21 +100,6 @@ def fitting(
     return kept
 
 
-class SeeingReader(Protocol):
-    """A policy whose prompts may hold images (`engine.agents.TransformersAgent`)."""
-
-    @property
-    def sees(self) -> bool:
-        """Whether it receives pictures."""
-        ...
-
-    def begin(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> Encoded | SightError:
-        """A prompt as tokens and images, or why its rollouts cannot begin."""
-        ...
-
-
 def unread_calls(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: object) -> str:
     """Why calls of the tools that the policy's chat template shows may be taken for answers; empty where a parser fits,
     and where the template shows none."""
@@ -144,7 +110,7 @@ def unread_calls(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
         return ""
 
 
-def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: SeeingReader, limit: int) -> None:
+def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: ChatAgent, limit: int) -> None:
     """Raise DataError when none of the first tasks can be shown to the policy, or when no answer fits.
 
     limit: maximum tokens of a prompt with its answer.
@@ -167,7 +133,7 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
             prompt = prompt_of(env, row.task_data, agent)
         except Exception:  # a malformed task fails its own rollouts, and says so there
             continue
-        begun = agent.begin(prompt.messages, prompt.tools)
+        begun = agent.chat.begun(prompt.messages, prompt.tools)
         if isinstance(begun, SightError):  # such as a broken file, which fails its own rollouts
             refused[number] = begun
             continue

@@ -107,6 +107,13 @@ class Rollout:
         return int(self.agent_mask.sum())
 
     @property
+    def scored(self) -> np.ndarray:
+        """The agent's tokens that have a log-prob, bool [T]: nothing comes before a first token."""
+        scored = self.agent_mask.copy()
+        scored[:1] = False
+        return scored
+
+    @property
     def total_reward(self) -> float:
         """The shaped reward of the whole rollout."""
         return float(self.turn_rewards.sum())
@@ -130,9 +137,7 @@ class Rollout:
         own = self.logprobs if self.trained_logprobs is None else self.trained_logprobs
         if own is None or self.ref_logprobs is None:
             return None
-        mask = self.agent_mask.copy()
-        mask[:1] = False
-        return (own - self.ref_logprobs)[mask]
+        return (own - self.ref_logprobs)[self.scored]
 
     @property
     def scorable(self) -> bool:

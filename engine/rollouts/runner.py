@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections.environment import EnvironmentConfig
@@ -102,20 +102,6 @@ class TrialEnv(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsImages(Protocol):
-    """An environment with pictures for the record."""
-
-    image_store: ImageStore | None
-
-
-@runtime_checkable
-class LimitsTurns(Protocol):
-    """An environment with a time limit per turn."""
-
-    turn_timeout_s: float
-
-
 class RolloutWatch(Protocol):
     """Follows rollouts while they are made. One thread makes all calls of a trial."""
 
@@ -134,12 +120,12 @@ class RolloutWatch(Protocol):
 
 def prepares(config: EnvironmentConfig, images: ImageStore) -> Callable[[TrialEnv], None]:
     """Return a function that prepares a new environment: its pictures go to `images`, and its turns get the configured
-    time limit unless its own options set one."""
+    time limit unless its own options set one. An environment that is no `MultiTurnEnv` may lack both."""
 
-    def prepare(env: TrialEnv) -> None:
-        if isinstance(env, KeepsImages):
+    def prepare(env: Any) -> None:
+        if hasattr(env, "image_store"):
             env.image_store = images
-        if isinstance(env, LimitsTurns) and "turn_timeout_s" not in config.config:
+        if hasattr(env, "turn_timeout_s") and "turn_timeout_s" not in config.config:
             env.turn_timeout_s = config.turn_timeout_s
 
     return prepare

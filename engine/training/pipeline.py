@@ -18,6 +18,7 @@ import numpy as np
 from ...configs import metric_names as metric
 from ...envs.seeds import seed_of
 from ...rewards.advantages import AdvantageMethod
+from ..agents.remote.agent import RemoteAgent
 from ..policy.precision import Arithmetic
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
@@ -28,7 +29,6 @@ from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics, Scorer, Signal
 from ..rollouts.selection import fill_from_replay, mark, replace_without_signal
-from ..rollouts.versions import NotesSpans, VersionedAgent
 from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes
@@ -116,8 +116,8 @@ class RolloutPipeline:
         self.servers: ServerRollouts | None = None
         """Makes the rollouts of all processes, on the main one."""
         agent = self.runner.agent
-        self.on_servers = isinstance(agent, VersionedAgent)
-        if isinstance(agent, VersionedAgent) and self.processes.main:
+        self.on_servers = isinstance(agent, RemoteAgent)
+        if isinstance(agent, RemoteAgent) and self.processes.main:
             servers = self.options.servers
             self.servers = ServerRollouts(agent, self.runner, servers, lambda step: seed_of(self.seed, step, 0))
 
@@ -225,7 +225,7 @@ class RolloutPipeline:
         if made is None:
             with servers.waiting():
                 made = self._run(rows, 0, seed, step)
-        for spans in (servers.spans, *([servers.agent.spans] if isinstance(servers.agent, NotesSpans) else ())):
+        for spans in (servers.spans, servers.agent.spans):
             self.phases.spans.extend(spans.take())
         return made
 

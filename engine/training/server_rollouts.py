@@ -14,13 +14,14 @@ import numpy as np
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ...envs.spans import Spans
+from ..agents.remote.adapters import Adapter
+from ..agents.remote.agent import RemoteAgent
 from ..rollouts.ahead import Made, RolloutsAhead
 from ..rollouts.correction import Weighting, corrected, log_ratios, mismatch
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics
 from ..rollouts.server_evidence import ServerEvidence, by_server
-from ..rollouts.versions import Version, VersionedAgent
 
 
 class MismatchError(GrpoTuiError, RuntimeError):
@@ -52,12 +53,12 @@ class ServerRollouts:
     """
 
     def __init__(
-        self, agent: VersionedAgent, runner: RolloutRunner, options: ServerOptions, seed: Callable[[int], int]
+        self, agent: RemoteAgent, runner: RolloutRunner, options: ServerOptions, seed: Callable[[int], int]
     ) -> None:
         self.agent = agent
         self.runner = runner
         self.options = options
-        self.ahead: RolloutsAhead[Row, Version] = RolloutsAhead(
+        self.ahead: RolloutsAhead[Row, Adapter] = RolloutsAhead(
             self._make, options.max_staleness, options.ahead, agent.holding
         )
         self._seed = seed
@@ -146,7 +147,7 @@ class ServerRollouts:
         taken, self._times = self._times, dict.fromkeys(self._times, 0.0)
         return dict(taken)
 
-    def _make(self, rows: Sequence[Row], step: int, version: Version) -> list[Made]:
+    def _make(self, rows: Sequence[Row], step: int, version: Adapter) -> list[Made]:
         """Begin the groups of these rows on a thread."""
         groups: list[Made] = [Future() for _ in rows]
 

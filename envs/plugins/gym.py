@@ -16,7 +16,7 @@ from ..base import Demonstrator, EnvOptions, FixedTurns, Split, StepResult
 from ..calls import ToolCall, format_call
 from ..extraction import ENVIRONMENT, make_extractor
 from ..multi_turn import MultiTurnEnv
-from ..tools import Argument, ToolSpec
+from ..tools import ANSWER, Argument, ToolSpec
 from . import optional
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ CORRECT = 0.999
 """Score from which an answer counts as right; reasoning-gym gives part of a point for part of an answer."""
 
 NOTE = ToolSpec("NOTE", "Writes something down before answering.", (Argument("text", "string", "anything"),))
-ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
 
 
 class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):

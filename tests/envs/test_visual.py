@@ -28,7 +28,7 @@ from grpo_tui.engine.demonstration.visual.scenes import (
     SceneOptions,
 )
 from grpo_tui.envs.calls import format_call
-from grpo_tui.envs.explain import with_explanation
+from grpo_tui.envs.explain import with_system
 from grpo_tui.envs.trajectory import Trajectory
 
 from .scripts import ByteAgent, demonstrating
@@ -210,7 +210,7 @@ def test_tools_answer_from_the_pixels_whatever_the_scene_claims():
 def test_full_prompts_explain_every_tool():
     env = visual(prompt_style="full")
     task = task_of("motion", env)
-    system, user = with_explanation(env.reset(task)[1], env.explain())
+    system, user = with_system(env.explain(), env.reset(task)[1])
     assert all(tool.name in system.get("content", "") for tool in env.tools)
     assert "first frame" in user.get("content", "") and str(task["points"][0][0]) in user.get("content", "")
     done = walk(env, [task], "right")[0]

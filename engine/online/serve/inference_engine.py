@@ -27,13 +27,13 @@ from ....envs.trajectory import Trajectory
 from ....rewards.functions import RewardFunctionError
 from ....rewards.orchestrator import RewardOrchestrator
 from ...agents.chat_agent import ChatAgent
+from ...agents.remote.agent import RemoteAgent
 from ...agents.sampling import SamplingSettings
 from ...agents.tool_calls import NativeCalls
 from ...policy.forward import vocabulary_of
 from ...policy.prepared import acting
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
-from ...rollouts.versions import VersionedAgent
 from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
@@ -45,7 +45,6 @@ from .requests import Request, Sampling
 from .sample_passes import embeddings_and_logits, request_embeddings, update_task
 
 if TYPE_CHECKING:
-    from ...agents.remote.agent import RemoteAgent
     from ...agents.transformers_agent import TransformersAgent
     from ...rollouts.judging import Judge
 
@@ -216,7 +215,7 @@ class InferenceEngine:
         """Draw `count` rollouts of each request with changed agent settings."""
         first, agent = requests[0].number, cast("TransformersAgent | RemoteAgent", self.runner.agent)
         with contextlib.ExitStack() as open_:
-            if not isinstance(agent, VersionedAgent):  # convert and merge weights once for all tokens
+            if not isinstance(agent, RemoteAgent):  # convert and merge weights once for all tokens
                 open_.enter_context(acting(self.model))
             if changes:
                 open_.enter_context(agent.settings(**changes))

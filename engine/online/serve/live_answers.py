@@ -352,7 +352,7 @@ class LiveAnswers:
             messages, tools = env.opening(request.row.task_data, self._agent)
         except Exception:  # the ordinary way reports what is wrong with the task
             return None
-        begun = self._agent.begin(messages, tools)
+        begun = self._agent.chat.begun(messages, tools)
         fits = isinstance(begun, Encoded) and len(begun.ids) < self.engine.config.max_trajectory_tokens
         return list(begun.ids) if isinstance(begun, Encoded) and fits else None
 

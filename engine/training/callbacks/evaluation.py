@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerControl, TrainerState
 
 from ....configs import metric_names as metric
+from ...agents.remote.agent import RemoteAgent
 from ...evaluation.statistics import rate_interval
 from ...policy.prepared import acting
 from ...record.step_recorder import StepRecorder
@@ -17,7 +18,6 @@ from ...rollouts.evaluation import Evaluation, evaluate
 from ...rollouts.judging import Judge
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner, Row
-from ...rollouts.versions import VersionedAgent
 from ...runs.types import Phase
 from ..phases import StepClock
 from ..processes import Processes
@@ -83,7 +83,7 @@ class HeldOutEvaluation(RunCallback):
             return made
 
         with whole(self.trainer.model):
-            if isinstance(agent, VersionedAgent):  # servers write for the main process
+            if isinstance(agent, RemoteAgent):  # servers write for the main process
                 found = processes.on_main(lambda: (agent.publish(step), measured())[1])
             else:
                 found = measured(process_index=processes.index, num_processes=processes.number, gather=processes.gather)
