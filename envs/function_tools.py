@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from ..configs.sections.environment import MCP
 from .base import Picture, StepResult
 from .content import IMAGE_SIGN
+from .guard import awaited
 from .loading import EnvLoadError
 from .tools import ANSWER, TYPES, ToolSpec, tool_of_schema
 from .user_code import UserCodeError, find_object, one_line
@@ -51,7 +52,7 @@ class FunctionTool:
         try:
             result = self.call(**arguments)
             if inspect.isawaitable(result):
-                result = asyncio.run(_awaited(result))
+                result = asyncio.run(awaited(result))
         except Exception as problem:
             text = one_line(problem)
             return StepResult(f"error: {text[:MAX_RESULT]}", error=text)
@@ -169,10 +170,6 @@ def load_tool(path: str) -> FunctionTool:
             raise EnvLoadError(f'tool "{path}": the choices of {name} must be texts')
     spec = tool_of_schema(declared["name"], "", declared.get("parameters"))
     return FunctionTool(replace(spec, description=declared["description"]), function)
-
-
-async def _awaited(result: Awaitable[object]) -> object:
-    return await result
 
 
 def _flat(text: str) -> str:

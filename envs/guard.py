@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -152,6 +152,11 @@ def _running() -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
     threading.Thread(target=made.run_forever, name="async code", daemon=True).start()
     return made
+
+
+async def awaited(result: Awaitable[T]) -> T:
+    """Return the result of any awaitable, as a coroutine."""
+    return await result
 
 
 def submit(work: Coroutine[object, object, T]) -> Future[T]:

@@ -37,7 +37,7 @@ from .seeds import task_id
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import StepContext, TokenArrays, Trajectory
 from .tree import check_repeated, tree_session
-from .trial_pictures import KeptPictures, cleaned, loaded, shown_in
+from .trial_pictures import KeptPictures, cleaned, loaded
 from .under_way import (
     Answer,
     OnGroup,
@@ -165,7 +165,7 @@ class MultiTurnEnv(Env[State, Task]):
         def read(tasks: Iterable[int]) -> None:
             for row in rows_of(tasks):
                 tokens[row] = session.tokens(row)
-                shown[row] = shown_in(session, row) if self.sees else ()
+                shown[row] = cast("SeeingSession", session).shown(row) if self.sees else ()
 
         def result(tasks: Sequence[int]) -> dict[str, Any]:
             rows = rows_of(tasks)

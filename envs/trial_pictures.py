@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .agent import AgentSession, Message, ShownImage
+from .agent import Message, ShownImage
 from .base import ImageStore, Picture, StepResult
 from .calls import clean_text
 from .content import Content, checked_content, pictures_of
@@ -58,7 +58,13 @@ class KeptPictures:
     ) -> Trajectory:
         """Return the trajectory of a policy that sees with the pictures that it was shown. keep: save the prompt's."""
         paths = [self.save(picture) if keep else None for picture in pictures_of(prompt)]
-        return with_seen(trajectory, paths, shown)
+        begun = [image for image in shown if image.turn < 0]
+        steps = list(trajectory.steps)
+        for index, step in enumerate(steps):
+            seen = [image for image in shown if image.turn == index]
+            kept = step.images if len(step.images) == len(seen) else [None] * len(seen)
+            steps[index] = replace(step, seen=_noted(seen, kept)) if seen else step
+        return replace(trajectory, steps=tuple(steps), seen=_noted(begun, paths[: len(begun)]))
 
 
 def cleaned(content: object) -> Content:
@@ -73,26 +79,6 @@ def loaded(picture: Picture) -> Picture:
     """Return the picture with its pixels made: an author's code may raise or hang here, but not later."""
     pixels = picture.load()
     return Picture(picture.name, lambda: pixels)
-
-
-def shown_in(session: AgentSession, row: int) -> Sequence[ShownImage]:
-    """Return the images of a row (`SeeingSession.shown`); none for an agent that does not see."""
-    shown: Callable[[int], Sequence[ShownImage]] | None = getattr(session, "shown", None)
-    return () if shown is None else shown(row)
-
-
-def with_seen(trajectory: Trajectory, prompt: Sequence[str | None], shown: Sequence[ShownImage]) -> Trajectory:
-    """Return the trajectory with the images that the policy was shown.
-
-    prompt: files of the prompt's pictures (None: not kept). shown: see `SeeingSession.shown`.
-    """
-    begun = [image for image in shown if image.turn < 0]
-    steps = list(trajectory.steps)
-    for index, step in enumerate(steps):
-        seen = [image for image in shown if image.turn == index]
-        kept = step.images if len(step.images) == len(seen) else [None] * len(seen)
-        steps[index] = replace(step, seen=_noted(seen, kept)) if seen else step
-    return replace(trajectory, steps=tuple(steps), seen=_noted(begun, prompt[: len(begun)]))
 
 
 def _noted(shown: Sequence[ShownImage], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:

@@ -147,21 +147,16 @@ class Turns:
         return rollout.live and len(rollout.steps) < self.max_turns
 
     def _has_acted(self, rollout: RolloutUnderWay, turn: AgentTurn) -> bool:
-        """Return whether the agent wrote a turn. If it could not, the rollout has ended."""
+        """Return whether the agent wrote a turn. If it could not, the rollout has ended: there is no step."""
         if turn.stop_reason == "refused":
             rollout.refuse(turn.problem)
-        elif _is_full(turn):
+        elif turn.stop_reason == "token_limit" and turn.token_span[0] == turn.token_span[1]:
             rollout.stop_reason = StopReason.MAX_TOKENS
         return rollout.live
 
     def _tell(self) -> None:
         if self.on_progress is not None:
             self.on_progress(sum(not self._goes_on(rollout) for rollout in self.rollouts), len(self.rollouts))
-
-
-def _is_full(turn: AgentTurn) -> bool:
-    """Return whether the last observation left no room for a token. Then there is no step."""
-    return turn.stop_reason == "token_limit" and turn.token_span[0] == turn.token_span[1]
 
 
 @dataclass(frozen=True)
@@ -299,13 +294,14 @@ class RolloutUnderWay:
     ) -> Trajectory:
         """Return the rollout as far as it got."""
         branch = {} if self.parent is None else {PARENT: self.parent.number, SHARED: self.shared}
+        said = [Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt]
         return Trajectory(
             id=f"{group}-{self.number}",
             env=env,
             prompt_id=prompt_id,
             group=group,
             rollout=self.number,
-            prompt="\n\n".join(text_of(m.get("content", "")) for m in prompt),
+            prompt="\n\n".join(message.text for message in said),
             steps=tuple(self.steps),
             task=dict(self.task) if isinstance(self.task, Mapping) else {"task": self.task},
             tools=tuple(tools),
@@ -319,16 +315,10 @@ class RolloutUnderWay:
             error=self.error,
             seconds=self.seconds,
             meta=meta,
-            messages=_with_roles(prompt),
+            messages=tuple(said) if len(said) > 1 else (),
             extra={**self.verdict.extra, **branch},
             judged_by=self.verdict.judged_by,
         )
-
-
-def _with_roles(prompt: Sequence[Message]) -> tuple[Said, ...]:
-    if len(prompt) < 2:
-        return ()
-    return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)
 
 
 def prompts_of(rollouts: Sequence[RolloutUnderWay], num_rollouts: int) -> list[list[Message]]:

@@ -65,18 +65,16 @@ class ChatCompletions:
         raise AssertionError("unreachable")
 
     def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        with self._opener.open(self._request(body), timeout=self.timeout) as reply:
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers)
+        with self._opener.open(request, timeout=self.timeout) as reply:
             answer = json.load(reply)
         choice = answer["choices"][0]
         for call in choice["message"].get("tool_calls") or ():  # an answer of another form fails here
             call["function"]["name"]
         return {**choice, "usage": dict(answer.get("usage") or {})}
-
-    def _request(self, body: dict[str, Any]) -> urllib.request.Request:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        return urllib.request.Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers)
 
     def _described(self, problem: Exception) -> str:
         text = str(problem) or type(problem).__name__

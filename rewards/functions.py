@@ -11,7 +11,7 @@ import difflib
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -233,7 +233,7 @@ class RewardFunctions:
             except (Exception, SystemExit) as problem:  # the user's code
                 result = self._failed(function, asked, problem)
             if inspect.isawaitable(result):
-                waiting[function.path] = _awaited(result)
+                waiting[function.path] = guard.awaited(result)
             else:
                 returned[function.path] = result
         if waiting:
@@ -254,7 +254,7 @@ class RewardFunctions:
             try:
                 result = function.call(**function.arguments(asked.only(index), Logged()))
                 if inspect.isawaitable(result):
-                    (result,) = _together([_awaited(result)])
+                    (result,) = _together([guard.awaited(result)])
                     if isinstance(result, Exception):
                         raise result
             except (Exception, SystemExit) as again:
@@ -364,10 +364,6 @@ def _reward_model(path: str, weight: float, name: str) -> RewardFunction:
             f'environment.reward_funcs: "{path}" is no reward model: {reason}; a function is file.py:name'
         ) from problem
     return RewardFunction(path, weight, model, name, None, ())
-
-
-async def _awaited(result: Awaitable[object]) -> object:
-    return await result
 
 
 def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:

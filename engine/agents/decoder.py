@@ -83,10 +83,6 @@ class Decoder:
     def device(self) -> torch.device:
         return device_of(self.base)
 
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return stop_ids_of(self.base)
-
     def forward(
         self,
         tokens: torch.Tensor,

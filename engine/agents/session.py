@@ -69,11 +69,6 @@ class TransformersSession(ChatSession):
 
         A row without room for another token writes nothing and stops with `token_limit`.
         """
-        if self._refused:
-            return self._act_without_refused(rows)
-        return self._act(np.asarray(rows, dtype=np.int64))
-
-    def _act_without_refused(self, rows: Sequence[int]) -> list[AgentTurn]:
         able = [row for row in rows if row not in self._refused]
         turns = dict(zip(able, self._act(np.asarray(able, dtype=np.int64)), strict=True))
         for row in set(rows) - set(able):

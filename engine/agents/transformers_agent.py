@@ -20,7 +20,7 @@ from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
 from .chat import ChatBridge
 from .chat_agent import ChatAgent, seeds_of, taught
-from .decoder import Decoder
+from .decoder import Decoder, stop_ids_of
 from .sampling import AgentSettings
 from .session import TransformersSession
 
@@ -54,8 +54,7 @@ class TransformersAgent(ChatAgent):
         self.tokenizer = tokenizer
         self.decoder = Decoder(model)
         self.sessions: Callable[..., TransformersSession] = TransformersSession
-        stop_ids = self.decoder.stop_ids
-        chat = ChatBridge(tokenizer, stop_ids=stop_ids, template_kwargs=template_kwargs, sight=sight)
+        chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=template_kwargs, sight=sight)
         settings = AgentSettings(
             temperature, top_p, top_k, min_p, repetition_penalty, max_turn_tokens, max_trajectory_tokens
         )

@@ -6,23 +6,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...configs.errors import GrpoTuiError
 from ...configs.sections import DataConfig, EnvironmentConfig
 from ...configs.sections.data import holds_tasks
 from ...envs.base import Env
 from ...envs.guard import guarded_map
 from ...envs.loading import EnvLoadError, make_env
-from .runner import EnvKey, Row, RowError, parse_row
+from .runner import DataError, EnvKey, Row, parse_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHECK_SECONDS = 5.0
 """Tasks of a file are begun once each as a check, for so long; the rest is checked for its form only."""
-
-
-class DataError(GrpoTuiError, ValueError):
-    """The data cannot be used; the message is one sentence for a person."""
 
 
 def load_rows(
@@ -59,12 +54,9 @@ def load_rows(
 def _rows_of_dataset(
     config: EnvironmentConfig, data: DataConfig, split: str, tokenizer: PreTrainedTokenizerBase | None
 ) -> list[Row]:
-    from .sources import SourceError, load_tasks
+    from .sources import load_tasks
 
-    try:
-        tasks = load_tasks(data, split, config.eval_tasks)
-    except SourceError as problem:
-        raise DataError(str(problem)) from problem
+    tasks = load_tasks(data, split, config.eval_tasks)
     defaults = {"env_class_path": config.class_path, "env_config": options_of(config)}
     source = data.source if split == "train" else data.eval_source or data.source
     named = holds_tasks(source)
@@ -94,10 +86,7 @@ def check_rows(
     until = time.monotonic() + CHECK_SECONDS
     for number, values in enumerate(raw, 1):
         where = f"{source}, row {values.get('row', number)}"
-        try:
-            row = parse_row(values, where)
-        except RowError as problem:
-            raise DataError(str(problem)) from problem
+        row = parse_row(values, where)
         if row.key not in environments:
             try:
                 environments[row.key] = make_env(row.env_class_path, row.env_config, tokenizer)

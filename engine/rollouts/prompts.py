@@ -13,8 +13,7 @@ from ...envs.agent import Message, call_reader
 from ...envs.content import text_of
 from ...envs.multi_turn import MultiTurnEnv
 from ..policy.sight.processor import SightError
-from .dataset import DataError
-from .runner import Row, TrialEnv
+from .runner import DataError, Row, TrialEnv
 
 if TYPE_CHECKING:
     from ..agents.chat import ChatBridge

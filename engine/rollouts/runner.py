@@ -47,21 +47,21 @@ class Row:
         return self.env_class_path, canonical_config(self.env_config)
 
 
-class RowError(GrpoTuiError, ValueError):
-    """A dataset row cannot be used. The message names the row and the valid form."""
+class DataError(GrpoTuiError, ValueError):
+    """The data cannot be used. The message is one sentence, which names the row, if any, and a correction."""
 
 
 def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
     """Read `env_class_path`, `env_config` and `task_data` of one dataset row.
 
     The last two may be mappings or JSON text. A table that mixes environments must hold them as text, or else every
-    row gets the keys of all others, as None; those are dropped. Raises RowError.
+    row gets the keys of all others, as None; those are dropped. Raises DataError.
     """
     if isinstance(raw, Row):
         return raw
     path = raw.get("env_class_path")
     if not isinstance(path, str) or not path.strip():
-        raise RowError(f'{where}: env_class_path must be text such as "package.module.Class", not {path!r}')
+        raise DataError(f'{where}: env_class_path must be text such as "package.module.Class", not {path!r}')
     parts: dict[str, Mapping[str, Any]] = {}
     for key in ("env_config", "task_data"):
         value = raw.get(key)
@@ -71,16 +71,16 @@ def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
             try:
                 value = json.loads(value)
             except json.JSONDecodeError as problem:
-                raise RowError(f"{where}: {key} is text but not JSON ({problem})") from problem
+                raise DataError(f"{where}: {key} is text but not JSON ({problem})") from problem
         elif isinstance(value, Mapping):
             value = {k: v for k, v in value.items() if v is not None}
         if not isinstance(value, Mapping):
-            raise RowError(f"{where}: {key} must be a mapping, not {value!r}")
+            raise DataError(f"{where}: {key} must be a mapping, not {value!r}")
         parts[key] = value
     try:
         canonical_config(parts["env_config"])
     except EnvLoadError as problem:
-        raise RowError(f"{where}: {problem}") from problem
+        raise DataError(f"{where}: {problem}") from problem
     return Row(path, parts["env_config"], parts["task_data"])
 
 

@@ -21,9 +21,9 @@ from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.utils.logging import disable_progress_bar, set_verbosity
 
 from ...configs.checks import FILES, is_path
-from ...configs.errors import GrpoTuiError
 from ...configs.sections import DataConfig
 from ...configs.sections.data import holds_tasks
+from .runner import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,10 @@ Task = dict[str, Any]
 """A row as a task: JSON, as stored in the record."""
 
 
-class SourceError(GrpoTuiError, ValueError):
-    """A dataset cannot be read, or its rows make no tasks. The message names the row and a correction."""
-
-
 def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
     """The tasks of `split` (`train` or `eval`). eval_tasks: how many there are at most for evaluation.
 
-    Raises SourceError.
+    Raises DataError.
     """
     assert config.source is not None
     if split == "eval" and eval_tasks == 0:
@@ -66,17 +62,17 @@ def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
 
 
 def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
-    """All rows of a source as tasks. Raises SourceError."""
+    """All rows of a source as tasks. Raises DataError."""
     if holds_tasks(source):
         return _tasks_of_environments(config, source, split)
     table = read_table(source, name=config.name, split=split, revision=config.revision)
     if len(table) == 0:
-        raise SourceError(f"{source} has no rows")
+        raise DataError(f"{source} has no rows")
     maker = TaskMaker(config, source, list(table.column_names))
     try:
         return [maker.task(row, number) for number, row in enumerate(cast("Iterable[Mapping[str, Any]]", table), 1)]
     except UnicodeDecodeError as problem:
-        raise SourceError(f"{source} is not UTF-8 text") from problem
+        raise DataError(f"{source} is not UTF-8 text") from problem
 
 
 def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[Task]:
@@ -90,35 +86,35 @@ def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[
     try:
         for number, row in rows:
             if not isinstance(row, dict):
-                raise SourceError(f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}")
+                raise DataError(f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}")
             tasks.append({**row, "row": number})
     except _NotJson as wrong:
-        raise SourceError(f"{source}, row {wrong.number}: not JSON ({wrong.reason})") from wrong
+        raise DataError(f"{source}, row {wrong.number}: not JSON ({wrong.reason})") from wrong
     except UnicodeDecodeError as problem:
-        raise SourceError(f"{source} is not UTF-8 text") from problem
+        raise DataError(f"{source} is not UTF-8 text") from problem
     return tasks
 
 
 def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> Dataset:
-    """A file, a saved folder or a hub dataset as a table. Raises SourceError."""
+    """A file, a saved folder or a hub dataset as a table. Raises DataError."""
     disable_progress_bar()  # a log file is no place for it
     set_verbosity(logging.CRITICAL)  # what is wrong is said in one sentence
     if not source.strip():
-        raise SourceError("data.source is empty: name a file, a saved dataset or a hub id such as openai/gsm8k")
+        raise DataError("data.source is empty: name a file, a saved dataset or a hub id such as openai/gsm8k")
     path = Path(source).expanduser()
     if path.is_dir() and not is_saved(path):
-        raise SourceError(
+        raise DataError(
             f"the folder {source} is no saved dataset (`Dataset.save_to_disk`): name a file in it, ending in "
             f"{', '.join(FILES)}"
         )
     if path.exists() and path.is_file() and path.suffix not in READERS:
-        raise SourceError(f"{source} ends in {path.suffix or 'nothing'}; files that can be read: {', '.join(FILES)}")
+        raise DataError(f"{source} ends in {path.suffix or 'nothing'}; files that can be read: {', '.join(FILES)}")
     if is_path(source) and not path.exists():
-        raise SourceError(f"there is no file {source} (looked from {Path.cwd()})")
+        raise DataError(f"there is no file {source} (looked from {Path.cwd()})")
     if path.is_file():
         _check_plain(source, split, name=name, revision=revision)
         if path.suffix == ".csv" and (wrong := _wrong_row(source, path)):
-            raise SourceError(wrong)  # a row that is too short would be filled up without a word
+            raise DataError(wrong)  # a row that is too short would be filled up without a word
     try:
         if path.is_dir():
             found = load_from_disk(str(path))
@@ -127,27 +123,27 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
         else:
             found = load_dataset(source, name, split=None, revision=revision)
     except Exception as problem:  # pyarrow, pandas, fsspec and the hub's client raise what they like
-        raise SourceError(_explain(source, path, problem)) from problem
+        raise DataError(_explain(source, path, problem)) from problem
     if isinstance(found, Dataset):
         _check_plain(source, split, name=name, revision=revision)
         if found.column_names == ["text"] and path.is_file() and (wrong := _wrong_row(source, path)):
-            raise SourceError(wrong)  # what is no object comes as a column of that name
+            raise DataError(wrong)  # what is no object comes as a column of that name
         return found
     if not isinstance(found, DatasetDict) or split not in found:
-        raise SourceError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
+        raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
     return found[split]
 
 
 def _check_plain(source: str, split: str, **of_the_hub: str | None) -> None:
-    """Raise SourceError for a split, configuration or revision of a file, which has none."""
+    """Raise DataError for a split, configuration or revision of a file, which has none."""
     if split != TRAIN:
-        raise SourceError(
+        raise DataError(
             f"{source} has no splits, and {split} is asked of it: leave data.split and data.eval_split out (a tenth of "
             "the rows is held out), or name a file of its own in data.eval_source"
         )
     for key, value in of_the_hub.items():
         if value is not None:
-            raise SourceError(f"data.{key} is for datasets of the hub, and {source} is none: leave it out")
+            raise DataError(f"data.{key} is for datasets of the hub, and {source} is none: leave it out")
 
 
 def is_saved(folder: Path) -> bool:
@@ -156,7 +152,7 @@ def is_saved(folder: Path) -> bool:
 
 
 class TaskMaker:
-    """Makes tasks of the rows of one source. Raises SourceError for columns that are not there."""
+    """Makes tasks of the rows of one source. Raises DataError for columns that are not there."""
 
     def __init__(self, config: DataConfig, source: str, columns: Sequence[str]) -> None:
         self.config, self.source, self.columns = config, source, list(columns)
@@ -165,19 +161,19 @@ class TaskMaker:
         if self.template is not None:
             for name in _fields(self.template):
                 if name not in self.columns:
-                    raise SourceError(
+                    raise DataError(
                         f"data.prompt_template names {{{name}}}, but {has}; write {{{{{name}}}}} for braces that stay"
                     )
             if not _fields(self.template):
-                raise SourceError(f"data.prompt_template names no column, so all prompts would be equal; {has}")
+                raise DataError(f"data.prompt_template names no column, so all prompts would be equal; {has}")
         wanted = config.prompt or next((c for c in PROMPT_COLUMNS if c in self.columns), None)
         if self.template is None and (wanted is None or wanted not in self.columns):
             missing = f"no column {config.prompt}" if config.prompt else "no column of prompts"
-            raise SourceError(f"{has}, and {missing}: {self._cure()}")
+            raise DataError(f"{has}, and {missing}: {self._cure()}")
         self.prompt = wanted or ""
         self._kinds: dict[str, tuple[str, int]] = {}
         if config.answer is not None and config.answer not in self.columns:
-            raise SourceError(f"{has}, and no column {config.answer} for right answers: name it in data.answer")
+            raise DataError(f"{has}, and no column {config.answer} for right answers: name it in data.answer")
 
     def _cure(self) -> str:
         """Suggest a correction for a source without prompts."""
@@ -190,7 +186,7 @@ class TaskMaker:
         return "name it in data.prompt"
 
     def task(self, row: Mapping[str, Any], number: int) -> Task:
-        """Row `number` (from 1) as a task. Raises SourceError with its number."""
+        """Row `number` (from 1) as a task. Raises DataError with its number."""
         where = f"{self.source}, row {number}"
         self._check_types(row, number, where)
         messages, from_text = self._messages(row, where)
@@ -199,7 +195,7 @@ class TaskMaker:
         plain = form == "text" or (form == "auto" and as_it_is and self.prompt == "prompt")
         if self.config.system_prompt is not None:
             if messages[0]["role"] == "system":
-                raise SourceError(f"{where}: the prompt has a system message already; leave data.system_prompt out")
+                raise DataError(f"{where}: the prompt has a system message already; leave data.system_prompt out")
             messages = [{"role": "system", "content": self.config.system_prompt}, *messages]
         task: Task = {
             "messages": messages,
@@ -210,7 +206,7 @@ class TaskMaker:
         if self.config.answer is not None:
             answer = row[self.config.answer]
             if answer is None or not str(answer).strip():
-                raise SourceError(f"{where}: {self.config.answer} is empty, and no answer could be right")
+                raise DataError(f"{where}: {self.config.answer} is empty, and no answer could be right")
             task["answer"] = str(answer)
         return task
 
@@ -220,7 +216,7 @@ class TaskMaker:
             kind = _json_kind(value)
             known = self._kinds.setdefault(column, (kind, number)) if kind else (kind, number)
             if known[0] != kind:
-                raise SourceError(
+                raise DataError(
                     f"{where}: {column} is {kind}, but {known[0]} in row {known[1]}; a column has one type in all rows"
                 )
 
@@ -232,12 +228,12 @@ class TaskMaker:
             prompt = row[self.prompt]
         if isinstance(prompt, str):
             if not prompt.strip():
-                raise SourceError(f"{where}: {self.prompt or 'the prompt'} is empty")
+                raise DataError(f"{where}: {self.prompt or 'the prompt'} is empty")
             return [{"role": "user", "content": prompt}], True
         if prompt == []:
-            raise SourceError(f"{where}: {self.prompt} is empty")
+            raise DataError(f"{where}: {self.prompt} is empty")
         if not isinstance(prompt, list):
-            raise SourceError(
+            raise DataError(
                 f"{where}: {self.prompt} must be text or a list of messages, not {_kind(prompt)}; data.prompt names "
                 "another column"
             )
@@ -246,16 +242,14 @@ class TaskMaker:
             role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (0, 0)
             content = _joined(content)
             if role not in ROLES or not isinstance(content, str):
-                raise SourceError(
+                raise DataError(
                     f"{where}: message {i} of {self.prompt} must be {{role: {' or '.join(ROLES)}, content: text}}"
                 )
             messages.append({"role": str(role), "content": content})
         if messages[-1]["role"] == "assistant":
-            raise SourceError(
-                f"{where}: the last message of {self.prompt} is the assistant's: nothing is left to answer"
-            )
+            raise DataError(f"{where}: the last message of {self.prompt} is the assistant's: nothing is left to answer")
         if not any(m["content"].strip() for m in messages):
-            raise SourceError(f"{where}: {self.prompt} is empty")
+            raise DataError(f"{where}: {self.prompt} is empty")
         return messages, False
 
 
@@ -285,7 +279,7 @@ def _filled(template: str, row: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any, where: str, column: str) -> Any:
-    """Return a column's value as JSON. Raises SourceError for values without a JSON form, such as pictures."""
+    """Return a column's value as JSON. Raises DataError for values without a JSON form, such as pictures."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, (datetime, date)):
@@ -296,7 +290,7 @@ def _plain(value: Any, where: str, column: str) -> Any:
         return [_plain(v, where, column) for v in value]
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise SourceError(f"{where}: the column {column} holds {_kind(value)}, which is neither text nor numbers; drop it")
+    raise DataError(f"{where}: the column {column} holds {_kind(value)}, which is neither text nor numbers; drop it")
 
 
 def _kind(value: Any) -> str:

@@ -26,11 +26,11 @@ from ..evaluation.results import TASK, finished_tasks, read_evaluation
 from ..policy.models import load_policy, load_sight
 from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
-from ..rollouts.dataset import DataError, load_rows
+from ..rollouts.dataset import load_rows
 from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import check_images, fitting
 from ..rollouts.rollout import Rollout
-from ..rollouts.runner import RolloutRunner, prepares
+from ..rollouts.runner import DataError, RolloutRunner, prepares
 from ..rollouts.scoring import Scorer
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter

@@ -84,7 +84,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
             entry = self._entry(seed, index)
             held_out = hashlib.sha1(str(entry["question"]).encode()).digest()[0] < EVAL_SHARE
             if held_out == (split == "eval"):
-                tasks.append({"seed": seed, "index": index, "answer": _text(entry["answer"])})
+                tasks.append({"seed": seed, "index": index, "answer": str(entry["answer"])})
                 if len(tasks) == n:
                     return tasks
         raise ValueError(f"{self.dataset} made only {len(tasks)} of {n} {split} tasks; ask for fewer")
@@ -124,7 +124,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
     def demonstrate(self, task: Mapping[str, int | str], route: str = "right", seed: int = 0) -> Demonstrator:
         if route not in self.routes(task):
             raise ValueError(f"ReasoningGymEnv has no route {route!r}, only right, give_up")
-        answer = _text(self._entry(int(task["seed"]), int(task["index"]))["answer"])
+        answer = str(self._entry(int(task["seed"]), int(task["index"]))["answer"])
         text = {"text": "I do not know" if route == "give_up" else answer}
         if not self.scratch_pad:
             return FixedTurns(text["text"])
@@ -158,10 +158,6 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
             except (TypeError, ValueError, AssertionError) as problem:
                 raise ValueError(_explain(self.dataset, self.options, problem)) from problem
         return self._made[seed]
-
-
-def _text(answer: object) -> str:
-    return answer if isinstance(answer, str) else str(answer)
 
 
 def _explain(dataset: str, options: Mapping[str, object], problem: Exception) -> str:

@@ -15,33 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..breakdown import AdvantageFormula, AdvantageTerm
-from .base import (
-    EPSILON,
-    AdvantageMethod,
-    Among,
-    Group,
-    GroupParts,
-    Part,
-    Returns,
-    Scale,
-    component_names,
-    spread,
-    total,
-)
+from .base import EPSILON, Group, GroupParts, Part, Scale, component_names, spread
+from .group import GroupAdvantage
 
 
-class GdpoAdvantage(AdvantageMethod):
-    """Group reward-decoupled normalisation. `scale` has no effect."""
+class GdpoAdvantage(GroupAdvantage):
+    """Group reward-decoupled normalisation. `scale` has no effect. A reward without components is one component."""
 
     name = "gdpo"
-
-    def __init__(self, among: Among = "equals") -> None:
-        self.among: Among = among
-        self.shaping_apart = among == "equals"
-
-    def returns(self, rollout: Returns) -> Sequence[float]:
-        """Return the sum over the turns, which is compared if the reward has no components."""
-        return [total(rollout.turns)]
 
     def sentence(self, formula: AdvantageFormula) -> str:
         return "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"

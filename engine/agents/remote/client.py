@@ -178,7 +178,7 @@ class ServerClient:
 
 
 def open_http() -> httpx.AsyncClient:
-    """Return an HTTP client for the running event loop. Raises MissingHTTPClient."""
+    """Return an HTTP client for one event loop. Raises MissingHTTPClient."""
     try:
         import httpx
     except ImportError:

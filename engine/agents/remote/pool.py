@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ....configs.errors import GrpoTuiError
 from ....envs.spans import Spans
@@ -32,9 +32,6 @@ from .protocol import (
     ServerRefusal,
     ServerTrouble,
 )
-
-if TYPE_CHECKING:
-    import httpx
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -153,22 +150,14 @@ class ServerPool:
         """Prepares and proves a server before it is in."""
         self.spans = Spans()
         """When each server wrote turns, by its address."""
+        self._http = open_http()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout servers", daemon=True)
         self._thread.start()
         self._turn = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        try:
-            self._http = self.run(self._open())
-        except GrpoTuiError:
-            self._stop()
-            raise
         self._changed = asyncio.Condition()
         self.servers = [Server(ServerClient(url, self._http, key)) for url in urls]
-
-    @staticmethod
-    async def _open() -> httpx.AsyncClient:
-        return open_http()
 
     def close(self) -> None:
         if not self._thread.is_alive():
@@ -182,7 +171,10 @@ class ServerPool:
             await self._http.aclose()
 
         self.run(end())
-        self._stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        if not self._loop.is_running():
+            self._loop.close()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -429,12 +421,6 @@ class ServerPool:
             self.tell(sentence, good)
         except Exception:  # whoever listens must not end the servers' loop
             logger.exception("telling of a server")
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
-        if not self._loop.is_running():
-            self._loop.close()
 
 
 def event_of(good: bool) -> tuple[Literal["note", "alert"], dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ....configs.errors import GrpoTuiError
 from ....configs.sections import EnvironmentConfig
-from ...rollouts.runner import Row, RowError, parse_row
+from ...rollouts.runner import DataError, Row, parse_row
 from .conversations import Conversation
 from .texts import Piece
 from .wanted import Wanted
@@ -133,7 +133,7 @@ def parse_request(raw: Any, defaults: EnvironmentConfig, where: str = "the reque
     values = {"env_class_path": defaults.class_path, "env_config": defaults.config, **raw}
     try:
         row = parse_row(values, where)
-    except RowError as error:
+    except DataError as error:
         raise RequestError(str(error)) from error
     return Request(row, fields={} if identifier is None else {"id": identifier})
 

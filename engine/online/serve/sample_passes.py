@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ....configs.sections.online import OnlineConfig
-from ....rewards.assembly import RewardResult
+from ....rewards.orchestrator import RewardResult
 from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
 from ...policy.token_scores import DENSE_LOGITS, turn_means
 from ...rollouts.rollout import Rollout

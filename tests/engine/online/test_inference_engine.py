@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from grpo_tui.configs.sections.rewards import RewardsConfig
+from grpo_tui.engine.agents.decoder import stop_ids_of
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.serve import inference_engine, live_answers
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
@@ -371,7 +372,7 @@ def test_a_conversation_gets_the_models_own_text_and_the_vote_comes_after_it() -
         do_sample=False,
         max_new_tokens=9,
         pad_token_id=0,
-        eos_token_id=agent.decoder.stop_ids,
+        eos_token_id=stop_ids_of(agent.model),
     )[0]
     assert answer.samples[0].token_ids.tolist() == own.tolist()
     assert len(answer.samples) == 1 and answer.text is not None

@@ -11,9 +11,9 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections import TrainingConfig
 from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.engine.policy.sources import load_tokenizer
-from grpo_tui.engine.rollouts.dataset import DataError, load_rows
+from grpo_tui.engine.rollouts.dataset import load_rows
 from grpo_tui.engine.rollouts.prompts import fitting
-from grpo_tui.engine.rollouts.runner import RolloutRunner
+from grpo_tui.engine.rollouts.runner import DataError, RolloutRunner
 from grpo_tui.engine.training.previews import first_prompt, rows_of
 
 TOOL = '''

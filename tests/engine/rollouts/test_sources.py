@@ -11,7 +11,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from grpo_tui.configs.sections import DataConfig
-from grpo_tui.engine.rollouts.sources import SourceError, load_tasks
+from grpo_tui.engine.rollouts.runner import DataError
+from grpo_tui.engine.rollouts.sources import load_tasks
 
 ROWS = [{"question": f"what is {i} plus {i}?", "answer": str(2 * i)} for i in range(40)]
 
@@ -150,7 +151,7 @@ def test_a_row_that_makes_no_task_is_named_in_one_sentence(tmp_path: Path, case:
     lines, settings, said = LINES[case]
     path = tmp_path / "data.jsonl"
     path.write_text(lines)
-    with pytest.raises(SourceError, match=said) as raised:
+    with pytest.raises(DataError, match=said) as raised:
         for split in ("train", "eval"):
             load_tasks(DataConfig(source=str(path), **settings), split, 4)
     assert "\n" not in str(raised.value)
@@ -166,10 +167,10 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (str(tmp_path / "notes.txt"), "ends in .txt; files that can be read: .jsonl, .json, .csv, .parquet"),
         ("nobody/nothing-of-this-name", "cannot be had from the hub"),
     ):
-        with pytest.raises(SourceError, match=said):
+        with pytest.raises(DataError, match=said):
             load_tasks(DataConfig(source=source), "train", 0)
     (tmp_path / "wide.csv").write_text("prompt,answer\na,b\nc,d,e\n")
-    with pytest.raises(SourceError, match="row 2: 3 cells, but the header has 2"):
+    with pytest.raises(DataError, match="row 2: 3 cells, but the header has 2"):
         load_tasks(DataConfig(source=str(tmp_path / "wide.csv")), "train", 0)
     for name, text, said in (
         ("short.csv", "prompt,answer\na,b\nc\n", "row 2: 1 cells, but the header has 2"),
@@ -178,8 +179,8 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("inside.json", '{"data": [{"prompt": "a"}]}', "where its rows stand in data, write the list of them alone"),
     ):
         (tmp_path / name).write_text(text)
-        with pytest.raises(SourceError, match=said):
+        with pytest.raises(DataError, match=said):
             load_tasks(DataConfig(source=str(tmp_path / name)), "train", 0)
     (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
-    with pytest.raises(SourceError, match="is not UTF-8 text"):
+    with pytest.raises(DataError, match="is not UTF-8 text"):
         load_tasks(DataConfig(source=str(tmp_path / "latin.jsonl")), "train", 0)

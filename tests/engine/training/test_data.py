@@ -8,7 +8,8 @@ import pytest
 from datasets import Dataset
 
 from grpo_tui.configs.sections import DataConfig, EnvironmentConfig
-from grpo_tui.engine.rollouts.dataset import DataError, check_rows, load_rows
+from grpo_tui.engine.rollouts.dataset import check_rows, load_rows
+from grpo_tui.engine.rollouts.runner import DataError
 
 CALCULATOR = "grpo_tui.envs.calculator.CalculatorEnv"
 TASK = {"start": 3, "operations": [["add", 4]], "answer": "7"}

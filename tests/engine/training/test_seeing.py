@@ -23,10 +23,9 @@ from grpo_tui.engine.policy.models import load_policy, load_sight, lora_config
 from grpo_tui.engine.policy.sight.inputs import SeeingModel
 from grpo_tui.engine.policy.sight.processor import stack_inputs
 from grpo_tui.engine.policy.versions import OLD_CHECKPOINTING
-from grpo_tui.engine.rollouts.dataset import DataError
 from grpo_tui.engine.rollouts.prompts import check_images
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
-from grpo_tui.engine.rollouts.runner import Row
+from grpo_tui.engine.rollouts.runner import DataError, Row
 from grpo_tui.engine.rollouts.trial import rollouts_from_trial
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
