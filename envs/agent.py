@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 from .calls import ToolCall
 from .content import Content, Picture
@@ -62,21 +62,13 @@ class AgentSession(Protocol):
         """Free the KV cache."""
 
 
-class ShownImage(Protocol):
-    """One image that an agent was shown. Further fields belong to the agent."""
+@dataclass(frozen=True)
+class ShownImage:
+    """One image that an agent was shown. image: in the agent's own form, with its `size` (width and height in pixels)
+    and its number of `tokens`. turn: the turn whose observation it came with, -1 for the prompt."""
 
-    @property
-    def turn(self) -> int:
-        """The turn whose observation it came with (-1: the prompt)."""
-        ...
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height as the model sees it."""
-        ...
-
-    @property
-    def tokens(self) -> int: ...
+    image: Any
+    turn: int
 
 
 class SeeingSession(AgentSession, Protocol):

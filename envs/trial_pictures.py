@@ -82,5 +82,4 @@ def loaded(picture: Picture) -> Picture:
 
 
 def _noted(shown: Sequence[ShownImage], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
-    sized = zip(shown, paths, strict=True)
-    return tuple(SeenImage(width=s.size[0], height=s.size[1], tokens=s.tokens, path=path) for s, path in sized)
+    return tuple(SeenImage(*s.image.size, s.image.tokens, path) for s, path in zip(shown, paths, strict=True))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ...envs.agent import ShownImage
 from ...envs.content import Picture
 from ...envs.trajectory import TokenArrays
-from ..policy.sight.processor import Encoded, ModelImage, SightError
+from ..policy.sight.processor import Encoded, SightError
 from .chat import ChatBridge
 
 
@@ -85,23 +85,6 @@ class TokenHistory:
         extra = max(extra, self.ids.shape[1] // 2)
         for name, fill in (("ids", 0), ("agent", False), ("logprobs", 0), ("turn", -1)):
             setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, extra)), constant_values=fill))
-
-
-@dataclass(frozen=True)
-class ShownImage:
-    """An image in a conversation. turn: the turn of the observation that it came with, -1 for the prompt."""
-
-    image: ModelImage
-    turn: int
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels as the model sees it."""
-        return self.image.size
-
-    @property
-    def tokens(self) -> int:
-        return self.image.tokens
 
 
 class ChatSession:

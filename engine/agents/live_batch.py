@@ -56,19 +56,9 @@ class LiveRow:
         return self.ended or self.cancelled or len(self.tokens) >= self.limit
 
 
-class Prompts:
-    """Keys and values of encoded prompts, with the logits after each. The oldest leave when there is no more room."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[int, ...], tuple[RowCache, torch.Tensor]] = {}
-
-    def __contains__(self, prompt: tuple[int, ...]) -> bool:
-        return prompt in self._held
-
-    def __getitem__(self, prompt: tuple[int, ...]) -> tuple[RowCache, int, torch.Tensor]:
-        """Return a cache, the place of the prompt in it, and the logits `[V]`."""
-        cache, logits = self._held[prompt]
-        return cache, 0, logits
+class Prompts(dict[tuple[int, ...], tuple[RowCache, int, torch.Tensor]]):
+    """Encoded prompts: a cache, the place of the prompt in it, and the logits `[V]` after it. The oldest leave when
+    there is no more room."""
 
     def keep(self, prompt: tuple[int, ...], source: RowCache, place: int, logits: torch.Tensor) -> None:
         if len(prompt) > KEPT_TOKENS:
@@ -76,9 +66,9 @@ class Prompts:
         cache = RowCache(len(source.layers), 0, len(prompt))
         cache.reserve(1, len(prompt), like=source)
         cache.copy_row(source, place, 0)
-        self._held[prompt] = cache, logits.clone()
-        while sum(map(len, self._held)) > KEPT_TOKENS:
-            del self._held[next(iter(self._held))]
+        self[prompt] = cache, 0, logits.clone()
+        while sum(map(len, self)) > KEPT_TOKENS:
+            del self[next(iter(self))]
 
 
 class LiveBatch:

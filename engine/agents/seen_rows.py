@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...envs.agent import ShownImage
 from ..policy.sight.inputs import Positions, SeeingModel
 from ..policy.sight.processor import ModelImage
-from .chat_session import ShownImage, TokenHistory
+from .chat_session import TokenHistory
 
 
 @dataclass(frozen=True)

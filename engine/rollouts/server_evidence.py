@@ -39,14 +39,6 @@ Numbers = dict[str, float]
 """Of a prompt on a server: `apart` mean |log π − log μ| a token, `bias` mean log π − log μ (nats), `length` tokens."""
 
 
-@dataclass(frozen=True)
-class Suspicion:
-    """A server, and the end of a sentence on its difference from the others."""
-
-    server: str
-    reason: str
-
-
 @dataclass
 class _Evidence:
     """The product for one test of one server, and the means since it began."""
@@ -84,8 +76,9 @@ class ServerEvidence:
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
 
-    def add(self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int) -> list[Suspicion]:
-        """Servers that are suspected with the rollouts of this step, as `correction.corrected` takes them."""
+    def add(self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int) -> dict[str, str]:
+        """Return the servers that are suspected with the rollouts of this step, as `correction.corrected` takes them.
+        Each has the end of a sentence on its difference from the others."""
         found: dict[str, str] = {}
         for version in {r.policy_version for r in sampled}:
             pairs = [(s, p) for s, p in zip(sampled, present, strict=True) if s.policy_version == version]
@@ -101,7 +94,7 @@ class ServerEvidence:
                     reason = self._test(prompts, server, name, sign)
                     if reason:
                         found.setdefault(server, reason)
-        return [Suspicion(server, reason) for server, reason in found.items()]
+        return found
 
     def _far_off(self, prompts: Mapping[str, Sequence[Numbers]]) -> dict[str, str]:
         """Those beyond what rounding explains where others are far within it, or beyond `max_mismatch` and far from

@@ -110,12 +110,12 @@ class ServerRollouts:
         sampled: as their environments gave them; present: with log-probs of the policy as it is. Raises MismatchError.
         """
         sampled = [now if made.logprobs is None else made for made, now in zip(sampled, present, strict=True)]
-        for suspicion in self._evidence.add(sampled, present, step):
-            if suspicion.server in self._suspected:
+        for server, reason in self._evidence.add(sampled, present, step).items():
+            if server in self._suspected:
                 continue
-            self._suspected.add(suspicion.server)
-            if self.agent.dismiss(suspicion.server, suspicion.reason):
-                self._dismissed.add(suspicion.server)
+            self._suspected.add(server)
+            if self.agent.dismiss(server, reason):
+                self._dismissed.add(server)
         if any(turn.server in self._dismissed for r in sampled if r.trajectory for turn in r.trajectory.steps):
             self._times[metric.ROLLOUTS_DROPPED] += len(sampled)
             return None
