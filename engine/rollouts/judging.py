@@ -75,7 +75,7 @@ class Judge:
 
         Raises RewardFunctionError.
         """
-        asked = [i for i, r in enumerate(rollouts) if r.trajectory is not None and _ended(r.trajectory)]
+        asked = [i for i, r in enumerate(rollouts) if (t := r.trajectory) is not None and t.steps and not t.failed]
         completions = completions_of([rollouts[i] for i in asked], [rows[i] for i in asked], step, self.special_tokens)
         if (state := copy.copy(self.state())) is not None:
             state.global_step = step  # type: ignore[attr-defined] - rollouts may be made ahead
@@ -176,7 +176,3 @@ def _columns(task: Mapping[str, object]) -> Mapping[str, object]:
     """Return the columns of a dataset's row, or the keys of another environment's task."""
     columns = task.get("columns")
     return columns if isinstance(columns, Mapping) else task
-
-
-def _ended(trajectory: Trajectory) -> bool:
-    return bool(trajectory.steps) and not trajectory.failed

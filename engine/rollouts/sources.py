@@ -81,15 +81,13 @@ def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[
         rows = enumerate(read_table(source, name=config.name, split=split, revision=config.revision).to_list(), 1)
     else:
         _check_plain(source, split, name=config.name, revision=config.revision)
-        rows = _json_lines(path)
+        rows = _json_lines(source, path)
     tasks: list[Task] = []
     try:
         for number, row in rows:
             if not isinstance(row, dict):
                 raise DataError(f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}")
             tasks.append({**row, "row": number})
-    except _NotJson as wrong:
-        raise DataError(f"{source}, row {wrong.number}: not JSON ({wrong.reason})") from wrong
     except UnicodeDecodeError as problem:
         raise DataError(f"{source} is not UTF-8 text") from problem
     return tasks
@@ -339,7 +337,7 @@ def _wrong_row(source: str, path: Path) -> str | None:
             found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
             rows: Iterable[tuple[int, Any]] = enumerate(found if isinstance(found, list) else [found], 1)
         else:
-            rows = _json_lines(path)
+            rows = _json_lines(source, path)
         number = 0
         for number, row in rows:
             if not isinstance(row, dict):
@@ -347,8 +345,8 @@ def _wrong_row(source: str, path: Path) -> str | None:
         return f"{source} has no rows" if number == 0 else None
     except UnicodeDecodeError:
         return f"{source} is not UTF-8 text"
-    except _NotJson as wrong:
-        return f"{source}, row {wrong.number}: not JSON ({wrong.reason})"
+    except DataError as wrong:
+        return str(wrong)
     except (ValueError, TypeError) as problem:
         return f"{source} is not JSON: {problem}"
 
@@ -362,19 +360,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-class _NotJson(Exception):
-    def __init__(self, number: int, reason: str) -> None:
-        self.number, self.reason = number, reason
-
-
-def _json_lines(path: Path) -> Iterable[tuple[int, Any]]:
+def _json_lines(source: str, path: Path) -> Iterable[tuple[int, Any]]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
                     yield number, json.loads(line, object_pairs_hook=_once)
                 except ValueError as problem:
-                    raise _NotJson(number, str(problem)) from problem
+                    raise DataError(f"{source}, row {number}: not JSON ({problem})") from problem
 
 
 def _json_kind(value: Any) -> str:
