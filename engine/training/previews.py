@@ -107,7 +107,7 @@ def first_prompt(config: RunConfig) -> str:
 
 
 def columns(config: RunConfig) -> str:
-    """Return the names of the dataset's columns as a JSON list. Raises SourceError."""
+    """Return the names of the dataset's columns as a JSON list. Raises DataError."""
     from ..rollouts.sources import read_table
 
     data = config.data
@@ -116,7 +116,7 @@ def columns(config: RunConfig) -> str:
 
 
 def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
-    """Yield the lines about the dataset and its first rows. Raises SourceError, ModelLoadError, ChatTemplateError."""
+    """Yield the lines about the dataset and its first rows. Raises DataError, ModelLoadError, ChatTemplateError."""
     from ...configs.sections.data import holds_tasks
     from ..rollouts.sources import load_tasks
 
