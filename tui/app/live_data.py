@@ -167,33 +167,25 @@ def read(reader: RunReader, log_lines: int) -> Reading:
     reading = Reading(info, asked=asked(info.path), log=tail_log(info, log_lines), live=read_live(info))
     problems: list[str] = []
     try:
-        reading = _with_metrics(reading, reader)
-        reading = _with_events(reading, reader)
+        names, points = reader.metrics.names(), reader.metrics.latest_points()
+        latest = _current(points)
+        for name in RATES:
+            if name in points:
+                newest = reader.metrics.points(name, after_step=points[name][0] - RATE_WINDOW)
+                latest[name] = _mean([value for _, value in newest])
+        trends = {n: reader.metrics.points(n, max_points=TREND) for n in names if n.startswith(_TRENDS)}
+        pace = _pace(reader, points)
+        reading = replace(reading, names=names, latest=latest, trends=trends, seconds_a_step=pace)
+        reading = replace(
+            reading,
+            findings=reader.events(("alert", "note", "error", "record"), limit=400),
+            betas=reader.events(("beta",), limit=5),
+            versions=reader.events(("snapshot", "checkpoint", "eval"), limit=40),
+            phase=next((e.message for e in reader.events(("phase",), limit=1)), ""),
+        )
     except RecordError as error:
         problems.append(str(error))
     return replace(reading, problem="; ".join(dict.fromkeys([*problems, *reader.problems])))
-
-
-def _with_metrics(reading: Reading, reader: RunReader) -> Reading:
-    names = reader.metrics.names()
-    points = reader.metrics.latest_points()
-    latest = _current(points)
-    for name in RATES:
-        if name in points:
-            newest = reader.metrics.points(name, after_step=points[name][0] - RATE_WINDOW)
-            latest[name] = _mean([value for _, value in newest])
-    trends = {n: reader.metrics.points(n, max_points=TREND) for n in names if n.startswith(_TRENDS)}
-    return replace(reading, names=names, latest=latest, trends=trends, seconds_a_step=_pace(reader, points))
-
-
-def _with_events(reading: Reading, reader: RunReader) -> Reading:
-    return replace(
-        reading,
-        findings=reader.events(("alert", "note", "error", "record"), limit=400),
-        betas=reader.events(("beta",), limit=5),
-        versions=reader.events(("snapshot", "checkpoint", "eval"), limit=40),
-        phase=next((e.message for e in reader.events(("phase",), limit=1)), ""),
-    )
 
 
 def _current(points: Mapping[str, tuple[int, float]]) -> dict[str, float]:

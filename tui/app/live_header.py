@@ -9,7 +9,7 @@ from ..format import ago, count, duration, number, percent, progress, step_text
 from ..progress_text import inside
 from .live_data import Reading
 from .run_requests import Requests
-from .theme import Palette, status_sign, status_style
+from .theme import Palette
 from .widgets.line import Line
 
 
@@ -60,9 +60,9 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]
     reading = requests.reading
     info = reading.info
     serving = reading.kind == "online"
-    style = status_style(p, info.status)
+    sign, style = p.status(info.status)
     word = "serving" if serving and info.status == "running" else info.status
-    parts = [Part(0, Line(p).add(status_sign(info.status), style)), Part(4, Line(p).add(word, style), gap=1)]
+    parts = [Part(0, Line(p).add(sign, style)), Part(4, Line(p).add(word, style), gap=1)]
     pending = requests.pending
     told = requests.told(None if pending is None else now - pending.request.time)
     if told:

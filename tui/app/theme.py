@@ -13,28 +13,6 @@ from functools import cached_property
 from rich.style import Style
 from textual.theme import Theme
 
-_SIGNS = {
-    "starting": "◌", "running": "●", "paused": "‖", "stopping": "◍", "finished": "✓", "stopped": "■", "crashed": "✗",
-}  # fmt: skip
-
-
-def status_sign(status: str) -> str:
-    """Return one character a status."""
-    return _SIGNS.get(status, "?")
-
-
-def status_style(p: Palette, status: str) -> Style:
-    """Return the style that goes with it."""
-    return {
-        "running": p.good_bold,
-        "starting": p.good,
-        "paused": p.warn_bold,
-        "stopping": p.warn,
-        "finished": p.accent,
-        "stopped": p.muted,
-        "crashed": p.bad_bold,
-    }.get(status, p.muted)
-
 
 @dataclass(frozen=True)
 class Colors:
@@ -118,6 +96,18 @@ class Palette:
     @cached_property
     def series(self) -> tuple[Style, ...]:
         return tuple(Style(color=c) for c in self.colors.series)
+
+    def status(self, status: str) -> tuple[str, Style]:
+        """Return the sign and the style of the status of a run."""
+        return {
+            "starting": ("◌", self.good),
+            "running": ("●", self.good_bold),
+            "paused": ("‖", self.warn_bold),
+            "stopping": ("◍", self.warn),
+            "finished": ("✓", self.accent),
+            "stopped": ("■", self.muted),
+            "crashed": ("✗", self.bad_bold),
+        }.get(status, ("?", self.muted))
 
     def outcome(self, correct: bool | None) -> Style:
         return self.muted if correct is None else self.good if correct else self.bad

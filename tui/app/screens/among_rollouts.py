@@ -81,30 +81,29 @@ class AmongRollouts(PagedScreen):
 
     def action_rollout(self, by: int) -> None:
         self._direction = direction = 1 if by > 0 else -1
-        n = self.wanted
+        n, query = self.wanted, self.list_query
+        none = f"This is the {'last' if by > 0 else 'first'} trajectory of the list."
         row = self._beside.get((n, direction))
-        if row is None and self.list_query.plain:
-            row = self.reads.now.rollouts.seek(n, direction, self.list_query)
+        if row is None and query.plain:
+            row = self.reads.now.rollouts.seek(n, direction, query)
         if row is not None:
             self.open_rollout(row.n)
-        elif self.list_query.plain:
-            self._say_end(direction)
+        elif query.plain:
+            self.say(none)
         else:
-            self.run_worker(self._seek(n, direction), exclusive=True, group="seek")
+            self.run_worker(self._seek(n, direction, query, none), exclusive=True, group="seek")
 
-    async def _seek(self, n: int, direction: int) -> None:
+    async def _seek(self, n: int, by: int, query: Query, none: str, find: int = 0) -> None:
+        """Open the next or previous rollout of a query. `none` is said if there is none."""
         try:
-            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.list_query))
+            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, by, query))
         except RecordError as error:
             self.say(str(error), "error")
             return
         if row is None:
-            self._say_end(direction)
+            self.say(none)
         else:
-            self.open_rollout(row.n)
-
-    def _say_end(self, direction: int) -> None:
-        self.say(f"This is the {'last' if direction > 0 else 'first'} trajectory of the list.")
+            self.open_rollout(row.n, find=find)
 
     def action_sibling(self, by: int) -> None:
         n = self.cursor.sibling(by)
@@ -129,19 +128,9 @@ class AmongRollouts(PagedScreen):
         elif self.cursor.find(self.find, by):
             self.show_rollout()
         else:
-            self.run_worker(self._match_elsewhere(self.wanted, by), exclusive=True, group="seek")
-
-    async def _match_elsewhere(self, n: int, by: int) -> None:
-        query = self.list_query
-        if needles(query.search) != self.find:
-            typed = " ".join('"{}"*'.format(word.replace('"', " ")) for word in self.find)
-            query = replace(query, search=f"{query.search} {typed}".strip())
-        try:
-            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, by, query))
-        except RecordError as error:
-            self.say(str(error), "error")
-            return
-        if row is None:
-            self.say(f"No match {'after' if by > 0 else 'before'} this one in the list.")
-        else:
-            self.open_rollout(row.n, find=by)
+            query = self.list_query
+            if needles(query.search) != self.find:
+                typed = " ".join('"{}"*'.format(word.replace('"', " ")) for word in self.find)
+                query = replace(query, search=f"{query.search} {typed}".strip())
+            none = f"No match {'after' if by > 0 else 'before'} this one in the list."
+            self.run_worker(self._seek(self.wanted, by, query, none, find=by), exclusive=True, group="seek")

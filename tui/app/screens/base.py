@@ -14,7 +14,8 @@ from textual.screen import Screen
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import EVERYTHING, Query
-from ..bindings import SCREEN_TITLES, Key, hints
+from ...text import line as one_line
+from ..bindings import SCREEN_TITLES, Key, bindings, hints
 from ..data import Reads
 from ..destinations import Destination, Groups, Help, Live, Runs, Stepper, Trajectories
 from ..shell import Shell
@@ -22,6 +23,7 @@ from ..theme import Palette
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
 
 HINT = "812 or an id: that trajectory (in the stepper: that step) · 812/3: its third step · step 40 · live, list, runs"
@@ -69,6 +71,11 @@ class AppScreen(Screen[Any]):
 
     view: ClassVar[str] = ""
     AUTO_FOCUS = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if view := cls.__dict__.get("view"):
+            cls.BINDINGS = bindings(view)
+        super().__init_subclass__(**options)
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,9 +149,6 @@ class AppScreen(Screen[Any]):
     def status(self, width: int) -> Line:
         return Line(self.palette)
 
-    def on_screen_resume(self) -> None:
-        """The screen is on top (again)."""
-
     def on_screen_suspend(self) -> None:
         self.app.clear_notifications()
 
@@ -187,9 +191,6 @@ class AppScreen(Screen[Any]):
         self.shell.open(Help(self.view))
 
     def action_go_to(self) -> Awaitable[None] | None:
-        from ..widgets.prompt_bar import ask
-        from .base import HINT, destination
-
         run = getattr(self.destination, "run", None)
         if run is None:
             return
@@ -215,13 +216,11 @@ class AppScreen(Screen[Any]):
         self.shell.go_back()
 
     def say(self, message: str, severity: str = "information") -> None:
-        from ...text import line
-
         if self._said >= MESSAGES:
             self.app.clear_notifications()
             self._said = 0
         self._said += 1
-        text = line(message, 600)
+        text = one_line(message, 600)
         timeout = max(4.0, len(text) / READ_A_SECOND)
         self.app.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 
@@ -270,9 +269,14 @@ class TableScreen(AppScreen):
     def action_last(self) -> None:
         self.table.move_to(self.table.total - 1)
 
+    async def on_table_selected(self, message: Table.Selected) -> None:
+        await self.run_action("open")
+
 
 class PagedScreen(AppScreen):
     """A screen whose content is also plain text: `shown_text` in a file `shown_name`."""
+
+    reads: Reads
 
     def shown_text(self) -> str:
         raise RuntimeError(f"{type(self).__name__} has no text")
@@ -299,3 +303,9 @@ class PagedScreen(AppScreen):
 
     def action_editor(self) -> None:
         self.action_pager("EDITOR")
+
+    def action_export(self) -> None:
+        from ...export import export_lines
+
+        name, text = Path(self.shown_name()).stem, self.shown_text()
+        self.export(lambda: export_lines(self.reads.path, name, text))

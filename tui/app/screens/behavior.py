@@ -14,7 +14,7 @@ from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.filters import term
 from ....engine.runs.search.query import EVERYTHING, Query
 from ...format import MINUS, count, fitted, percent_number, whole
-from ..bindings import BEHAVIOR, bindings
+from ..bindings import BEHAVIOR
 from ..data import Reads
 from ..destinations import Trajectories
 from ..live_charts import ChartView
@@ -64,7 +64,6 @@ class BehaviorScreen(WindowKeys, TableScreen):
     """Columns divide the shown steps. The last column is the change from the first of them to the last."""
 
     view = BEHAVIOR
-    BINDINGS = bindings(BEHAVIOR)
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()
@@ -95,9 +94,6 @@ class BehaviorScreen(WindowKeys, TableScreen):
         several = "single steps" if self.chosen else f"{len(shown)} columns"
         right = f"{several} of {count(len(self.steps))} steps" if len(self.steps) > 1 else ""
         return self.heading("behaviour", width), Line(self.palette).add(right, self.palette.muted)
-
-    def on_mount(self) -> None:
-        self._active = "table"
 
     def _read(self) -> None:
         if self.is_attached:
@@ -149,9 +145,6 @@ class BehaviorScreen(WindowKeys, TableScreen):
         self.table.deliver(offset, self.rows[offset : offset + limit])
 
     # -- keys ---------------------------------------------------------------------------------------------------
-
-    def on_table_selected(self, message: Table.Selected) -> None:
-        self.action_open()
 
     def action_open(self) -> None:
         row, shown = self.table.current, [b.span for b in self.found if b.span is not None]

@@ -21,7 +21,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from ....engine.runs.control.requests import request
 from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
-from ..bindings import CHAT, bindings
+from ..bindings import CHAT
 from ..data import Reads
 from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
@@ -178,7 +178,6 @@ class ChatScreen(AppScreen):
     from feedback, and the server stops with the screen."""
 
     view = CHAT
-    BINDINGS = bindings(CHAT)
 
     def __init__(self, reads: Reads, started: bool = False) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from ....engine.runs.types import RunInfo
 from ...evaluation_text import difference, summary
 from ...format import number
 from ...text import wrap
-from ..bindings import COMPARE, bindings
+from ..bindings import COMPARE
 from ..curves import SMOOTHING, Series
 from ..destinations import Diff
 from ..live_charts import is_share
@@ -163,7 +163,6 @@ class CompareScreen(AppScreen):
     """The runs that were marked in the list. `flips` are tasks whose success differs between evaluations of them."""
 
     view = COMPARE
-    BINDINGS = bindings(COMPARE)
 
     def __init__(self, runs: Sequence[RunInfo]) -> None:
         super().__init__()

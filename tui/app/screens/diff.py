@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
-from ...export import export_lines
-from ..bindings import DIFF, bindings
+from ..bindings import DIFF
 from ..comparison import Comparison
 from ..data import Reads
 from ..widgets.diff_pane import DiffPane
@@ -18,31 +16,18 @@ from ..widgets.pane import Pane
 from .base import PagedScreen
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The rollouts to compare with, and the chosen one."""
-
-    rows: Sequence[TrajectoryRow] = ()
-    at: int = 0
-
-    @classmethod
-    def of(cls, reader: RunReader, n: int, of_prompt: bool) -> Candidates:
-        here = next(iter(reader.rollouts.rows([n])), None)
-        if here is None:
-            return cls()
-        if of_prompt:
-            found = [r for r in reader.rollouts.prompt(here.prompt_id, 200) if r.group != here.group]
-            return cls(found, max(0, len(found) - 1))
-        found = [r for r in reader.rollouts.group(here.group) if r.n != n]
-        mine = here.reward or 0.0
-        return cls(found, max(range(len(found)), key=lambda i: abs((found[i].reward or 0.0) - mine), default=0))
-
-    def moved(self, by: int) -> Candidates:
-        return replace(self, at=(self.at + by) % len(self.rows)) if self.rows else self
-
-    @property
-    def current(self) -> TrajectoryRow | None:
-        return self.rows[self.at] if self.rows else None
+def candidates(reader: RunReader, n: int, of_prompt: bool) -> tuple[Sequence[TrajectoryRow], int]:
+    """Return the rollouts to compare with, and the place of the first one: the newest of a prompt, or the one of a
+    group whose reward differs most."""
+    here = next(iter(reader.rollouts.rows([n])), None)
+    if here is None:
+        return (), 0
+    if of_prompt:
+        found = [r for r in reader.rollouts.prompt(here.prompt_id, 200) if r.group != here.group]
+        return found, max(0, len(found) - 1)
+    found = [r for r in reader.rollouts.group(here.group) if r.n != n]
+    mine = here.reward or 0.0
+    return found, max(range(len(found)), key=lambda i: abs((found[i].reward or 0.0) - mine), default=0)
 
 
 class DiffScreen(PagedScreen):
@@ -50,14 +35,15 @@ class DiffScreen(PagedScreen):
     switches between the group and the prompt's history."""
 
     view = DIFF
-    BINDINGS = bindings(DIFF)
 
     def __init__(self, reads: Reads, n: int, other: Reads | None = None, others: Sequence[int] = ()) -> None:
         super().__init__()
         self.reads, self.n = reads, n
         self.other, self.others = other or reads, others
         self.left: TrajectoryRecord | None = None
-        self.candidates = Candidates()
+        self.rows: Sequence[TrajectoryRow] = ()
+        self.at = 0
+        """The place of the other rollout in `rows`."""
         self.of_prompt = False
         self.body = DiffPane()
 
@@ -73,8 +59,8 @@ class DiffScreen(PagedScreen):
             among = f"{self.reads.path.name} │ {self.other.path.name}" if self.others else among
             left.add(among, p.muted)
         right = Line(p)
-        if self.candidates.rows:
-            right.add(f"other {self.candidates.at + 1} of {len(self.candidates.rows)}", p.muted)
+        if self.rows:
+            right.add(f"other {self.at + 1} of {len(self.rows)}", p.muted)
             right.add(f"   {len(self.body.differing())} steps differ", p.warn)
         return left, right
 
@@ -82,7 +68,6 @@ class DiffScreen(PagedScreen):
         return "" if action == "pool" and self.others else label
 
     def on_mount(self) -> None:
-        self._active = "diff"
         self._begin(self._choose(either=True))
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
@@ -102,17 +87,16 @@ class DiffScreen(PagedScreen):
         if self.left is None:
             self.left = await self.reads.later(lambda reader: reader.bodies.trajectory(self.n))
         if self.others:
-            rows = await self.other.later(lambda reader: reader.rollouts.rows(self.others))
-            self.candidates = Candidates(rows)
+            self.rows, self.at = await self.other.later(lambda reader: reader.rollouts.rows(self.others)), 0
         else:
-            self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, self.of_prompt))
-        if either and not self.candidates.rows:
+            self.rows, self.at = await self.reads.later(lambda reader: candidates(reader, self.n, self.of_prompt))
+        if either and not self.rows:
             self.of_prompt = True
-            self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, True))
+            self.rows, self.at = await self.reads.later(lambda reader: candidates(reader, self.n, True))
         await self._compare()
 
     async def _compare(self) -> None:
-        left, other = self.left, self.candidates.current
+        left, other = self.left, self.rows[self.at] if self.rows else None
         if left is None or other is None:
             where = "prompt" if self.of_prompt else "group"
             self.body.put(None, f"There is no other rollout of this {where} to compare with. p changes where to look.")
@@ -124,8 +108,8 @@ class DiffScreen(PagedScreen):
         self.body.put(compared)
 
     def action_other(self, by: int) -> None:
-        if self.candidates.rows:
-            self.candidates = self.candidates.moved(by)
+        if self.rows:
+            self.at = (self.at + by) % len(self.rows)
             self._begin(self._compare())
 
     def action_pool(self) -> None:
@@ -141,11 +125,7 @@ class DiffScreen(PagedScreen):
         return "\n".join(line.plain.rstrip() for line in self.body.lines)
 
     def shown_name(self) -> str:
-        return "diff.txt"
+        return f"diff-{self.n}.txt"
 
     def action_copy(self) -> None:
         self.copy(self.shown_text(), "the comparison")
-
-    def action_export(self) -> None:
-        text = self.shown_text()
-        self.export(lambda: export_lines(self.reads.path, f"diff-{self.n}", text))

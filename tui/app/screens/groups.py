@@ -13,7 +13,7 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ....engine.runs.types import TEXT
 from ...format import bar, fitted, percent, whole
-from ..bindings import GROUPS, bindings
+from ..bindings import GROUPS
 from ..curves import Series
 from ..data import Reads
 from ..destinations import Stepper
@@ -35,7 +35,6 @@ class GroupsScreen(QueryList):
     """One row a group. Enter opens its rollouts."""
 
     view = GROUPS
-    BINDINGS = bindings(GROUPS)
     sorts = GROUP_SORTS
     downwards = ("size", "correct", "reward", "std", "penalties")
 
@@ -66,7 +65,6 @@ class GroupsScreen(QueryList):
         return "" if action == "over_steps" and self.one_prompt else label
 
     def on_mount(self) -> None:
-        self._active = "table"
         self._read(self._begin_at)
 
     def restart(self, keep: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.style import Style
 
 from ...text import wrap
-from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, bindings, helps
+from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, helps
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from .base import AppScreen
@@ -75,7 +75,6 @@ class HelpScreen(AppScreen):
     """The keys of the screen on which `?` was pressed."""
 
     view = HELP
-    BINDINGS = bindings(HELP)
 
     def __init__(self, about: str) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ....engine.runs.types import ToolSpec
 from ...format import fixed
-from ..bindings import PLAY, bindings
+from ..bindings import PLAY
 from ..destinations import Trajectories
 from ..widgets.frame import Box, Part, split
 from ..widgets.graphics import Picture
@@ -66,7 +66,6 @@ class PlayScreen(ReadingScreen):
     """Displays events of the playing process and sends the user's turns to it."""
 
     view = PLAY
-    BINDINGS = bindings(PLAY)
 
     def __init__(self, run: Path, game: Play) -> None:
         super().__init__()
@@ -143,11 +142,8 @@ class PlayScreen(ReadingScreen):
     def _process_ended(self) -> None:
         from ....engine.runs.control.status import look
 
-        self._ended(look(self.run_path).error or "the process has ended")
-
-    def _ended(self, why: str) -> None:
         self.conversation.under_way = False
-        self.conversation.put(None, 0, why)
+        self.conversation.put(None, 0, look(self.run_path).error or "the process has ended")
         self.frame.refresh_lines()
 
     def _arrived(self, event: Event) -> None:

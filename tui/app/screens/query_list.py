@@ -13,6 +13,7 @@ from ..data import Reads
 from ..destinations import Behavior, Groups, Scatter, SideBySide
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
 from .base import TableScreen
 
@@ -89,7 +90,6 @@ class QueryList(TableScreen):
 
     def action_filter(self) -> Awaitable[None] | None:
         from ....engine.runs.search.filters import completions
-        from ..widgets.prompt_bar import ask
 
         def complete(text: str) -> list[str]:
             return completions(text, self.reads.now.rollouts.names)
@@ -102,8 +102,6 @@ class QueryList(TableScreen):
         )
 
     def action_search(self) -> Awaitable[None] | None:
-        from ..widgets.prompt_bar import ask
-
         def accept(text: str) -> None:
             self.set_query(keep=True, search=text)
 
@@ -122,9 +120,6 @@ class QueryList(TableScreen):
         match message.what:
             case ("sort", str(name)):
                 self.sort_by(name)
-
-    def on_table_selected(self, message: Table.Selected) -> None:
-        self.run_worker(self.run_action("open"), group="open")
 
 
 def _wrong(text: str) -> str:

@@ -13,7 +13,7 @@ from ....engine.launch.stop import delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ....engine.runs.health.headline import Headline
 from ...seeds import by_configuration, seeds_line
-from ..bindings import RUNS, bindings
+from ..bindings import RUNS
 from ..curves import Series
 from ..destinations import Branching, Compare, Destination, Live, Trajectories
 from ..live_charts import MEASURED_AT_TIMES, is_share
@@ -28,77 +28,6 @@ from ..widgets.table import Table
 from .base import TableScreen
 from .dialogs import confirm
 
-
-class RunKeys(TableScreen):
-    """Acts on the run at the cursor."""
-
-    @property
-    def current(self) -> RunRow | None:
-        return self.table.current
-
-    def look_again(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} has no list")
-
-    def action_copy(self) -> None:
-        if self.current is not None:
-            self.copy(self.current.info.id, self.current.info.id)
-
-    def action_stop_run(self) -> None:
-        row = self.current
-        if row is None:
-            return
-        if not row.info.active or row.info.status == "stopping":
-            self.say(f"{row.info.id} is {row.info.status}.")
-            return
-
-        def stop() -> None:
-            try:
-                request(Path(row.info.path), "stop")
-            except OSError as error:
-                self.say(f"{row.info.id} could not be asked to stop: {error}", "error")
-            else:
-                self.say(f"Asked {row.info.id} to save and stop.")
-
-        confirm(self, f"Stop {row.info.id}? It saves a checkpoint first.", "Yes, save and stop", stop)
-
-    def action_rename(self) -> Awaitable[None] | None:
-        row = self.current
-        if row is not None:
-            return ask(self, f"Name of {row.info.id}", row.info.name, lambda text: self._rename(row, text))
-
-    def _rename(self, row: RunRow, text: str) -> None:
-        if text != row.info.name:
-            shown = f"“{text}”" if text else "no name"
-            rename = partial(self._change, lambda: rename_run(row.info, text))
-            confirm(self, f"Rename {row.info.id} to {shown}?", "Yes, rename", rename)
-
-    def action_delete(self) -> None:
-        row = self.current
-        if row is None:
-            return
-        if row.info.active:
-            self.say(f"{row.info.id} is {row.info.status}; stop it first (x).", "warning")
-            return
-
-        def delete() -> None:
-            self.shell.forget_run(row.info.path)
-            self._change(lambda: delete_run(row.info))
-
-        text, yes = f"Delete {row.info.id} and everything it recorded, with its checkpoints?", "Yes, delete it"
-        text += " This cannot be undone."
-        if row.info.mode == "dump":
-            text = f"Forget {row.info.id}? Its files stay as they are; only the index of them goes."
-            yes = "Yes, forget it"
-        confirm(self, text, yes, delete)
-
-    def _change(self, change: Callable[[], object]) -> None:
-        try:
-            change()
-        except LaunchError as error:
-            self.say(str(error), "error")
-        self.look_again()
-
-
 CURVES = (
     (metric.REWARD_MEAN, "reward"),
     (metric.SUCCESS_TRAIN, "success"),
@@ -111,11 +40,10 @@ SHOWN_TOGETHER = 16
 FIRST_HINT = "enter opens a run · space marks two to compare · ? shows all keys"
 
 
-class RunsScreen(RunKeys):
+class RunsScreen(TableScreen):
     """The list of runs, and below it a card of the run at the cursor."""
 
     view = RUNS
-    BINDINGS = bindings(RUNS)
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,6 +61,10 @@ class RunsScreen(RunKeys):
         self.chart = Chart("chart")
         self.card = RunCard()
         self.table.marked = lambda row: "●" if row.info.path in self.marks else " "
+
+    @property
+    def current(self) -> RunRow | None:
+        return self.table.current
 
     def panes(self) -> list[Pane]:
         return [self.table, self.chart, self.card]
@@ -183,7 +115,6 @@ class RunsScreen(RunKeys):
     # -- reading ------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        self._active = "table"
         kept = self.shell.memory.get("runs_sort", ["created", True])
         if len(kept) == 2 and kept[0] in SORTS:
             self.sorting = (str(kept[0]), bool(kept[1]))
@@ -287,9 +218,6 @@ class RunsScreen(RunKeys):
                 return seeds_line([self.all[run.path].headline for run in seeds])
         return ""
 
-    def on_table_selected(self, message: Table.Selected) -> None:
-        self.action_open()
-
     def action_open(self) -> None:
         """Open the dashboard of an active run; otherwise the last view, or the trajectories."""
         row = self.current
@@ -330,11 +258,67 @@ class RunsScreen(RunKeys):
             return
         self.shell.open(Compare(tuple(self.all[m].info for m in self.marks if m in self.all)))
 
-    def look_again(self) -> None:
-        self._tick()
-
     def action_reload(self) -> None:
         self.all = {}
+        self._tick()
+
+    def action_copy(self) -> None:
+        if self.current is not None:
+            self.copy(self.current.info.id, self.current.info.id)
+
+    def action_stop_run(self) -> None:
+        row = self.current
+        if row is None:
+            return
+        if not row.info.active or row.info.status == "stopping":
+            self.say(f"{row.info.id} is {row.info.status}.")
+            return
+
+        def stop() -> None:
+            try:
+                request(Path(row.info.path), "stop")
+            except OSError as error:
+                self.say(f"{row.info.id} could not be asked to stop: {error}", "error")
+            else:
+                self.say(f"Asked {row.info.id} to save and stop.")
+
+        confirm(self, f"Stop {row.info.id}? It saves a checkpoint first.", "Yes, save and stop", stop)
+
+    def action_rename(self) -> Awaitable[None] | None:
+        row = self.current
+        if row is not None:
+            return ask(self, f"Name of {row.info.id}", row.info.name, lambda text: self._rename(row, text))
+
+    def _rename(self, row: RunRow, text: str) -> None:
+        if text != row.info.name:
+            shown = f"“{text}”" if text else "no name"
+            rename = partial(self._change, lambda: rename_run(row.info, text))
+            confirm(self, f"Rename {row.info.id} to {shown}?", "Yes, rename", rename)
+
+    def action_delete(self) -> None:
+        row = self.current
+        if row is None:
+            return
+        if row.info.active:
+            self.say(f"{row.info.id} is {row.info.status}; stop it first (x).", "warning")
+            return
+
+        def delete() -> None:
+            self.shell.forget_run(row.info.path)
+            self._change(lambda: delete_run(row.info))
+
+        text, yes = f"Delete {row.info.id} and everything it recorded, with its checkpoints?", "Yes, delete it"
+        text += " This cannot be undone."
+        if row.info.mode == "dump":
+            text = f"Forget {row.info.id}? Its files stay as they are; only the index of them goes."
+            yes = "Yes, forget it"
+        confirm(self, text, yes, delete)
+
+    def _change(self, change: Callable[[], object]) -> None:
+        try:
+            change()
+        except LaunchError as error:
+            self.say(str(error), "error")
         self._tick()
 
     def action_filter(self) -> Awaitable[None] | None:

@@ -7,7 +7,7 @@ from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.scatter import Axis, Cloud
 from ...format import count
-from ..bindings import SCATTER, bindings
+from ..bindings import SCATTER
 from ..data import Reads
 from ..destinations import Stepper, Trajectories
 from ..widgets.frame import Box, Part, split
@@ -26,7 +26,6 @@ class ScatterScreen(AppScreen):
     """Cells are counted on the reading thread, again after a resize."""
 
     view = SCATTER
-    BINDINGS = bindings(SCATTER)
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()
@@ -54,9 +53,6 @@ class ScatterScreen(AppScreen):
         p, cloud = self.palette, self.plot.cloud
         left = self.heading(f"{self.y} over {self.x}" if self.x else "scatter", width)
         return left, Line(p).add(f"{count(cloud.rollouts)} rollouts" if cloud is not None else "", p.muted)
-
-    def on_mount(self) -> None:
-        self._active = "scatter"
 
     def _read(self) -> None:
         if self.is_attached:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
-from ...export import export_lines
-from ..bindings import BESIDE, bindings
+from ..bindings import BESIDE
 from ..data import Reads
 from ..destinations import Stepper
 from ..widgets.column_panes import HEAD, MOST, Bodies, Heads, fitting
@@ -25,7 +24,6 @@ class SideBySideScreen(PagedScreen):
     """The group of a rollout. The texts of the columns on screen are read on the reading thread."""
 
     view = BESIDE
-    BINDINGS = bindings(BESIDE)
 
     def __init__(self, reads: Reads, n: int) -> None:
         super().__init__()
@@ -62,7 +60,6 @@ class SideBySideScreen(PagedScreen):
         return left, Line(p).add(f"{self.first + 1}–{last}", p.strong).add(f" of {len(self.rows)} rollouts", p.muted)
 
     def on_mount(self) -> None:
-        self._active = "bodies"
         self.run_worker(self._start(), group="group")
 
     async def _start(self) -> None:
@@ -140,11 +137,7 @@ class SideBySideScreen(PagedScreen):
         return "\n".join(line.plain.rstrip() for line in (*self.heads.lines, *self.bodies.lines))
 
     def shown_name(self) -> str:
-        return "group.txt"
-
-    def action_export(self) -> None:
-        text = self.shown_text()
-        self.export(lambda: export_lines(self.reads.path, f"group-{self.n}", text))
+        return f"group-{self.n}.txt"
 
 
 def _record(reader: RunReader, n: int) -> TrajectoryRecord | str:

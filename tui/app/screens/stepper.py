@@ -10,7 +10,7 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.types import TrajectoryRecord
 from ...advantage import formula_of, recomputed, recomputed_text
 from ...format import count, fixed
-from ..bindings import STEP, bindings
+from ..bindings import STEP
 from ..data import Reads
 from ..outline import OutlineOf, has_step_rewards
 from ..widgets import token_view
@@ -26,14 +26,20 @@ from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.token_view import TokenView
 from .outline_keys import OutlineKeys, RolloutKeys
-from .reading_screen import ImageBox, ReadingScreen, Side, is_wide, stepper_boxes
+from .reading_screen import ReadingScreen, is_wide
+
+_THREE = 144
+"""Columns from which rewards of steps have a column of their own."""
+_TEXT = 72
+"""Columns of the text with both borders, at least."""
+_IMAGE_ROOM = 16
+"""Rows of the text under which no image is shown."""
 
 
 class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     """The rollout of a `RolloutCursor` with one body at a time: step, conversation or tokens."""
 
     view = STEP
-    BINDINGS = bindings(STEP)
 
     def __init__(
         self, reads: Reads, ref: str | int, query: Query = EVERYTHING, step: int = 0, find: tuple[str, ...] = ()
@@ -58,19 +64,44 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         return [self.text, self.conversation, self.tokens, self.group, self.steps, self.image, self.reward]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        image = None
-        if self._image_wanted and self._body == "step" and self.image.source:
-            image = ImageBox(self.image.rows_for, self._image_large)
-        record = self.cursor.record
-        side = Side(
-            len(self.cursor.opened.group),
-            len(self.cursor.steps),
-            self.reward.rows_for,
-            record is not None and has_step_rewards(record),
-            self.shell.memory.get("stepper side", 0),
-        )
-        shown = self.tab if self.tab and not is_wide(width, height) else self._body or "step"
-        return stepper_boxes(width, height, shown, None if shown != "step" else image, side)
+        """Place the text right of group, steps and reward. Under 100 columns one pane fills the screen below a line of
+        tabs."""
+        boxes: list[Box] = []
+        x, text, middle = 0, width, height
+        body = self._body or "step"
+        if is_wide(width, height):
+            record = self.cursor.record
+            of_steps = record is not None and has_step_rewards(record)
+            three = of_steps and width >= _THREE
+            usual = 34 if three else min(46, max(38 if of_steps else 32, width * 3 // 10))
+            reward = min(56, max(40, width // 4)) if three else 0
+            wider = self.shell.memory.get("stepper side", 0)
+            left = max(20, min(usual + wider, width + 1 - _TEXT - (reward - 1 if three else 0)))
+            x, text = left - 1, width - left + 1
+            if three:
+                text -= reward - 1
+                boxes.append(Box("reward", width - reward, 0, reward, height))
+            boxes += self._left(left, height, of_steps, stacked=not three)
+        elif self.tab:
+            body = self.tab
+        if body == self._body == "step" and self._image_wanted and self.image.source and height >= _IMAGE_ROOM:
+            share = 0.68 if self._image_large else 0.5
+            rows = max(8, min(self.image.rows_for(text - 2) + 2, int(height * share)))
+            boxes.append(Box("image", x, height - rows, text, rows))
+            middle -= rows - 1
+        return [*boxes, Box(body, x, 0, text, middle)]
+
+    def _left(self, width: int, height: int, of_steps: bool, stacked: bool) -> list[Box]:
+        group = min(len(self.cursor.opened.group) + 4, max(5, height // 3))
+        reward = 0
+        if stacked:
+            most = height - group - min(len(self.cursor.steps) + 2, height // 4) if of_steps else height // 2
+            reward = max(4, min(self.reward.rows_for(width - 4) + 2, most))
+        boxes = [
+            Box("group", 0, 0, width, group),
+            Box("steps", 0, group - 1, width, height - group - max(0, reward - 1) + 1),
+        ]
+        return [*boxes, Box("reward", 0, height - reward, width, reward)] if reward else boxes
 
     def on_mount(self) -> None:
         self.picture.start()

@@ -11,7 +11,7 @@ from rich.style import Style
 from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import Query
 from ...format import EIGHTHS, count, fitted, percent
-from ..bindings import TIMELINE, bindings
+from ..bindings import TIMELINE
 from ..data import Reads
 from ..destinations import Trajectories
 from ..theme import PATTERNS, Palette
@@ -117,7 +117,6 @@ class TimelineScreen(TableScreen):
     """One row a step, the newest last. The bars of a page share one scale."""
 
     view = TIMELINE
-    BINDINGS = bindings(TIMELINE)
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()
@@ -143,7 +142,6 @@ class TimelineScreen(TableScreen):
         return left, Line(p).add(f"{count(len(self.steps))} steps" if self.steps else "", p.muted)
 
     def on_mount(self) -> None:
-        self._active = "table"
         self.run_worker(self._start(), group="timeline")
 
     async def _start(self) -> None:
@@ -198,9 +196,6 @@ class TimelineScreen(TableScreen):
         if row is self.table.current:
             self.phases.put(replace(row, spans=begun), found)
             self.frame.replan()
-
-    def on_table_selected(self, message: Table.Selected) -> None:
-        self.action_open()
 
     def action_open(self) -> None:
         row = self.table.current

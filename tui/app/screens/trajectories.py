@@ -12,7 +12,7 @@ from ....engine.runs.search.query import EVERYTHING, Query, needles
 from ....engine.runs.search.views import Count
 from ....engine.runs.types import TrajectoryRow
 from ...text import wrap
-from ..bindings import LIST, bindings
+from ..bindings import LIST
 from ..data import Reads
 from ..destinations import Groups, Live, Stepper
 from ..rollout_columns import extras_shown, rollout_columns
@@ -45,7 +45,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
     """The list of trajectories that the stepper follows."""
 
     view = LIST
-    BINDINGS = bindings(LIST)
     sorts = ("n", "reward", "advantage", "turns", "tokens", "penalties", "step")
     downwards = ("advantage", "turns", "tokens", "penalties")
 
@@ -107,7 +106,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        self._active = "table"
         self.remember_histogram(self.value is None)
         if self.value is not None:
             self.frame.replan()
@@ -276,12 +274,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
 
     def shown_name(self) -> str:
         return "trajectories.jsonl"
-
-    def action_export(self) -> None:
-        from ...export import export_lines
-
-        text = self.shown_text()
-        self.export(lambda: export_lines(self.reads.path, "trajectories", text))
 
     def action_copy(self) -> None:
         row = self.table.current

@@ -66,14 +66,14 @@ def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
     setattr(_terminal.get_cell_size, "_result", size)  # noqa: B010  where textual-image keeps it
     real: object = sys.__stdout__
     try:
-        sys.__stdout__ = _NoTerminal()  # type: ignore[misc, assignment]
+        sys.__stdout__ = SimpleNamespace(isatty=lambda: False)  # type: ignore[misc, assignment]
         from textual_image.widget import SixelImage, TGPImage
     finally:
         sys.__stdout__ = real  # type: ignore[misc]
     from textual_image.renderable import tgp
 
     # Pictures in kitty's protocol are written when they are drawn, past the app; see `OwnOutputApp.send`.
-    tgp.sys = SimpleNamespace(__stdout__=_ThroughTheApp(send))  # type: ignore[assignment]
+    tgp.sys = SimpleNamespace(__stdout__=SimpleNamespace(write=send, flush=lambda: None))  # type: ignore[assignment]
     return TGPImage(id="graphic") if wanted == "kitty" else SixelImage(id="graphic")
 
 
@@ -109,20 +109,3 @@ class Picture:
         widget.styles.offset = (region.x + (region.width - width) // 2, region.y)
         widget.image = picture  # type: ignore[attr-defined]
         widget.display = True
-
-
-class _ThroughTheApp:
-    """Replaces standard output for textual-image, so that pictures go through the app."""
-
-    def __init__(self, send: Callable[[str], None]) -> None:
-        self.write = send
-
-    def flush(self) -> None:
-        """Nothing waits here."""
-
-
-class _NoTerminal:
-    """Replaces standard output during the import of textual-image."""
-
-    def isatty(self) -> bool:
-        return False

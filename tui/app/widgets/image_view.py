@@ -47,15 +47,19 @@ def resolve(run: Path, path: str) -> Path | None:
     return file
 
 
+def _opened(run: Path, source: str) -> Image:
+    file = resolve(run, source)
+    if file is None:
+        raise ValueError(f"it is outside the run's folder ({source})")
+    return open_picture(file)
+
+
 def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, int]) -> Image:
     """Scale the image to `size` pixels and draw the references of the step. Raises OSError or ValueError for a missing
     file or another format."""
     from PIL import Image, ImageDraw
 
-    file = resolve(run, source)
-    if file is None:
-        raise ValueError(f"it is outside the run's folder ({source})")
-    with open_picture(file) as opened:
+    with _opened(run, source) as opened:
         natural = opened.size
         picture = opened.convert("RGB").resize(
             size, Image.Resampling.BOX if size[0] < natural[0] else Image.Resampling.NEAREST
@@ -87,10 +91,7 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
 
 def natural_size(run: Path, source: str) -> tuple[int, int]:
     """Return width and height of an image. Raises as `compose`."""
-    file = resolve(run, source)
-    if file is None:
-        raise ValueError(f"it is outside the run's folder ({source})")
-    with open_picture(file) as opened:
+    with _opened(run, source) as opened:
         return opened.size
 
 

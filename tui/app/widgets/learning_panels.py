@@ -41,20 +41,11 @@ class ComponentTable(LivePanel):
         return sorted(found, key=lambda n: _ORDER.index(n) if n in _ORDER else -1)
 
     def values(self, name: str) -> dict[str, float | None]:
-        get = self.latest.get
+        raw, normalised, adds = metric.COMPONENT_RAW_SUM, metric.COMPONENT_NORMALIZED_SUM, metric.COMPONENT_SUM
         if self.reading.info.mode in ("dump", "recorded"):  # components are of whole rollouts (docs/recording.md)
-            return {
-                "raw": get(metric.COMPONENT_RAW(name)),
-                "norm": get(metric.COMPONENT_NORMALIZED(name)),
-                "×w": get(metric.COMPONENT_WEIGHT(name)),
-                "adds": get(metric.COMPONENT_CONTRIBUTION(name)),
-            }
-        return {
-            "raw": get(metric.COMPONENT_RAW_SUM(name)),
-            "norm": get(metric.COMPONENT_NORMALIZED_SUM(name)),
-            "×w": get(metric.COMPONENT_WEIGHT(name)),
-            "adds": get(metric.COMPONENT_SUM(name)),
-        }
+            raw, normalised, adds = metric.COMPONENT_RAW, metric.COMPONENT_NORMALIZED, metric.COMPONENT_CONTRIBUTION
+        metrics = {"raw": raw, "norm": normalised, "×w": metric.COMPONENT_WEIGHT, "adds": adds}
+        return {title: self.latest.get(of(name)) for title, of in metrics.items()}
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette

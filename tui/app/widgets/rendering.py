@@ -61,11 +61,8 @@ class Renderer:
     def _wrapped(self, text: Text, width: int) -> list[Line]:
         made: list[Line] = []
         for whole in text.split("\n", allow_blank=True):
-            at, plain = 0, whole.plain
-            for part in wrap(plain, width, len(plain)):
-                at = max(at, plain.find(part, at))
+            for part, at in broken(whole.plain, width):
                 made.append(self._line(list(whole[at : at + len(part)].render(self._console))))
-                at += len(part)
         return made
 
     # -- kinds --------------------------------------------------------------------------------------------------
@@ -173,6 +170,16 @@ class Renderer:
                 Generic.Subheading: p.accent, Generic.Error: p.bad_bold, Generic.Traceback: p.bad_bold,
             }
         )  # fmt: skip
+
+
+def broken(text: str, width: int) -> list[tuple[str, int]]:
+    """Wrap a text. Return the parts with the places where they begin."""
+    at, parts = 0, []
+    for part in wrap(text, width, len(text)):
+        at = max(at, text.find(part, at))
+        parts.append((part, at))
+        at += len(part)
+    return parts
 
 
 def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:

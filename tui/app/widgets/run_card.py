@@ -12,7 +12,7 @@ from ....engine.runs.types import RunInfo
 from ...format import ago, duration, fitted, percent, percent_number, step_text, trend, within
 from ...text import wrap
 from ..run_list import RunRow
-from ..theme import Palette, status_sign, status_style
+from ..theme import Palette
 from .line import Line, wrapped
 from .pane import Pane
 from .table import Column
@@ -26,7 +26,8 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[Column, ...
     def status(row: RunRow) -> Cell:
         if row.dump:
             return "", p.muted
-        return f"{status_sign(row.info.status)} {row.info.status}", status_style(p, row.info.status)
+        sign, style = p.status(row.info.status)
+        return f"{sign} {row.info.status}", style
 
     def steps(row: RunRow) -> Cell:
         return step_text(row.info), p.text
@@ -96,7 +97,8 @@ class RunCard(Pane):
         if info.mode == "dump":
             line = Line(p).add(f"opened {ago(now - info.created)} ago", p.muted)
         else:
-            line = Line(p).add(f"{status_sign(info.status)} {info.status}", status_style(p, info.status))
+            sign, style = p.status(info.status)
+            line = Line(p).add(f"{sign} {info.status}", style)
             if info.created:
                 line.offer(Line(p).add(f"  after {duration((info.ended or now) - info.created)}", p.muted), width)
             if info.ended:

@@ -13,9 +13,10 @@ from rich.style import Style
 
 from ....engine.runs.read.bodies import Alphabet, texts_in_order
 from ...format import fixed
-from ...text import literal, wrap
+from ...text import literal
 from ..theme import Palette
 from .line import Line, wrapped
+from .rendering import broken
 from .text_layout import Flow, FlowPane, Part
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class TokenView(FlowPane):
 
         def put() -> None:
             plain = "".join(text for text, _ in pieces)
-            for part, begin in _broken(plain, room):
+            for part, begin in broken(plain, room):
                 line = Line(p)
                 if named and not lines:
                     line.add(who, p.key if turn == self.step else p.faint, cells=_NAMED)
@@ -283,15 +284,6 @@ class TokenView(FlowPane):
 
 def _is_marked(segment: Segment) -> bool:
     return segment.style is not None and bool(segment.style.reverse)
-
-
-def _broken(text: str, room: int) -> list[tuple[str, int]]:
-    at, parts = 0, []
-    for part in wrap(text, room, len(text)):
-        at = max(at, text.find(part, at))
-        parts.append((part, at))
-        at += len(part)
-    return parts
 
 
 def _styled(line: Line, pieces: Sequence[tuple[str, Style]], start: int, end: int) -> Line:
