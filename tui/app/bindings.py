@@ -13,11 +13,6 @@ from textual.binding import Binding, BindingType
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
 COMPARE, DIFF, HELP, PLAY, CHAT = "compare", "diff", "help", "play", "chat"
 BEHAVIOR, BESIDE, SCATTER, TIMELINE = "behavior", "side by side", "scatter", "timeline"
-EVERYWHERE = (
-    RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT, BEHAVIOR, BESIDE, SCATTER, TIMELINE,
-)  # fmt: skip
-PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
-PANES = (LIVE, STEP, PLAY, COMPARE)
 SCREEN_TITLES = {
     RUNS: "Runs",
     LIVE: "Live",
@@ -34,6 +29,9 @@ SCREEN_TITLES = {
     TIMELINE: "Timeline",
     PLAY: "Play",
 }
+EVERYWHERE = tuple(SCREEN_TITLES)
+PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
+PANES = (LIVE, STEP, PLAY, COMPARE)
 
 
 @dataclass(frozen=True)

@@ -145,18 +145,11 @@ def calls_of(step: Step) -> Sequence[Call]:
 
 def shown(call: Call, root: str = "") -> Shown:
     """Prepare a call for display. `root` is cut from its paths."""
-    if not isinstance(call.arguments, Mapping):
-        given = (
-            call.arguments
-            if isinstance(call.arguments, str)
-            else ""
-            if call.arguments is None
-            else brief(call.arguments, as_json=True)
-        )
-        return Shown(
-            call.name, "" if "\n" in given else given, arguments=[Argument("", given)] if "\n" in given else ()
-        )
-    return _shown(call.name, dict(call.arguments), root)
+    given = call.arguments
+    if isinstance(given, Mapping):
+        return _shown(call.name, dict(given), root)
+    text = given if isinstance(given, str) else "" if given is None else brief(given, as_json=True)
+    return Shown(call.name, arguments=[Argument("", text)]) if "\n" in text else Shown(call.name, text)
 
 
 def _shown(name: str, given: dict[str, Any], root: str) -> Shown:

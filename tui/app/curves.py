@@ -103,16 +103,8 @@ class Series:
     share: bool = False
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        points: Sequence[tuple[float, float]],
-        *,
-        dots: bool = False,
-        last: float | None = None,
-        share: bool = False,
-    ) -> Series:
-        return cls(name, [x for x, _ in points], [y for _, y in points], dots=dots, last=last, share=share)
+    def of(cls, name: str, points: Sequence[tuple[float, float]], share: bool = False) -> Series:
+        return cls(name, [x for x, _ in points], [y for _, y in points], share=share)
 
     @property
     def newest(self) -> float | None:

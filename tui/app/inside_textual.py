@@ -49,7 +49,8 @@ class OwnOutputApp(App[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.painter = Painter(_colors(self)) if _updates_are_known() and _display_is_known(self) else None
+        colors = COLOR_SYSTEMS.get(self.console.color_system or "", ColorSystem.TRUECOLOR)
+        self.painter = Painter(colors) if _updates_are_known() and _display_is_known(self) else None
         """A model of the terminal; None if Textual sends the screen itself."""
 
     def get_driver_class(self) -> type[Driver]:
@@ -189,10 +190,6 @@ def _display_is_known(app: App[None]) -> bool:
 
 def _parameters(of: object) -> tuple[str, ...] | None:
     return tuple(inspect.signature(of).parameters) if callable(of) else None
-
-
-def _colors(app: App[None]) -> ColorSystem:
-    return COLOR_SYSTEMS.get(app.console.color_system or "", ColorSystem.TRUECOLOR)
 
 
 def _replaceable(app: App[None]) -> bool:

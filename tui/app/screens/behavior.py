@@ -100,17 +100,6 @@ class BehaviorScreen(WindowKeys, TableScreen):
             self.run_worker(self._start(), group="behavior", exclusive=True)
 
     async def _start(self) -> None:
-        asked = self._asked()
-        try:
-            self.steps, self.found = await self.reads.later(asked)
-            self.problem = "No rollout to show." if self.found else "Nothing is recorded yet."
-        except RecordError as error:
-            self.found, self.problem = (), str(error)
-        self.rows = rows_of(self.found) if any(b.rollouts for b in self.found) else ()
-        self.table.reset(len(self.rows), self.table.cursor)
-        self.frame.refresh_lines()
-
-    def _asked(self) -> Callable[[RunReader], tuple[Sequence[int], Sequence[Behavior]]]:
         query, window, chosen, most = self.list_query, self.chart_view.window, self.chosen, self._columns_asked
 
         def read(reader: RunReader) -> tuple[Sequence[int], Sequence[Behavior]]:
@@ -119,7 +108,14 @@ class BehaviorScreen(WindowKeys, TableScreen):
             asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or spans(shown, most)
             return steps, reader.rollouts.behavior(query, asked)
 
-        return read
+        try:
+            self.steps, self.found = await self.reads.later(read)
+            self.problem = "No rollout to show." if self.found else "Nothing is recorded yet."
+        except RecordError as error:
+            self.found, self.problem = (), str(error)
+        self.rows = rows_of(self.found) if any(b.rollouts for b in self.found) else ()
+        self.table.reset(len(self.rows), self.table.cursor)
+        self.frame.refresh_lines()
 
     def _columns(self, table: Table) -> Sequence[Column]:
         p = self.palette

@@ -221,9 +221,6 @@ class ChartKeys(WindowKeys, FollowsRun):
         self.chart = Chart("chart")
         self.kl = Chart("kl")
 
-    def _names(self, names: Any) -> list[str]:
-        return metrics_of((*self.chart_view.chart.metrics, *KL), names)
-
     def also(self) -> Callable[[RunReader, Reading], Any]:
         view = self.chart_view
 
@@ -266,7 +263,7 @@ class ChartKeys(WindowKeys, FollowsRun):
         before, self.chart_view = self.chart_view, view
         if self.shown is None:
             return
-        names = self._names(self.shown.names)
+        names = metrics_of((*view.chart.metrics, *KL), self.shown.names)
         # a few hundred rows are read at once: a second paint would be slower
         self.near = read_curves(self.reads.now, names, view.window) if view.window is not None else {}
         self.curves.update(read_curves(self.reads.now, [n for n in names if n not in self.curves]))

@@ -56,24 +56,22 @@ class ChatClient:
     def write(self, model: str, messages: list[dict[str, str]], on_text: Callable[[str], None]) -> dict[str, Any]:
         """Stream an answer; returns its `id` and `policy_version`."""
         body = {"model": model, "messages": messages, "stream": True}
-        response = self._open("POST", "/v1/chat/completions", body)
         found: dict[str, Any] = {}
-        try:
-            for line in response:
-                data = line.decode("utf-8", "replace").strip().removeprefix("data: ")
-                if not data.startswith("{"):
-                    continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise ServerProblem(str(event["error"].get("message")))
-                found["id"] = event["id"]
-                found["policy_version"] = event.get("grpo_tui", {}).get("policy_version")
-                for choice in event["choices"]:
-                    on_text(str(choice["delta"].get("content") or ""))
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServerProblem(f"the answer broke off: {error}") from error
-        finally:
-            response.close()
+        with self._open("POST", "/v1/chat/completions", body) as response:
+            try:
+                for line in response:
+                    data = line.decode("utf-8", "replace").strip().removeprefix("data: ")
+                    if not data.startswith("{"):
+                        continue
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise ServerProblem(str(event["error"].get("message")))
+                    found["id"] = event["id"]
+                    found["policy_version"] = event.get("grpo_tui", {}).get("policy_version")
+                    for choice in event["choices"]:
+                        on_text(str(choice["delta"].get("content") or ""))
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise ServerProblem(f"the answer broke off: {error}") from error
         return found
 
     def feedback(self, **said: Any) -> dict[str, Any]:
@@ -89,13 +87,11 @@ class ChatClient:
         return list(self._json("GET", "/v1/feedback")["answers"])
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        response = self._open(method, path, body)
-        try:
-            return json.loads(response.read())
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServerProblem(f"the reply cannot be read: {error}") from error
-        finally:
-            response.close()
+        with self._open(method, path, body) as response:
+            try:
+                return json.loads(response.read())
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise ServerProblem(f"the reply cannot be read: {error}") from error
 
     def _open(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
         try:
@@ -313,8 +309,7 @@ class ChatScreen(AppScreen):
         self._call(lambda: self.client.write(model, exchange.messages, texts.append), done)
 
     def _judge(self, **said: str) -> None:
-        exchange = self._last()
-        if exchange is None:
+        if (exchange := self._last()) is None:
             return
 
         def told(outcome: dict[str, Any]) -> None:

@@ -56,6 +56,10 @@ class RequestKeys(FollowsRun):
     def requests(self) -> Requests | None:
         return None if self.shown is None else Requests(self.shown)
 
+    @property
+    def _online(self) -> bool:
+        return self.shown is not None and self.shown.kind == "online"
+
     def tell_answers(self) -> None:
         assert self.shown is not None
         answered = {a.request.id: a for a in self.shown.asked if a.answers}
@@ -100,11 +104,10 @@ class RequestKeys(FollowsRun):
             self.changed()
 
     def action_checkpoint(self) -> None:
-        requests = self.requests
-        if requests is not None and requests.waiting("checkpoint"):
+        if self.requests is not None and self.requests.waiting("checkpoint"):
             self.say("A checkpoint is asked for already; it is saved after this step.")
             return
-        online = self.shown is not None and self.shown.kind == "online"
+        online = self._online
         what = "publish a version" if online else "save a checkpoint"
         paused = self.shown is not None and self.shown.info.status == "paused"
         self.ask_run("checkpoint", f"Asked the run to {what}{'' if online or paused else ' after this step'}.")
@@ -114,7 +117,6 @@ class RequestKeys(FollowsRun):
         if self.shown is not None and not self.shown.info.active:
             self.ask_run("stop", said)
             return
-
         text = f"Stop {self.reads.path.name}? It ends this step, saves a checkpoint, and can be resumed."
         confirm(self, text, "Yes, save and stop", partial(self.ask_run, "stop", said), "No, let it go on")
 
@@ -156,10 +158,6 @@ class LiveScreen(ChartKeys, RequestKeys):
         if action in ("stop", "checkpoint") and requests is not None and requests.state == "ended":
             return ""
         return requests.hint if action == "pause" and requests is not None else label
-
-    @property
-    def _online(self) -> bool:
-        return self.shown is not None and self.shown.kind == "online"
 
     def on_mount(self) -> None:
         self._active = "chart"

@@ -102,7 +102,7 @@ class PlayScreen(ReadingScreen):
         wanted = len(self.tools.build(side - 4, height)) + 2
         least = max(4, min(rows, height - min(wanted, height // 2)))
         tools, reward = split(height, [Part(4), Part(least, 0.0)])
-        boxes = [Box("tools", 0, *_at(tools, side)), Box("reward", 0, *_at(reward, side))]
+        boxes = [Box(name, 0, y, side, h) for name, (y, h) in (("tools", tools), ("reward", reward))]
         x, text, middle = side - 1, width - side + 1, height
         if self._model_text:
             rows = max(4, height // 2)
@@ -230,10 +230,6 @@ class PlayScreen(ReadingScreen):
 
     def action_recorded(self) -> None:
         self.shell.open(Trajectories(self.run_path))
-
-
-def _at(part: tuple[int, int], width: int) -> tuple[int, int, int]:
-    return part[0], width, part[1]
 
 
 def template(tool: ToolSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -200,10 +201,8 @@ class RunsScreen(TableScreen):
         for name, title in CURVES:
             points = row.headline.curves.get(name)
             if points:
-                newest = row.headline.values.get(name)
-                series.append(
-                    Series.of(title, points, dots=name in MEASURED_AT_TIMES, last=newest, share=is_share(name))
-                )
+                curve, newest = Series.of(title, points, is_share(name)), row.headline.values.get(name)
+                series.append(replace(curve, dots=name in MEASURED_AT_TIMES, last=newest))
         self.chart.x_name = "request" if row.info.mode == "online" else "step"
         self.chart.put(row.info.id, series, "nothing recorded yet")
 

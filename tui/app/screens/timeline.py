@@ -71,11 +71,9 @@ class Phases(Pane):
             for name, seconds in shown.parts.items():
                 lines.append(self._lane(name, [(at, at + seconds)], room, _style(p, name), _sign(name)))
                 at += seconds
-        for name, seconds in shown.later.items():
-            at = shown.seconds if name.startswith("evaluation") else 0.0
-            if not shown.spans:
+            for name, seconds in shown.later.items():
+                at = shown.seconds if name.startswith("evaluation") else 0.0
                 lines.append(self._lane(name, [(min(at, shown.scale), at + seconds)], room, p.muted, "░"))
-        if not shown.spans:
             lines.append(Line(p).add(NO_SPANS, p.muted, cells=width))
         tokens = sum(server.tokens for server in self.servers)
         for server in self.servers:

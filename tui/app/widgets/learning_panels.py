@@ -51,8 +51,7 @@ class ComponentTable(LivePanel):
         p = self.palette
         names = self.names()
         if not names:
-            when = self.coming("components appear with the first step")
-            return [Line(p), Line(p).add(when, p.faint, cells=width, align="^")]
+            return [Line(p), *self.nothing("components appear with the first step", width)]
         longest = max(len("component"), *map(width_of, map(literal, names)))
         columns = [("raw", 8), ("norm", 8), ("×w", 7), ("adds", 8)]
         name_width = min(longest, max(_NAME, width - sum(w for _, w in columns)))
@@ -253,11 +252,7 @@ class PolicyPanel(LivePanel):
                 line.add(f"{title} ", p.muted)
             if line.offer(said, width):
                 lines.append(self.with_trend(line, name, width))
-        if lines:
-            return lines
-        when = {"rft": "with the first update", "sft": "with the first step",
-                "online": "with the first update"}[kind]  # fmt: skip
-        return [Line(p).add(self.coming(when), p.faint, cells=width, align="^")]
+        return lines or self.nothing(f"with the first {'step' if kind == 'sft' else 'update'}", width)
 
     def _interval(self) -> tuple[float, float] | None:
         """Return the 95 % interval of greedy success on held-out tasks."""

@@ -12,13 +12,10 @@ from ....engine.runs.control.live import InFlight, in_flight
 from ....engine.runs.health.headline import RATE_WINDOW
 from ....engine.runs.types import Event, RunInfo
 from ...format import ago, bar, count, duration, number, percent, trend
-from ..live_data import Kind, Points, Reading
+from ..live_data import Points, Reading
 from .line import Line, wrapped
 from .pane import Pane
 
-TITLES: Mapping[Kind, str] = {
-    "rft": "Checkpoints", "sft": "Checkpoints", "online": "Versions",
-}  # fmt: skip
 PHASES = (*metric.PHASES, "record")
 _LOGGED = re.compile(
     r"\d{4}-\d\d-\d\d[ T](?P<time>\d\d:\d\d:\d\d)[,.]?\d* (?P<level>[A-Z]+) [\w.]+: ?(?P<message>.*)", re.DOTALL
@@ -41,8 +38,13 @@ class LivePanel(Pane):
         self.reading = Reading(RunInfo("", "", "", "running"))
 
     def put(self, reading: Reading) -> None:
-        self.reading, self.is_dump = reading, reading.is_dump
+        self.reading = reading
         self.changed()
+
+    def nothing(self, when: str, width: int) -> list[Line]:
+        """Return the line of an empty panel: when data will come, or that a dump has none."""
+        text = "not recorded" if self.reading.is_dump else when
+        return [Line(self.palette).add(text, self.palette.faint, cells=width, align="^")]
 
     @property
     def latest(self) -> Mapping[str, float]:
@@ -108,22 +110,20 @@ class SnapshotsPanel(LivePanel):
     box = "versions"
 
     def put(self, reading: Reading) -> None:
-        self.title = TITLES[reading.kind]
+        self.title = "Versions" if reading.kind == "online" else "Checkpoints"
         super().put(reading)
 
     def build(self, width: int, height: int) -> list[Line]:
-        p = self.palette
         lines = self._now(width)
         told = set()
         for event in reversed(self.reading.versions):
             line = self._event(event, width)
-            if line is not None and (event.kind, event.step, event.kind == "snapshot" and event.id) not in told:
-                told.add((event.kind, event.step, event.kind == "snapshot" and event.id))
+            key = event.kind, event.step, event.kind == "snapshot" and event.id
+            if line is not None and key not in told:
+                told.add(key)
                 lines.append(line)
-        if not lines:
-            why = "none yet; c publishes" if self.reading.kind == "online" else "none yet; c saves one"
-            lines.append(Line(p).add(self.coming(why), p.faint, cells=width, align="^"))
-        return lines
+        why = "none yet; c publishes" if self.reading.kind == "online" else "none yet; c saves one"
+        return lines or self.nothing(why, width)
 
     def _now(self, width: int) -> list[Line]:
         p, now = self.palette, self.app.clock()
@@ -186,17 +186,15 @@ class SpeedPanel(LivePanel):
 
     def put(self, reading: Reading) -> None:
         self.flying = in_flight(reading.info.facts) if reading.info.active else None
-        self.title = "Speed of the last step"
-        if self.flying is not None and self.flying.count:
-            self.title = f"Speed ─ {self.flying.count:,} in flight"
+        flying = self.flying.count if self.flying is not None else 0
+        self.title = f"Speed ─ {flying:,} in flight" if flying else "Speed of the last step"
         super().put(reading)
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
         get = self.latest.get
         step = get(metric.STEP_SECONDS)
-        lines: list[Line] = []
-        facts: list[Line] = []
+        lines, facts = list[Line](), list[Line]()
         if step:
             facts.append(Line(p).add(f"{number(step)} s", p.strong).add("/step", p.muted))
             tokens = get(metric.TOKENS_AGENT)
@@ -225,7 +223,7 @@ class SpeedPanel(LivePanel):
             for text, style, cells in ((percent(seconds / whole), p.text, 6), (f"{number(seconds)} s", p.faint, 9)):
                 line.offer(Line(p).add(text, style, cells=max(cells, len(text) + 1), align=">"), width)
             lines.append(line)
-        return lines or [Line(p).add(self.coming("measured with the first step"), p.faint, cells=width, align="^")]
+        return lines or self.nothing("measured with the first step", width)
 
     def _in_flight(self, width: int, room: int) -> list[Line]:
         p, flying = self.palette, self.flying

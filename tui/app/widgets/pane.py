@@ -41,8 +41,6 @@ class Pane:
         self.region = Region()
         self.top = 0
         self.active = False
-        self.is_dump = False
-        """Whether another framework wrote the run, so that no more data will come."""
         self._built: Sequence[Line] | None = None
         self._built_for = (-1, -1)
         self._strips: dict[int, list[Segment]] = {}
@@ -89,10 +87,6 @@ class Pane:
     def post_message(self, message: Message) -> None:
         if self.frame is not None:
             self.frame.post_message(message)
-
-    def coming(self, when: str) -> str:
-        """Return the text of an empty pane: when data will come, or that a dump has none."""
-        return "not recorded" if self.is_dump else when
 
     def build(self, width: int, height: int) -> Sequence[Line]:
         """Return all lines at this width. More than `height` lines scroll."""

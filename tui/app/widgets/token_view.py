@@ -55,10 +55,9 @@ class TokenView(FlowPane):
         self._alphabet = Alphabet.TEXT
         self._texts: Sequence[str] = ()
         self._mask: Sequence[bool | int] = ()
-        self._logprobs: Sequence[float] = ()
         self._turns: Sequence[int] = ()
-        self._advantages: Sequence[float] | None = None
-        self._overlays: dict[str, Sequence[float]] = {}
+        self._values: dict[str, Sequence[float]] = {}
+        """The value of each token, by the name of its colouring."""
         self._total = 0
         self._begins: list[int] = []
         """The first token of each part after the legend."""
@@ -79,19 +78,20 @@ class TokenView(FlowPane):
         are none."""
         self.problem, self._place = problem, -1
         if tokens is None:
-            self._texts, self._total, self._overlays = (), 0, {}
+            self._texts, self._total, self._values = (), 0, {}
         else:
             self._total = len(tokens)
             self._symbols, self._alphabet = symbols[:LIMIT], alphabet
             self._texts = texts_in_order(self._symbols, alphabet)
             self._mask = tokens.agent_mask[:LIMIT].tolist()
-            self._logprobs = tokens.logprobs[:LIMIT].tolist()
             self._turns = tokens.turn[:LIMIT].tolist()
-            self._advantages = None if tokens.advantages is None else tokens.advantages[:LIMIT].tolist()
-            self._overlays = self._compared({k: o[:LIMIT].tolist() for k, o in tokens.overlays.items()})
+            overlays = {k: o[:LIMIT].tolist() for k, o in tokens.overlays.items()}
+            self._values = _compared(tokens.logprobs[:LIMIT].tolist(), overlays)
+            if tokens.advantages is not None:
+                self._values["advantage"] = tokens.advantages[:LIMIT].tolist()
             if not self._has(self.mode):
                 self.mode = 0
-        apart = self._overlays.get("mismatch", ())
+        apart = self._values.get("mismatch", ())
         known = (i for i, value in enumerate(apart) if self._mask[i] and math.isfinite(value))
         self._worst = sorted(known, key=lambda i: -abs(apart[i]))
         self.step = step
@@ -140,26 +140,11 @@ class TokenView(FlowPane):
     def marked(self) -> str:
         if self._place < 0 or MODES[self.mode] != "mismatch":
             return ""
-        nats = self._overlays["mismatch"][self._worst[self._place]]
+        nats = self._values["mismatch"][self._worst[self._place]]
         return f"mismatch {self._place + 1} of {len(self._worst):,}: {fixed(nats, 3, signed=True)} nats"
 
     def _has(self, mode: int) -> bool:
-        return mode < 2 or (self._advantages is not None if mode == 2 else MODES[mode] in self._overlays)
-
-    def _compared(self, given: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
-        found: dict[str, Sequence[float]] = {}
-        trainer, reference = given.get("trainer"), given.get("reference")
-        if trainer is not None:
-            found["trainer's log-prob"] = trainer
-            if any(self._logprobs):  # where the sampler's were not recorded, they are all 0
-                found["mismatch"] = [t - s for t, s in zip(trainer, self._logprobs, strict=False)]
-        if "entropy" in given:
-            found["entropy"] = given["entropy"]
-        if reference is not None and (trainer is not None or any(self._logprobs)):
-            found["reference"] = [p - r for p, r in zip(trainer or self._logprobs, reference, strict=False)]
-        if "teacher" in given:
-            found["teacher"] = [t - p for t, p in zip(given["teacher"], trainer or self._logprobs, strict=False)]
-        return found
+        return mode == 0 or MODES[mode] in self._values
 
     def _heading(self) -> str:
         return f"tokens by {MODES[self.mode]}{' · raw' if self.raw else ''}"
@@ -230,21 +215,19 @@ class TokenView(FlowPane):
         p = self.palette
         if not self._mask[i]:
             return p.faint
-        if self.mode == 1:
-            return _levels(p)[_level(self._logprobs[i])][1]
-        if self.mode == 2 and self._advantages is not None:
-            value = self._advantages[i]
+        if self.mode == 0:
+            return p.accent + Style(bold=True)
+        name = MODES[self.mode]
+        value = self._values[name][i]
+        if name == "advantage":
             strong = Style(bold=True) if abs(value) >= 1 else Style()
             return p.muted if abs(value) < 1e-6 else (p.good if value > 0 else p.bad + Style(underline=True)) + strong
-        if self.mode > 2:
-            name = MODES[self.mode]
-            value = self._overlays[name][i]
-            return p.faint if math.isnan(value) else _scale(p, name)[_rank(name, value)][1]
-        return p.accent + Style(bold=True)
+        unknown = math.isnan(value) and name != "log-prob"
+        return p.faint if unknown else _scale(p, name)[_rank(name, value)][1]
 
     def _sums(self, width: int) -> Line:
         p, name = self.palette, MODES[self.mode]
-        known = [v for v, m in zip(self._overlays[name], self._mask, strict=False) if m and math.isfinite(v)]
+        known = [v for v, m in zip(self._values[name], self._mask, strict=False) if m and math.isfinite(v)]
         line = Line(p)
         if known:
             line.offer(Line(p).add(f"mean {fixed(sum(known) / len(known), 3)} nats", p.muted), width)
@@ -264,9 +247,9 @@ class TokenView(FlowPane):
             )
             line.add("prompt and environment", p.faint).add(", masked", p.muted)
         elif self.mode == 1:
-            for text, style in _levels(p):
+            for text, style in _scale(p, "log-prob"):
                 line.add(text, style).gap(2)
-            agent = [v for v, m in zip(self._logprobs, self._mask, strict=True) if m]
+            agent = [v for v, m in zip(self._values["log-prob"], self._mask, strict=True) if m]
             if agent:
                 line.add(f"mean {fixed(sum(agent) / len(agent), signed=False)} nats", p.muted)
         elif self.mode > 2:
@@ -276,7 +259,7 @@ class TokenView(FlowPane):
         else:
             line.add("above 0: towards", p.good).gap(2).add("below 0: away", p.bad + Style(underline=True)).gap(2)
             line.add("bold: |A| ≥ 1", p.muted + Style(bold=True))
-            values = [v for v, m in zip(self._advantages or [], self._mask, strict=False) if m]
+            values = [v for v, m in zip(self._values["advantage"], self._mask, strict=True) if m]
             if values:
                 line.gap(2).add(f"{fixed(min(values), signed=True)} … {fixed(max(values), signed=True)}", p.muted)
         return [line, Line(p)]
@@ -295,35 +278,37 @@ def _styled(line: Line, pieces: Sequence[tuple[str, Style]], start: int, end: in
     return line
 
 
-def _level(logprob: float) -> int:
-    probability = math.exp(min(0.0, logprob)) if math.isfinite(logprob) else 0.0
-    return 0 if probability >= 0.9 else 1 if probability >= 0.5 else 2 if probability >= 0.1 else 3
+def _compared(logprobs: Sequence[float], given: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    found: dict[str, Sequence[float]] = {"log-prob": logprobs}
+    trainer, reference = given.get("trainer"), given.get("reference")
+    if trainer is not None:
+        found["trainer's log-prob"] = trainer
+        if any(logprobs):  # where the sampler's were not recorded, they are all 0
+            found["mismatch"] = [t - s for t, s in zip(trainer, logprobs, strict=False)]
+    if "entropy" in given:
+        found["entropy"] = given["entropy"]
+    if reference is not None and (trainer is not None or any(logprobs)):
+        found["reference"] = [p - r for p, r in zip(trainer or logprobs, reference, strict=False)]
+    if "teacher" in given:
+        found["teacher"] = [t - p for t, p in zip(given["teacher"], trainer or logprobs, strict=False)]
+    return found
 
 
 def _rank(name: str, value: float) -> int:
-    if name == "trainer's log-prob":
-        return _level(value)
+    """Return the place of a value in the colouring's `_scale`."""
+    if name.endswith("log-prob"):
+        probability = math.exp(min(0.0, value)) if math.isfinite(value) else 0.0
+        return sum(probability < limit for limit in (0.9, 0.5, 0.1))
     limits, size = (_ENTROPIES, value) if name == "entropy" else (_APART, abs(value))
     return sum(size >= limit for limit in limits)
 
 
 def _scale(p: Palette, name: str) -> list[tuple[str, Style]]:
     """Return words and styles of a colouring, from good to far off."""
-    styles = [style for _, style in _levels(p)]
-    match name:
-        case "trainer's log-prob":
-            return _levels(p)
-        case "entropy":
-            words = ["sure (< 0.1 nats)", "< 0.7", "< 1.5", "open (≥ 1.5)"]
-        case _:
-            words = ["equal (< 0.01 nats)", "< 0.1", "< 0.5", "≥ 0.5 apart"]
+    words = ["equal (< 0.01 nats)", "< 0.1", "< 0.5", "≥ 0.5 apart"]
+    if name.endswith("log-prob"):
+        words = ["p ≥ 0.9", "≥ 0.5", "≥ 0.1", "< 0.1"]
+    elif name == "entropy":
+        words = ["sure (< 0.1 nats)", "< 0.7", "< 1.5", "open (≥ 1.5)"]
+    styles = [p.text, p.accent, p.warn + Style(bold=True), p.bad + Style(bold=True, underline=True)]
     return list(zip(words, styles, strict=True))
-
-
-def _levels(p: Palette) -> list[tuple[str, Style]]:
-    return [
-        ("p ≥ 0.9", p.text),
-        ("≥ 0.5", p.accent),
-        ("≥ 0.1", p.warn + Style(bold=True)),
-        ("< 0.1", p.bad + Style(bold=True, underline=True)),
-    ]

@@ -192,8 +192,8 @@ class WritingPanel(LivePanel):
 
     def _body(self, text: LiveText, width: int, most: int | None) -> list[Line]:
         p, inside = self.palette, max(8, width - 2)
-        body = [("…" if text.cut else "") + text.text + ("" if text.finished else "▌")]
-        lines = [Line(p).gap(2).add(part, p.text) for part in wrap("".join(body), inside, 8000)]
+        body = ("…" if text.cut else "") + text.text + ("" if text.finished else "▌")
+        lines = [Line(p).gap(2).add(part, p.text) for part in wrap(body, inside, 8000)]
         if most is not None:
             if 0 < most < len(lines):  # its newest lines
                 lines = lines[-most:]
