@@ -50,7 +50,7 @@ class OwnOutputApp(App[None]):
     def __init__(self) -> None:
         super().__init__()
         colors = COLOR_SYSTEMS.get(self.console.color_system or "", ColorSystem.TRUECOLOR)
-        self.painter = Painter(colors) if _updates_are_known() and _display_is_known(self) else None
+        self.painter = Painter(colors) if _is_known(self) else None
         """A model of the terminal; None if Textual sends the screen itself."""
 
     def get_driver_class(self) -> type[Driver]:
@@ -115,10 +115,14 @@ class OwnOutputApp(App[None]):
         self._close_messages_no_wait()
 
     def replace_screen(self, screen: Screen[Any]) -> None:
-        if len(self.screen_stack) == 1 and not _replaceable(self):
-            self.push_screen(screen)
-        else:
-            self.switch_screen(screen)
+        if len(self.screen_stack) == 1:  # the first screen was never pushed, so it has no callback yet
+            try:
+                if not self.screen._result_callbacks:
+                    self.screen._push_result_callback(self, None)
+            except (AttributeError, TypeError):
+                self.push_screen(screen)
+                return
+        self.switch_screen(screen)
 
 
 class _LossyOutput:
@@ -178,26 +182,12 @@ def pieces(update: Any) -> Iterator[tuple[int, int, Strip]]:
                 yield x, y, strip if start <= x < stop and end <= stop else strip.crop(0, min(end, stop) - x)
 
 
-def _updates_are_known() -> bool:
-    layout, chops = _parameters(_LAYOUT), _parameters(_CHOPS)
-    return layout == ("strips", "region") and chops == ("chops", "spans", "chop_ends")
-
-
-def _display_is_known(app: App[None]) -> bool:
-    known = _parameters(getattr(App, "_display", None)) == ("self", "screen", "renderable")
-    return known and all(hasattr(app, name) for name in _OF_THE_APP)
+def _is_known(app: App[None]) -> bool:
+    """Return whether this Textual has the updates and the display that the painter replaces."""
+    updates = _parameters(_LAYOUT) == ("strips", "region") and _parameters(_CHOPS) == ("chops", "spans", "chop_ends")
+    display = _parameters(getattr(App, "_display", None)) == ("self", "screen", "renderable")
+    return updates and display and all(hasattr(app, name) for name in _OF_THE_APP)
 
 
 def _parameters(of: object) -> tuple[str, ...] | None:
     return tuple(inspect.signature(of).parameters) if callable(of) else None
-
-
-def _replaceable(app: App[None]) -> bool:
-    """Return whether the first screen can be switched. It was never pushed, so it first gets a callback."""
-    screen = app.screen
-    try:
-        if not screen._result_callbacks:
-            screen._push_result_callback(app, None)
-    except (AttributeError, TypeError):
-        return False
-    return True

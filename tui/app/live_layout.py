@@ -50,13 +50,9 @@ def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
     return [*boxes, Box("alerts", 0, body - 1, width, alerts)]
 
 
-def _table_width(width: int) -> int:
-    table = 38 if width < 80 else 44 if width < 110 else 60 if width < 150 else min(86, int(width * 0.42))
-    return min(table, width - 34)
-
-
 def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    table = _table_width(width)
+    table = 38 if width < 80 else 44 if width < 110 else 60 if width < 150 else min(86, int(width * 0.42))
+    table = min(table, width - 34)
     first, second = split(width, [Part(width - table + 1, 0), Part(table, 0)])
     return first, second
 
@@ -154,15 +150,15 @@ def _small(wanted: Wanted, width: int, height: int) -> list[Box]:
     """Plan a terminal of a few lines: chart, one panel and alerts, the focused pane first."""
     if height < 10:
         return [Box(wanted.focus, 0, 0, width, height)]
-    if {"learning", "speed"} <= wanted.empty and wanted.kind != "online":
-        second = "writing" if wanted.writing else "log"
-        if wanted.focus not in ("chart", "alerts"):
-            second = wanted.focus
-        (y1, h1), (y2, h2) = split(height, [Part(6, 1.0), Part(4, 0.3)])
-        return [Box(second, 0, y1, width, h1), Box("alerts", 0, y2, width, h2)]
+    waits = {"learning", "speed"} <= wanted.empty and wanted.kind != "online"
     second = {"rft": "components", "sft": "learning", "online": "serving"}[wanted.kind]
+    if waits:
+        second = "writing" if wanted.writing else "log"
     if wanted.focus not in ("chart", "alerts"):
         second = wanted.focus
+    if waits:
+        (y1, h1), (y2, h2) = split(height, [Part(6, 1.0), Part(4, 0.3)])
+        return [Box(second, 0, y1, width, h1), Box("alerts", 0, y2, width, h2)]
     half = max(6, height // 2)
     boxes = [Box("chart", 0, 0, width, half)]
     if height - half >= 9:

@@ -59,6 +59,11 @@ def rollout_columns(
     spoken = [row.words is not None for row in around]
     title = "answer" if spoken and all(spoken) else "route or answer" if any(spoken) else "route"
 
+    penalised = title != "answer" or any(row.penalties for row in around)
+
+    def broken(row: TrajectoryRow) -> tuple[str, Style]:
+        return f"✗{whole(row.penalties, 3)}" if row.penalties else "", p.warn
+
     def ended(row: TrajectoryRow) -> tuple[str, Style]:
         return row.stop_reason, p.muted if row.stop_reason == "answer" else p.warn
 
@@ -70,7 +75,7 @@ def rollout_columns(
         Column("advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1),
         *(_extra(p, name, place, around) for place, name in enumerate(extras)),
         *(_of_table(p, column) for column in COLUMNS[1:] if column.title),
-        *(() if title == "answer" and not any(row.penalties for row in around) else (_penalties(p),)),
+        *((Column("penalties", "pen", 4, broken, ">", drop=2),) if penalised else ()),
         *(_learning(p) if any(row.gate for row in around) else ()),
         Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
         Column("", "split", 5, lambda r: (r.split, p.faint), drop=9),
@@ -99,12 +104,6 @@ def _of_table(p: Palette, column: RecordedColumn) -> Column:
 
     sort = column.name if column.sortable else ""
     return Column(sort, column.title, column.cells, cell, ">", drop=column.drop)
-
-
-def _penalties(p: Palette) -> Column:
-    return Column(
-        "penalties", "pen", 4, lambda r: (f"✗{whole(r.penalties, 3)}" if r.penalties else "", p.warn), ">", drop=2
-    )
 
 
 def _learning(p: Palette) -> Sequence[Column]:

@@ -45,10 +45,11 @@ def is_branch(info: RunInfo) -> bool:
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
     """Return the runs of a folder and recent dumps by path. Values read from a record are cached until the run
     advances. Raises OSError if the folder cannot be read."""
-    from ...engine.launch.find import list_runs  # here: the first paint does not wait for it
+    from ...engine.imports.cache import recent  # here: the first paint does not wait for them
+    from ...engine.launch.find import list_runs
 
     rows = {}
-    for info in (*list_runs(folder), *_dumps()):
+    for info in (*list_runs(folder), *map(look, recent()[:DUMPS])):
         said, old = headline.of_status(info), before.get(info.path)
         if said is not None:
             rows[info.path] = RunRow(info, said, known=True)
@@ -57,12 +58,6 @@ def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
         else:
             rows[info.path] = RunRow(info, old.headline if old is not None else NOTHING)
     return rows
-
-
-def _dumps() -> list[RunInfo]:
-    from ...engine.imports.cache import recent
-
-    return [look(path) for path in recent()[:DUMPS]]
 
 
 def looked_into(row: RunRow) -> RunRow:

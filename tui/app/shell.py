@@ -22,17 +22,12 @@ from .theme import Palette
 _MOST_RUNS = 50
 
 
-def state_file() -> Path:
-    """Return the path of the state file."""
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(base) / "grpo-tui" / "app.json"
-
-
 class Memory:
     """A dictionary stored on disk."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or state_file()
+        base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+        self.path = path or Path(base) / "grpo-tui" / "app.json"
         self.values: dict[str, object] = {}
         with contextlib.suppress(OSError, ValueError):
             loaded = json.loads(self.path.read_text(encoding="utf-8"))

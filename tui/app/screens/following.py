@@ -12,7 +12,6 @@ from typing import Any
 from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
-from ....engine.runs.types import RunInfo
 from ..data import Reads
 from ..live_data import FOLLOW_SECONDS, Reading, read
 from .base import AppScreen
@@ -60,13 +59,11 @@ class FollowsRun(AppScreen):
 
     async def _news(self) -> None:
         before = self.shown.info if self.shown is not None else None
-        if (
-            before is None
-            or before.active
-            or before.mode == "dump"
-            or _other(before, await asyncio.to_thread(look, self.reads.path))
-        ):
-            await self._update()
+        if before is not None and not before.active and before.mode != "dump":
+            now = await asyncio.to_thread(look, self.reads.path)
+            if (before.status, before.ended, before.name) == (now.status, now.ended, now.name):
+                return  # the ended run neither resumed nor ended in another way
+        await self._update()
 
     async def _update(self) -> None:
         if self._busy:
@@ -92,8 +89,3 @@ class FollowsRun(AppScreen):
             self._busy = False
         if self.is_attached:
             self.show(extra)
-
-
-def _other(before: RunInfo, now: RunInfo) -> bool:
-    """Return whether an ended run resumed, or ended in another way."""
-    return (before.status, before.ended, before.name) != (now.status, now.ended, now.name)

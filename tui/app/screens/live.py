@@ -263,12 +263,13 @@ class LiveScreen(ChartKeys, RequestKeys):
             self.say("Only trainings of this program have policies to chat with.")
             return None
         hint = f"steps {', '.join(map(str, kept[-12:])) or 'none'} · base: before training · empty: the last"
-        return ask(self, "Chat with the checkpoint", "", self._start_chat, hint=hint)
 
-    def _start_chat(self, step: str) -> None:
-        self.say("Starting a process that serves this policy…")
-        policy = f"{self.reads.path}@{step}" if step else str(self.reads.path)
-        self.run_worker(self._chat(policy), group="chat", exclusive=True)
+        def start(step: str) -> None:
+            self.say("Starting a process that serves this policy…")
+            policy = f"{self.reads.path}@{step}" if step else str(self.reads.path)
+            self.run_worker(self._chat(policy), group="chat", exclusive=True)
+
+        return ask(self, "Chat with the checkpoint", "", start, hint=hint)
 
     async def _chat(self, policy: str) -> None:
         from ....engine.evaluation.chat import start_chat  # with the configuration's classes, for which no other waits

@@ -321,13 +321,11 @@ class RunsScreen(TableScreen):
         self._tick()
 
     def action_filter(self) -> Awaitable[None] | None:
-        return ask(
-            self, "Runs with", self.text, self._filtered, hint="words of id, name, status, mode, environment or model"
-        )
+        def put(text: str) -> None:
+            self.text = text
+            self._arrange()
 
-    def _filtered(self, text: str) -> None:
-        self.text = text
-        self._arrange()
+        return ask(self, "Runs with", self.text, put, hint="words of id, name, status, mode, environment or model")
 
     def action_sort(self) -> None:
         name = SORTS[(SORTS.index(self.sorting[0]) + 1) % len(SORTS)]

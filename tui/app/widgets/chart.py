@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from ...format import number
 from ..curves import Series, by_scale, clamp, decades, labels, positive, smooth, ticks
@@ -247,8 +247,8 @@ class Chart(Pane):
         if suffix and max(end, 0) + len(suffix) + 1 <= plot:
             cells[plot - len(suffix) :] = suffix
         # numbers stand in the axis line itself: no row is spent on them
-        for part in _runs("".join(cells)):
-            line.add(part, p.border if set(part) <= {"─"} else p.muted)
+        for rule, part in groupby(cells, key="─".__eq__):
+            line.add("".join(part), p.border if rule else p.muted)
         return line
 
 
@@ -271,16 +271,6 @@ class _YAxis:
     @property
     def width(self) -> int:
         return max((len(text) for _, text in self.labels), default=1)
-
-
-def _runs(text: str) -> list[str]:
-    parts: list[str] = []
-    for char in text:
-        if parts and (parts[-1][-1] == "─") == (char == "─"):
-            parts[-1] += char
-        else:
-            parts.append(char)
-    return parts
 
 
 def _within(series: Series, window: tuple[float, float] | None, weight: float) -> Series:

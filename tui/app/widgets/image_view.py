@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,19 +129,10 @@ def half_blocks(picture: Image) -> list[list[Segment]]:
     row_bytes = width * 3
     rows = []
     for y in range(0, height - 1, 2):
-        segments = []
         upper = data[y * row_bytes : (y + 1) * row_bytes]
         lower = data[(y + 1) * row_bytes : (y + 2) * row_bytes]
-        run, last = 0, b""
-        for x in range(0, row_bytes, 3):
-            pair = upper[x : x + 3] + lower[x : x + 3]
-            if pair != last and run:
-                segments.append(_cells(last, run))
-                run = 0
-            last = pair
-            run += 1
-        segments.append(_cells(last, run))
-        rows.append(segments)
+        pairs = (upper[x : x + 3] + lower[x : x + 3] for x in range(0, row_bytes, 3))
+        rows.append([_cells(pair, len(list(same))) for pair, same in groupby(pairs)])
     return rows
 
 

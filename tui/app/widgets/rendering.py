@@ -23,6 +23,7 @@ from ...text import wrap
 from ..theme import Palette
 from .line import Line
 
+_CODE = re.compile(r"\x1b\[[0-9;:]*m")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSI_ROLES = ("faint", "bad", "good", "warn", "accent", "accent", "accent", "text")
 """Roles of the eight colours of a terminal: the terminal's shades may be unreadable on this background."""
@@ -47,7 +48,7 @@ class Renderer:
             else:
                 made = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
         except Exception:  # a renderer's mistake on an odd text: the text itself can always be shown
-            made = [Line(self.palette, part, style) for part in wrap(_without_codes(text), width, len(text))]
+            made = [Line(self.palette, part, style) for part in wrap(_CODE.sub("", text), width, len(text))]
         return self._boxed(made)
 
     def _line(self, segments: Sequence[Segment], style: Style | None = None) -> Line:
@@ -194,10 +195,6 @@ def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:
             made.add(segment.text[a - at : b - at], style if over else segment.style)
         at = end
     return made
-
-
-def _without_codes(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;:]*m", "", text)
 
 
 def _light(color: Any) -> float:

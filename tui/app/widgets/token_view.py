@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.segment import Segment
 from rich.style import Style
 
 from ....engine.runs.read.bodies import Alphabet, texts_in_order
@@ -132,7 +131,7 @@ class TokenView(FlowPane):
                 flow.laid_out(i)
                 room, i = room - flow.parts[i].rows, i + direction
         lines = flow.parts[at].lines or ()
-        inside = next((i for i, line in enumerate(lines) if any(map(_is_marked, line.segments))), 0)
+        inside = next((i for i, line in enumerate(lines) if any(s.style and s.style.reverse for s in line.segments)), 0)
         self.scroll_line_to(flow.starts[at] + inside - height // 2)
         return True
 
@@ -263,10 +262,6 @@ class TokenView(FlowPane):
             if values:
                 line.gap(2).add(f"{fixed(min(values), signed=True)} … {fixed(max(values), signed=True)}", p.muted)
         return [line, Line(p)]
-
-
-def _is_marked(segment: Segment) -> bool:
-    return segment.style is not None and bool(segment.style.reverse)
 
 
 def _styled(line: Line, pieces: Sequence[tuple[str, Style]], start: int, end: int) -> Line:
