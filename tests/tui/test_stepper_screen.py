@@ -152,6 +152,14 @@ async def test_image_appears_hides_and_grows(run: Path) -> None:
         assert "▀" in await app.press("i")
 
 
+async def test_pixels_of_an_image_go_with_its_pane(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_TUI_IMAGES", "sixel")
+    async with running(run.parent, Stepper(run, "1"), size=(140, 45)) as app:
+        for key, shown in (("I", True), ("i", False), ("i", True)):
+            await app.press(key)
+            assert app.screen.query_one("#graphic").display is shown
+
+
 async def test_the_mask_the_box_and_the_point_are_drawn_on_the_image(run: Path) -> None:
     from grpo_tui.tui.app.widgets.image_view import LINE_COLOR, compose
 

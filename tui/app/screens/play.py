@@ -12,7 +12,6 @@ from ...format import fixed
 from ..bindings import PLAY
 from ..destinations import Trajectories
 from ..widgets.frame import Box, Part, split
-from ..widgets.graphics import Picture
 from ..widgets.image_view import ImagePane
 from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
@@ -77,7 +76,6 @@ class PlayScreen(ReadingScreen):
         self.reward = RewardArithmetic()
         self.image = ImagePane()
         self.model = ReadingPanel("model", whole=True, heading="the model's own continuation")
-        self.picture = Picture(self, self.image)
         self._asked = False
         """Whether the model continues the rollout now."""
         self._model_text = ""
@@ -126,7 +124,6 @@ class PlayScreen(ReadingScreen):
         return "" if action in ("type", "model") and (self.now is None or self.now.over) else label
 
     def on_mount(self) -> None:
-        self.picture.start()
         self.conversation.changed()
         threading.Thread(target=self._listen, name="play", daemon=True).start()
 

@@ -15,7 +15,6 @@ from ..data import Reads
 from ..outline import OutlineOf, has_step_rewards
 from ..widgets import token_view
 from ..widgets.frame import Box
-from ..widgets.graphics import Picture
 from ..widgets.image_view import ImagePane
 from ..widgets.learning_lines import Learning
 from ..widgets.line import Line
@@ -58,7 +57,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self.tokens = TokenView()
         self.image = ImagePane()
         self.reward = RewardArithmetic()
-        self.picture = Picture(self, self.image)
 
     def panes(self) -> list[Pane]:
         return [self.text, self.conversation, self.tokens, self.group, self.steps, self.image, self.reward]
@@ -104,7 +102,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         return [*boxes, Box("reward", 0, height - reward, width, reward)] if reward else boxes
 
     def on_mount(self) -> None:
-        self.picture.start()
         self._total = self.reads.now.rollouts.total()
         self.open_rollout(*self._start, find=1 if self.find else 0)
 

@@ -10,13 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from textual.screen import Screen
     from textual.widget import Widget
-
-    from .image_view import ImagePane
 
 Kind = Literal["kitty", "sixel", "blocks"]
 
@@ -75,37 +72,3 @@ def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
     # Pictures in kitty's protocol are written when they are drawn, past the app; see `OwnOutputApp.send`.
     tgp.sys = SimpleNamespace(__stdout__=SimpleNamespace(write=send, flush=lambda: None))  # type: ignore[assignment]
     return TGPImage(id="graphic") if wanted == "kitty" else SixelImage(id="graphic")
-
-
-class Picture:
-    """Real pixels over an image pane, in terminals that support them."""
-
-    def __init__(self, screen: Screen[Any], pane: ImagePane) -> None:
-        self._screen = screen
-        self._pane = pane
-        self._kind: Kind = "blocks"
-        self._widget: Widget | None = None
-
-    def start(self) -> None:
-        self._kind = kind()
-        if self._kind != "blocks":
-            self._pane.cell = cell_pixels()
-            self._pane.on_picture = self._show
-
-    def _show(self) -> None:
-        picture, region = self._pane.picture, self._pane.region
-        if picture is None or not region.area:
-            if self._widget is not None:
-                self._widget.display = False
-            return
-        if self._widget is None:
-            app: Any = self._screen.app
-            self._widget = make(self._kind, app.send)
-            self._screen.mount(self._widget)
-        widget = self._widget
-        across, down = self._pane.cell or (10, 20)
-        width, height = -(-picture.width // across), -(-picture.height // down)
-        widget.styles.width, widget.styles.height = min(width, region.width), min(height, region.height)
-        widget.styles.offset = (region.x + (region.width - width) // 2, region.y)
-        widget.image = picture  # type: ignore[attr-defined]
-        widget.display = True

@@ -7,7 +7,7 @@ pixels instead. Decoding and drawing happen in a thread, and only for an image t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Region
 
 from ....configs.pictures import open_picture
 from ....engine.runs.remote.address import address_of
 from ....engine.runs.types import Overlay, SeenImage, Trajectory
+from .graphics import cell_pixels, kind, make
 from .line import Line
 from .pane import Pane
 
@@ -168,10 +170,12 @@ class ImagePane(Pane):
         self._rows: list[list[Segment]] | None = None
         self._problem = ""
         self._made: OrderedDict[tuple[object, ...], Any] = OrderedDict()
-        self.cell: tuple[int, int] | None = None
+        self._kind = kind()
+        self.cell = cell_pixels() if self._kind != "blocks" else None
         """Pixels of a cell, when the terminal shows pixels; then `picture` is shown over the pane."""
         self.picture: Image | None = None
-        self.on_picture: Callable[[], None] = lambda: None
+        self._graphic: Any = None
+        """The widget of textual-image."""
 
     def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
         self.run = run
@@ -196,12 +200,17 @@ class ImagePane(Pane):
     def rows_for(self, width: int) -> int:
         return max(1, round(width * self.natural[1] / self.natural[0] / 2))
 
+    def placed(self, region: Region) -> None:
+        super().placed(region)
+        if not region.area:
+            self._show_pixels()
+
     def on_placed(self) -> None:
         self._ask()
 
     def _ask(self) -> None:
         self._rows, self._problem, self.picture = None, "", None
-        self.on_picture()
+        self._show_pixels()
         if not self.source or not self.shown:
             return
         file = resolve(self.run, self.source)
@@ -260,7 +269,25 @@ class ImagePane(Pane):
         else:
             self._rows = made
         self.changed()
-        self.on_picture()
+        self._show_pixels()
+
+    def _show_pixels(self) -> None:
+        """Place real pixels over the pane, in terminals that support them."""
+        picture, region = self.picture, self.region
+        if self.cell is None or picture is None or not region.area:
+            if self._graphic is not None:
+                self._graphic.display = False
+            return
+        if self._graphic is None:
+            assert self.frame is not None
+            self._graphic = make(self._kind, self.app.send)
+            self.frame.screen.mount(self._graphic)
+        widget, (across, down) = self._graphic, self.cell
+        width, height = -(-picture.width // across), -(-picture.height // down)
+        widget.styles.width, widget.styles.height = min(width, region.width), min(height, region.height)
+        widget.styles.offset = (region.x + (region.width - width) // 2, region.y)
+        widget.image = picture
+        widget.display = True
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
