@@ -19,7 +19,7 @@ LARGE = 400_000
 CHUNK = 2_400
 """About how many characters are laid out together; a longer line is cut there."""
 _LOOK = 4_000
-_SGR = re.compile(r"\x1b\[[0-9;:]*m")
+SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _MARKDOWN = re.compile(
     r"^(?:#{1,6} \S|\s{0,3}(?:[-*+]|\d{1,3}[.)]) \S|> |\s*(?:```|~~~)|\|.*\|\s*$)|\*\*\S[^*\n]*\*\*|`[^`\n]+`", re.M
 )
@@ -52,7 +52,7 @@ def kind_of(text: str, prose: bool = False) -> str:
     if len(text) > LARGE:
         return "raw"
     head = text[:_LOOK]
-    if _SGR.search(head) or (len(text) > _LOOK and _SGR.search(text[-_LOOK:])):
+    if SGR.search(head) or (len(text) > _LOOK and SGR.search(text[-_LOOK:])):
         return "ansi"
     if (prose and _MARKDOWN.search(head)) or _STRONG.search(head):
         return "markdown"
@@ -84,8 +84,8 @@ def prepared(text: str, kind: str) -> str:
 def _literal(line: str, ansi: bool) -> str:
     if not ansi or "\x1b" not in line:
         return literal(line)
-    codes = _SGR.findall(line)
-    parts = [literal(part) for part in _SGR.split(line)]
+    codes = SGR.findall(line)
+    parts = [literal(part) for part in SGR.split(line)]
     return parts[0] + "".join(code + part for code, part in zip(codes, parts[1:], strict=True))
 
 

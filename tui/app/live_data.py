@@ -154,10 +154,6 @@ class Reading:
         """Return whether another framework wrote the run, so that missing data will not arrive."""
         return self.info.mode == "dump"
 
-    @property
-    def step(self) -> int:
-        return self.info.step
-
 
 def read(reader: RunReader, log_lines: int) -> Reading:
     """Read everything except the curves. Unreadable parts are listed in `problem`."""

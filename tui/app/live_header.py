@@ -73,7 +73,7 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]
     elif requests.state == "cannot" and info.status == "running":
         parts.append(Part(9, Line(p).add("not learning", p.muted)))
     parts += _inside(p, reading, now)
-    step, total = reading.step, info.total_steps
+    step, total = info.step, info.total_steps
     steps = Line(p).add(count(step) if total else step_text(info), p.strong)
     if total:
         steps.add(f"/{count(total)}", p.muted)

@@ -76,63 +76,48 @@ def _before_the_first_step(wanted: Wanted, width: int, height: int) -> list[Box]
 
 def _rft(wanted: Wanted, width: int, height: int) -> list[Box]:
     rows = [Part(9, 1.2), Part(9, 1.0)] if wanted.writing else [Part(9, 1.5), Part(7, 0.55, 13)]
-    if height >= 34:
-        rows.append(Part(8, 0.3, 10))
-    tops = split(height, rows)
-    (cx, cw), (tx, tw) = _columns(width)
-    (y, h) = tops[0]
+    (y, h), second, *third = split(height, [*rows, *([Part(8, 0.3, 10)] if height >= 34 else [])])
+    (_, cw), (_, tw) = _columns(width)
     need = wanted.components + 5
     boxes = _first_row(width, y, h, "components", need, "kl" if h >= need + 7 and "kl" not in wanted.empty else "")
     first = "writing" if wanted.writing else "speed" if "actions" in wanted.empty else "actions"
-    (y, h) = tops[1]
     if width >= 100:
         parts = [Part(cw, 0.0), Part(30, 1.0), Part(26, 0.7)]
         if width < 110 or tw < 58:
             parts = [Part(34, 1.2), Part(32, 1.0), Part(30, 0.8)]
-        boxes += _row((first, "learning", "versions"), parts, width, y, h)
+        boxes += _row((first, "learning", "versions"), parts, width, *second)
     elif wanted.writing:
-        boxes.append(Box("writing", 0, y, width, h))
+        boxes += _row(("writing",), [Part(0)], width, *second)
     else:
-        boxes += [Box(first, cx, y, cw, h), Box("learning", tx, y, tw, h)]
-    if len(tops) > 2:
-        (y, h) = tops[2]
+        boxes += _pair(first, "learning", width, *second)
+    for row in third:
         if first == "writing" and "actions" not in wanted.empty and width >= 120:
-            boxes += _row(("speed", "actions", "log"), [Part(40, 1.0), Part(34, 0.8), Part(40, 1.0)], width, y, h)
+            boxes += _row(("speed", "actions", "log"), [Part(40, 1.0), Part(34, 0.8), Part(40, 1.0)], width, *row)
+        elif first == "speed":
+            boxes += _row(("log",), [Part(0)], width, *row)
         else:
-            boxes += [Box("log", 0, y, width, h)] if first == "speed" else [
-                Box("speed", cx, y, cw, h), Box("log", tx, y, tw, h),
-            ]  # fmt: skip
+            boxes += _pair("speed", "log", width, *row)
     return boxes
 
 
 def _online(wanted: Wanted, width: int, height: int) -> list[Box]:
-    rows = [Part(9, 1.4), Part(7, 0.7, 14)]
-    if height >= 34:
-        rows.append(Part(8, 0.3, 10))
-    tops = split(height, rows)
-    (cx, cw), (tx, tw) = _columns(width)
-    (y, h) = tops[0]
+    rows = [Part(9, 1.4), Part(7, 0.7, 14), *([Part(8, 0.3, 10)] if height >= 34 else [])]
+    (y, h), second, *third = split(height, rows)
     boxes = _first_row(width, y, h, "serving", 9, "kl" if h >= 18 else "")
-    (y, h) = tops[1]
     if width >= 100:
-        boxes += _row(
-            ("learning", "components", "versions"), [Part(34, 1.0), Part(40, 1.2), Part(28, 0.8)], width, y, h
-        )
+        parts = [Part(34, 1.0), Part(40, 1.2), Part(28, 0.8)]
+        boxes += _row(("learning", "components", "versions"), parts, width, *second)
     else:
-        boxes += [Box("learning", cx, y, cw, h), Box("versions", tx, y, tw, h)]
-    if len(tops) > 2:
-        (y, h) = tops[2]
-        boxes += [Box("actions", cx, y, cw, h), Box("log", tx, y, tw, h)]
+        boxes += _pair("learning", "versions", width, *second)
+    for row in third:
+        boxes += _pair("actions", "log", width, *row)
     return boxes
 
 
 def _sft(wanted: Wanted, width: int, height: int) -> list[Box]:
-    tops = split(height, [Part(9, 1.4), Part(7, 0.6, 12)])
-    (cx, cw), (tx, tw) = _columns(width)
-    (y, h) = tops[0]
+    (y, h), second = split(height, [Part(9, 1.4), Part(7, 0.6, 12)])
     boxes = _first_row(width, y, h, "learning", 10, "log" if h >= 18 else "")
-    (y, h) = tops[1]
-    return [*boxes, Box("speed", cx, y, cw, h), Box("versions", tx, y, tw, h)]
+    return boxes + _pair("speed", "versions", width, *second)
 
 
 def _first_row(width: int, y: int, height: int, upper: str, rows: int, lower: str) -> list[Box]:
@@ -144,6 +129,10 @@ def _first_row(width: int, y: int, height: int, upper: str, rows: int, lower: st
 
 def _row(names: tuple[str, ...], parts: list[Part], width: int, y: int, height: int) -> list[Box]:
     return [Box(name, x, y, w, height) for name, (x, w) in zip(names, split(width, parts), strict=True)]
+
+
+def _pair(left: str, right: str, width: int, y: int, height: int) -> list[Box]:
+    return [Box(name, x, y, w, height) for name, (x, w) in zip((left, right), _columns(width), strict=True)]
 
 
 def _small(wanted: Wanted, width: int, height: int) -> list[Box]:

@@ -290,7 +290,7 @@ class ChartKeys(WindowKeys, FollowsRun):
 
     def ends(self) -> tuple[float, float]:
         ends = [points[-1][0] for points in self.curves.values() if points]
-        return 1.0, float(max([self.shown.step if self.shown else 1, *ends], default=1))
+        return 1.0, float(max([self.shown.info.step if self.shown else 1, *ends], default=1))
 
     def action_next_chart(self) -> None:
         self.look_at(self.chart_view.next_chart(self.shown.names if self.shown else ()))

@@ -141,7 +141,15 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             begin = await self.reads.later(lambda reader: _begin(reader, query, row, n))
             if asking != self._asking:
                 return
-            total = self._show(begin, at_top=row is None)
+            self.extras, self.recorded, self.total = begin.extras, begin.recorded, begin.total
+            self.warning = "; ".join(part for part in (begin.problems, begin.notes) if part)
+            if row is None:
+                self.table.top = begin.row
+            self.table.reset(begin.total, begin.row)
+            if begin.rows:
+                self.table.deliver(begin.row // PAGE * PAGE, begin.rows)
+            self.frame.refresh_lines()
+            total = begin.total
             if not total.exact:
                 total = await self.reads.later(lambda r: r.rollouts.count(query))
         except RecordError as error:
@@ -157,18 +165,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             self.table.grow_to(total)
             self.frame.refresh_header()
         await self.read_bins()
-
-    def _show(self, begin: _Begin, at_top: bool) -> Count:
-        self.extras, self.recorded = begin.extras, begin.recorded
-        self.warning = "; ".join(part for part in (begin.problems, begin.notes) if part)
-        if at_top:
-            self.table.top = begin.row
-        self.total = begin.total
-        self.table.reset(begin.total, begin.row)
-        if begin.rows:
-            self.table.deliver(begin.row // PAGE * PAGE, begin.rows)
-        self.frame.refresh_lines()
-        return begin.total
 
     def _fetch(self, offset: int, limit: int) -> None:
         self.run_worker(self._page(self._asking, offset, limit), group="pages")

@@ -69,7 +69,7 @@ class ServingPanel(LivePanel):
     title = f"Serving ─ of the last {RATE_WINDOW} requests"
 
     def build(self, width: int, height: int) -> list[Line]:
-        p, get, answered = self.palette, self.latest.get, self.reading.step
+        p, get, answered = self.palette, self.latest.get, self.reading.info.step
         if not answered:
             return [Line(p).add("waiting for the first request", p.faint, cells=width, align="^")]
         success, alone = get(metric.ONLINE_SUCCESS), get(metric.ONLINE_SUCCESS_INITIAL)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from io import StringIO
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -20,10 +20,10 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ...text import wrap
+from ..kinds import SGR
 from ..theme import Palette
 from .line import Line
 
-_CODE = re.compile(r"\x1b\[[0-9;:]*m")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSI_ROLES = ("faint", "bad", "good", "warn", "accent", "accent", "accent", "text")
 """Roles of the eight colours of a terminal: the terminal's shades may be unreadable on this background."""
@@ -48,7 +48,7 @@ class Renderer:
             else:
                 made = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
         except Exception:  # a renderer's mistake on an odd text: the text itself can always be shown
-            made = [Line(self.palette, part, style) for part in wrap(_CODE.sub("", text), width, len(text))]
+            made = [Line(self.palette, part, style) for part in wrap(SGR.sub("", text), width, len(text))]
         return self._boxed(made)
 
     def _line(self, segments: Sequence[Segment], style: Style | None = None) -> Line:
@@ -201,19 +201,15 @@ def _light(color: Any) -> float:
     return (0.299 * color.red + 0.587 * color.green + 0.114 * color.blue) / 255
 
 
-@lru_cache(maxsize=1)
-def _parser() -> Any:
-    """Return a CommonMark parser with tables that keeps HTML, entities, images and references as text."""
-    from markdown_it import MarkdownIt
-
-    parser = MarkdownIt().enable(["strikethrough", "table"])
-    return parser.disable(["html_block", "html_inline", "entity", "escape", "image", "autolink", "reference", "link"])
-
-
 def _markdown_type(theme: Any) -> Any:
-    """Return rich's Markdown with plain headings and frameless fences in the colours of `theme`."""
+    """Return rich's Markdown with plain headings and frameless fences in the colours of `theme`. HTML, entities, images
+    and references stay text."""
+    from markdown_it import MarkdownIt
     from rich.markdown import CodeBlock, Heading, Markdown
     from rich.syntax import Syntax
+
+    parser = MarkdownIt().enable(["strikethrough", "table"])
+    parser.disable(["html_block", "html_inline", "entity", "escape", "image", "autolink", "reference", "link"])
 
     class Code(CodeBlock):
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -229,7 +225,7 @@ def _markdown_type(theme: Any) -> Any:
 
         def __init__(self, text: str) -> None:
             super().__init__("", hyperlinks=False)
-            self.markup, self.parsed = text, _parser().parse(text)
+            self.markup, self.parsed = text, parser.parse(text)
             for token in self.parsed:
                 for child in token.children or ():
                     if child.type == "softbreak":
