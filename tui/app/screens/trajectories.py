@@ -190,11 +190,9 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
                 self.frame.replan()
                 self.frame.refresh_lines()
             pending = await self.reads.later(lambda r: r.pending(query))
-            if pending != self.pending:
-                before, self.pending = self.pending, pending
+            before, self.pending = self.pending, pending
+            if pending != before:
                 self.frame.refresh_header()
-            else:
-                before = pending
             if (query.search and not before) or query.descending or query.sort != "n":
                 return
             total = await self.reads.later(lambda r: r.rollouts.count(query))

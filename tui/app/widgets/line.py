@@ -48,13 +48,8 @@ class Line:
             size = literally.width(shown)
             if size < cells:
                 gap = cells - size
-                if align == ">":
-                    shown = " " * gap + shown
-                elif align == "^":
-                    shown = " " * (gap // 2) + shown + " " * (gap - gap // 2)
-                else:
-                    shown += " " * gap
-                size = cells
+                left = {"<": 0, ">": gap, "^": gap // 2}[align]
+                shown, size = " " * left + shown + " " * (gap - left), cells
         if size:
             base = self.palette.base
             self.segments.append(Segment(shown, base if style is None else base + style))

@@ -51,8 +51,8 @@ class WritingPanel(LivePanel):
         if self.chosen in keys:
             at = (keys.index(self.chosen) + by) % len(keys)
         else:
-            first = next(iter(self._shown(1)), None)
-            at = keys.index((first[0].began, first[1].row)) if first is not None else 0
+            batch, text = self._shown(1)[0]
+            at = keys.index((batch.began, text.row))
         self.chosen = keys[at]
         self.changed(keep_scroll=False)
 
