@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from textual.geometry import Region
 from ....configs.pictures import open_picture
 from ....engine.runs.remote.address import address_of
 from ....engine.runs.types import Overlay, SeenImage, Trajectory
-from .graphics import cell_pixels, kind, make
+from .graphics import Kind, cell_pixels, kind, make
 from .line import Line
 from .pane import Pane
 
@@ -50,7 +51,7 @@ def resolve(run: Path, path: str) -> Path | None:
     return file
 
 
-def _opened(run: Path, source: str) -> Image:
+def _opened(run: Path, source: str) -> AbstractContextManager[Image]:
     file = resolve(run, source)
     if file is None:
         raise ValueError(f"it is outside the run's folder ({source})")
@@ -170,7 +171,7 @@ class ImagePane(Pane):
         self._rows: list[list[Segment]] | None = None
         self._problem = ""
         self._made: OrderedDict[tuple[object, ...], Any] = OrderedDict()
-        self._kind = kind()
+        self._kind: Kind = kind()
         self.cell = cell_pixels() if self._kind != "blocks" else None
         """Pixels of a cell, when the terminal shows pixels; then `picture` is shown over the pane."""
         self.picture: Image | None = None
