@@ -82,4 +82,5 @@ def loaded(picture: Picture) -> Picture:
 
 
 def _noted(shown: Sequence[ShownImage], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
-    return tuple(SeenImage(*s.image.size, s.image.tokens, path) for s, path in zip(shown, paths, strict=True))
+    images = (s.image for s in shown)
+    return tuple(SeenImage(i.size[0], i.size[1], i.tokens, path) for i, path in zip(images, paths, strict=True))

@@ -93,7 +93,7 @@ def train(
         old, settings = _recorded(home, resume, given, set_)
     else:
         options = own(model, dataset, reward)
-        settings = load(config, set_, mode.value if mode else None, options=options, paths=True)
+        settings = load(config, set_, str(mode) if mode else None, options=options, paths=True)
         chosen = chosen_lines(settings, config, set_, options)
     if settings.mode == "online":
         fail(
