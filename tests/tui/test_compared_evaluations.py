@@ -53,7 +53,7 @@ async def test_flipped_tasks_open_side_by_side_in_five_keys(evaluated: Path, siz
         assert "gained" in text and "2/2 → 1/2" not in text and "1/2 → 2/2" in text
         await app.press("enter")
         assert app.view == "diff" and "eval-two │ eval-one" in app.text
-        assert app.screen.n == c.shown(3)[0][1] and app.screen.candidates.current.n == c.shown(3)[1][1]
+        assert app.screen.n == c.shown(3)[0][1] and app.screen.rows[app.screen.at].n == c.shown(3)[1][1]
         assert app.screen.left.trajectory.correct is False and "right" in app.text
         await app.press("right_square_bracket", "p", "escape", "j", "enter")
         assert (

@@ -57,12 +57,12 @@ def test_configs_are_compared_flat() -> None:
 async def test_diff_of_two_rollouts_of_a_group(run: Path) -> None:
     async with running(run.parent, Stepper(run, "3")) as app:
         await app.press("d")
-        other = app.screen.candidates.current.n
+        other = app.screen.rows[app.screen.at].n
         assert "steps differ" in app.text and f"│ {other} " in app.text and "≠ step" in app.text
         await app.press("right_square_bracket")
-        assert app.screen.candidates.current.n != other
+        assert app.screen.rows[app.screen.at].n != other
         await app.press("left_square_bracket")
-        assert app.screen.candidates.current.n == other
+        assert app.screen.rows[app.screen.at].n == other
         differing = app.screen.body.differing()
         await app.press("l", "right", "l", "l")
         assert app.screen.body.at == differing[-1]
@@ -75,7 +75,7 @@ async def test_diff_of_one_prompt_at_two_points_of_the_run(run: Path) -> None:
     async with running(run.parent, Stepper(run, "3")) as app:
         text = await app.press("d", "p")
         assert "prompt p0 over the run" in text
-        other = app.screen.candidates.current
+        other = app.screen.rows[app.screen.at]
         assert other.prompt_id == "p0" and other.group != "1.0" and other.step > 1, "the newest rollout of the prompt"
         await app.press("p")
         assert "group 1.0" in app.text
