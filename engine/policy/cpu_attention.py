@@ -1,7 +1,7 @@
 """Attention in half precision on a CPU, with a backward pass in float32.
 
-torch's backward kernel for bfloat16 rounds its intermediate sums, and is slow for short rows
-(docs/benchmarks.md). The forward pass is torch's own.
+torch's backward kernel for bfloat16 rounds its intermediate sums, and is slow for short rows (docs/benchmarks.md). The
+forward pass is torch's own.
 """
 
 from __future__ import annotations
@@ -11,15 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def backward_in_float32(query: Tensor, value: Tensor) -> bool:
-    """Return whether `HalfAttention` applies: it needs a gradient, a CPU, and heads of one size."""
+def backward_in_float32(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> bool:
+    """Return whether `HalfAttention` applies: on a CPU, with a gradient, where torch would use these kernels itself.
+
+    Not every torch has them for shared keys, and none for keys and values of different sizes.
+    """
     half = query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu"
-    return half and torch.is_grad_enabled() and query.requires_grad and query.shape[-1] == value.shape[-1]
+    if not half or not torch.is_grad_enabled() or not query.requires_grad:
+        return False
+    shared = query.shape[1] != key.shape[1]
+    chosen = torch.ops.aten._fused_sdp_choice(query, key, value, allowed, 0.0, allowed is None, enable_gqa=shared)
+    return chosen == SDPBackend.FLASH_ATTENTION.value
 
 
 class HalfAttention(torch.autograd.Function):

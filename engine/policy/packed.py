@@ -82,7 +82,7 @@ def packed_attention(
         if groups > 1 and not native:
             block_k, block_v = block_k.repeat_interleave(groups, 1), block_v.repeat_interleave(groups, 1)
         block_q = rows(q, block.query)
-        if not dropout and backward_in_float32(block_q, block_v):
+        if not dropout and backward_in_float32(block_q, block_k, block_v, block.allowed):
             attended: Any = HalfAttention.apply(block_q, block_k, block_v, block.allowed, scaling)
         else:
             attended = F.scaled_dot_product_attention(
