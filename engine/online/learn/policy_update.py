@@ -139,7 +139,7 @@ class PolicyUpdater:
         measured = (None if signal else self._without_step(task)) or self._step(task, advantages, weight)
         self.update += 1
         if task.facts.get("feedback") == "rating":
-            self.ratings.add(_source(task), float(returns.mean()))
+            self.ratings.add(_source(task), float(returns[_rated(task)].mean()))
         else:
             self.baseline.add(float(returns.mean()))
         beta, kl = self.beta.beta, measured["kl"]
@@ -233,21 +233,25 @@ class PolicyUpdater:
     def _advantages(self, task: UpdateTask) -> tuple[Tensor, Tensor, float]:
         """Return the returns [B], the advantages of the agent tokens [A], and the baseline.
 
-        Samples that feedback judged differently are compared with their own mean (as in RLOO and GRPO), a rating with
-        the running mean of its source, anything else with the running median of returns.
+        Samples that feedback judged differently are compared with their own mean (as in RLOO and GRPO). A rating is
+        compared with the running mean of its source, and then its samples with their own mean, if only some of them
+        have the rated answer. Anything else is compared with the running median of returns.
         """
         rewards = task.reward_tensor.double().sum(-1)  # [B, S]
         to_go = rewards.flip(-1).cumsum(-1).flip(-1)
         returns = to_go[:, 0]
         feedback = task.facts.get("feedback")
+        offset: float | Tensor
         if feedback == "rating":
-            baseline = self.ratings.value(_source(task))
+            rated, baseline = _rated(task), self.ratings.value(_source(task))
+            offset = baseline * rated.double()[:, None]
+            offset = offset if rated.all() else offset + (returns - offset[:, 0]).mean()
         elif feedback is not None and float(returns.max() - returns.min()) > 1e-6:
-            baseline = float(returns.mean())
+            offset = baseline = float(returns.mean())
         else:
-            baseline = self.baseline.value(returns.tolist())
+            offset = baseline = self.baseline.value(returns.tolist())
         limit = self.config.advantage_limit
-        by_turn = (to_go - baseline).clamp(-limit, limit)
+        by_turn = (to_go - offset).clamp(-limit, limit)
         turns = task.experience.at_agent_tokens("turn").long()
         row = torch.arange(len(returns)).repeat_interleave(torch.tensor(task.experience.counts))
         return returns, by_turn[row, turns].float(), baseline
@@ -380,6 +384,11 @@ class PolicyUpdater:
         """Copy weights by name. Raises ValueError for those of another model."""
         check_fit(self.parameters, tensors)
         _torch._foreach_copy_(into, [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()])
+
+
+def _rated(task: UpdateTask) -> Tensor:
+    """Return which samples have the rated answer [B]."""
+    return torch.tensor(task.facts.get("agrees", [True] * len(task.experience.rows)))
 
 
 def _source(task: UpdateTask) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ....envs.extraction import choice, last_number, normal
 from ...rollouts.rollout import Rollout
@@ -80,7 +81,8 @@ class FeedbackKeeper:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
         self._judged.add(given.request)
         samples = self._engine.drawn_later
-        if given.answer is None or not answer.single or not samples or not self.live.able or len(answer.samples) > 1:
+        many = given.correction is None and (given.answer is not None or _comparable(self._engine, answer))
+        if not many or not answer.single or not samples or not self.live.able or len(answer.samples) > 1:
             return self._make_task(given, answer)
 
         def drawn(rollouts: list[Rollout]) -> None:
@@ -127,14 +129,16 @@ class FeedbackKeeper:
                 "prompt": f"person {task.facts['prompt']}",
                 "source": source,
                 "feedback": "rating" if rated else "answer",
+                **({"agrees": task.facts["agrees"]} if rated else {}),
                 "peers": self._peers(source),
             },
         )
         self.enqueuer.put(task)
         known = [c for c in learned.answer.label_vote.correct if c is not None]
-        samples = (
-            f"the answer was rated {given.verdict}" if rated else f"{sum(known)} of {len(known)} samples are right"
-        )
+        samples = f"{sum(known)} of {len(known)} samples are right"
+        if rated:
+            same = f", and {sum(known)} of {len(known)} samples have the same answer" if len(known) > 1 else ""
+            samples = f"the answer was rated {given.verdict}{same}"
         self._outcomes[given.request] = FeedbackOutcome(task.id, samples)
         self.event("feedback", f"{said}an update is on its way.", **facts)
         return self.outcome(given.request)
@@ -187,19 +191,37 @@ def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str
 
 
 def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
-    """Return the update task of a rating: this answer earns 1 or −1 against the running baseline (REINFORCE with a
+    """Return the update task of a rating: the answer earns 1 or −1 against the running baseline (REINFORCE with a
     baseline, Williams 1992, doi:10.1007/BF00992696).
 
-    Learning rates are meant for `online.samples` judged samples. A rating judges one, so it has that share of the rate.
+    Where answers can be extracted, all samples with the same answer earn this. The others earn 0, and `agrees` of the
+    task's facts tells them apart. Learning rates are meant for `online.samples` judged samples, so a rating of fewer
+    has that share of the rate.
     """
-    made = engine.rewarded(labelled(answer, [answer.samples[answer.shown or 0]], [True], answer.text))
+    shown = answer.samples[answer.shown or 0]
+    others = [s for s in answer.samples if s is not shown] if _comparable(engine, answer) else []
+    samples = [shown, *others]
+    agrees = [s is shown or canonical(engine.key(s)) == canonical(answer.extracted) for s in samples]
+    made = engine.rewarded(labelled(answer, samples, agrees, answer.text if good else None))
     if made.task is not None:
-        rewards = made.task.reward_tensor.clone()
+        rewards, task = made.task.reward_tensor.clone(), made.task.components.index("task")
+        used = set(made.task.experience.trajectories)
+        same = [a for s, a in zip(samples, agrees, strict=True) if s.trajectory and s.trajectory.id in used]
+        rewards[~torch.tensor(same), :, task] = 0.0
         if not good:
-            rewards[..., made.task.components.index("task")] *= -1
-        rate = made.task.learning_rate / engine.config.samples
-        made.task = replace(made.task, reward_tensor=rewards, learning_rate=rate)
+            rewards[..., task] *= -1
+        made.task = replace(
+            made.task,
+            reward_tensor=rewards,
+            learning_rate=made.task.learning_rate * min(1.0, len(same) / engine.config.samples),
+            facts={**made.task.facts, "agrees": same},
+        )
     return made
+
+
+def _comparable(engine: InferenceEngine, answer: Answer) -> bool:
+    """Return whether other samples can be compared with the answer."""
+    return engine.extract is not None and answer.extracted is not None
 
 
 def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:

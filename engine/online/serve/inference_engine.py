@@ -148,7 +148,7 @@ class InferenceEngine:
         if winner is None:
             shown = None if self.extract is None else 0
         else:
-            shown = next((i for i, sample in enumerate(group) if canonical(self._key(sample)) == winner), None)
+            shown = next((i for i, sample in enumerate(group) if canonical(self.key(sample)) == winner), None)
         return _answer(
             request,
             outcome,
@@ -163,7 +163,7 @@ class InferenceEngine:
 
     def single_answer(self, request: Request, samples: list[Rollout], policy_version: int) -> Answer:
         """Return the answer of texts that were sampled for the caller. Samples for a vote may follow."""
-        outcome, first = vote([None] * len(samples)), self._key(samples[0])
+        outcome, first = vote([None] * len(samples)), self.key(samples[0])
         return _answer(request, outcome, self._single_gate(request), samples, policy_version, 0, first, single=True)
 
     def sampling(self, chosen: Sampling) -> tuple[SamplingSettings, int | None]:
@@ -178,9 +178,9 @@ class InferenceEngine:
         return usual, chosen.max_tokens or getattr(config, "max_new_tokens", None)
 
     def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
-        return vote([self._key(s) for s in samples], neighbours)
+        return vote([self.key(s) for s in samples], neighbours)
 
-    def _key(self, sample: Rollout) -> str | None:
+    def key(self, sample: Rollout) -> str | None:
         """Return the part of a sample's answer that votes and feedback compare."""
         text = answer_of(sample)
         return text if text is None or self.extract is None else self.extract(text)

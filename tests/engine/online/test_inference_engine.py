@@ -473,6 +473,13 @@ def test_a_rating_a_right_answer_and_a_correction_each_give_an_update() -> None:
     assert good.learning_rate == bad.learning_rate == made.config.lr_adaptive_min / made.config.samples
     judged = label(made, answer, "x", None).task
     assert judged is not None and len(judged.experience.answers) == 6
+    wide = made.widen([answer], always=True)[0]
+    task = rate(made, wide, False).task
+    assert task is not None and task.learning_rate == made.config.lr_adaptive_min
+    extracted = [made.key(sample) for sample in wide.samples]
+    assert task.facts["agrees"] == [e == extracted[0] for e in extracted]
+    found, whole = task.reward_tensor[..., column].sum(-1), float(good.reward_tensor[..., column].sum())
+    torch.testing.assert_close(found, -whole * torch.tensor(task.facts["agrees"]))
     task = correct(made, answer, "it is blue").task
     assert task is not None and task.experience.answers[0] == "it is blue"
     e = task.experience

@@ -361,6 +361,26 @@ def test_a_source_that_always_says_the_same_teaches_less_and_less() -> None:
             assert (report.advantage < 0.3) == (source == "constant")
 
 
+@pytest.mark.parametrize("agrees", [[True, True, False], [True, False, False], [True, True, True]])
+@pytest.mark.parametrize("rating", [1.0, -1.0])
+def test_a_rating_judges_all_samples_with_the_same_answer(agrees: list[bool], rating: float) -> None:
+    u, given = updater(), [1.0, 1.0, -1.0]
+    for earlier in given:
+        u.ratings.add("person", earlier)
+    weights = 0.95 ** np.arange(3)[::-1]
+    # The mean of all sources has one rating of 0 before it. It counts as PRIOR ratings of this source.
+    everyone = (weights * given).sum() / (weights.sum() + 1)
+    mean = ((weights * given).sum() + PRIOR * everyone) / (weights.sum() + PRIOR)
+    surprise = np.where(agrees, rating - mean, 0.0)
+    expected = surprise if all(agrees) else surprise - surprise.mean()
+    rewards = torch.zeros(3, 2, 2)
+    rewards[:, 1, 0] = rating * torch.tensor(agrees)
+    facts = {"feedback": "rating", "source": "person", "prompt": "a request", "agrees": agrees}
+    report, _ = u.apply(make_task(u.model, "request-1", rows=3, rewards=rewards, facts=facts))
+    assert report.advantages == pytest.approx(tuple(expected), abs=1e-6)
+    assert u.ratings.state_dict()[-1] == ["person", rating]
+
+
 def test_repetitions_count_less_and_less_and_a_source_up_to_its_share() -> None:
     influence = Influence(window=100, share=0.25)
     assert sum(influence.weigh("same", "") for _ in range(300)) < 1.7
