@@ -149,7 +149,7 @@ class ActionBars(LivePanel):
             return [Line(p).add("no actions yet", p.faint, cells=width, align="^")]
         names = sorted(self.latest, key=lambda n: -self.latest[n])
         shares = dict(zip(names, whole_percents([self.latest[n] for n in names]), strict=True))
-        name_width = min(max(map(len, names)), max(8, width // 2 - 4))
+        name_width = min(max(map(len, names)), max(8, width // 2 - 4, min(24, width - 17)))
         shown = dict(zip(names, distinct_names(names, min(name_width, width)), strict=True))
         room = width - name_width - 9
         cells = max(min(20, room - 12), min(60, room - 44)) if room >= 24 else 0
