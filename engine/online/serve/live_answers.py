@@ -213,7 +213,6 @@ class LiveAnswers:
         number = self.follower.version if version is None else version
         if number not in self._running:
             assert self._agent is not None
-            self.pause()  # the follower reads the served version from the model
             batch = LiveBatch(self._agent.decoder, self._agent.chat.stop_ids)
             self._running[number] = _Running(number, self.follower.weights(number), batch)
             for old in [v for v, r in self._running.items() if not r.rows and v not in (number, self.follower.version)]:

@@ -51,6 +51,7 @@ class WeightFollower:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {n: p.data for n, p in self._parameters.items()}
         """Version 0: the policy as it was loaded. Swaps replace data by reference, so these tensors stay unchanged."""
+        self._served: Mapping[str, Tensor] = self._start
         self._device = str(device_of(model))
         self._reader = reader
         self._poll_s = poll_s
@@ -87,9 +88,7 @@ class WeightFollower:
 
     def weights(self, version: int) -> dict[str, Tensor]:
         """Return a version's weights, by reference for the served one. Raises SnapshotError."""
-        if version == self.version:
-            return {name: parameter.data for name, parameter in self._parameters.items()}
-        return self._tensors(version)
+        return dict(self._served) if version == self.version else self._tensors(version)
 
     def swap(self) -> Manifest | None:
         """Put the last snapshot in place; None when there is none. No session may be open."""
@@ -130,6 +129,7 @@ class WeightFollower:
         return ready
 
     def _put(self, tensors: Mapping[str, Tensor]) -> None:
+        self._served = tensors
         for name, parameter in self._parameters.items():
             parameter.data = tensors[name]
 

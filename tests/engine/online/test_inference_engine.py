@@ -455,6 +455,24 @@ def test_a_new_version_answers_while_the_one_before_it_still_writes(
     writer.close()
 
 
+def test_a_version_whose_first_request_comes_while_an_older_answer_is_scored_answers_with_its_own_weights(
+    tmp_path: Path,
+) -> None:
+    made = engine()
+    writer = SnapshotWriter(tmp_path, base_model="tiny")
+    weights = {n: p.detach() + 0.1 for n, p in made.model.named_parameters() if p.requires_grad}
+    writer.publish(weights)
+    follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
+    live = LiveAnswers(made, follower, answered=lambda answer: None)
+    follower.look()
+    assert follower.swap() is not None
+    with follower.scoring(0):
+        assert live.begin(conversation(max_tokens=1))
+    for name, tensor in live._running[1].tensors.items():
+        torch.testing.assert_close(tensor, weights[name])
+    writer.close()
+
+
 def test_free_text_without_an_extractor_gives_no_pseudo_label() -> None:
     made = engine()
     answer = made.answer([conversation()], policy_version=3)[0]
