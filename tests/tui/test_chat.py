@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Further, Live
+from grpo_tui.tui.app.screens import chat
+from grpo_tui.tui.app.screens.chat import ChatClient, ServerProblem
 from tests.engine.online.test_online_run import _address, wait_for
 from tests.engine.online.tiny import run_config
 from tests.forked import ForkedProcess, forked_processes
@@ -79,6 +82,46 @@ async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedbac
     async with running(served.parent, Further(served, "Chat")) as driver:
         await driver.press("i")
         assert "red" in await until(driver, "certainty")
+
+
+async def test_a_chat_goes_on_after_a_failure_and_asks_only_for_outcomes_that_will_come(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talks: list[list[str]] = []
+    asked: list[str] = []
+    accepted = iter([False, True])
+
+    def write(self: ChatClient, model: str, messages: list[dict[str, str]], on_text: Any) -> dict[str, Any]:
+        talks.append([m["content"] for m in messages])
+        if len(talks) == 1:
+            raise ServerProblem("the answer broke off")
+        on_text("it is red")
+        return {"id": f"chatcmpl-{len(talks)}-a", "policy_version": 0}
+
+    def outcome(self: ChatClient, identifier: str) -> dict[str, Any]:
+        asked.append(identifier)
+        raise ServerProblem("there is no feedback on the answer")
+
+    monkeypatch.setattr(chat, "LOOK_S", 0.05)
+    monkeypatch.setattr(ChatClient, "models", lambda self: ["tiny"])
+    monkeypatch.setattr(ChatClient, "write", write)
+    monkeypatch.setattr(ChatClient, "outcome", outcome)
+    monkeypatch.setattr(
+        ChatClient, "feedback", lambda self, **said: {"accepted": next(accepted), "reason": "updates are off"}
+    )
+    async with running(trained.parent, Further(trained, "Chat")) as driver:
+        await driver.press("enter", *"one", "enter")
+        assert "There is no answer yet." in await driver.press("1")
+        await driver.press("enter", *"two", "enter")
+        await until(driver, "policy · version")
+        await driver.press("enter", *"three", "enter")
+        assert talks == [["one"], ["two"], ["two", "it is red", "three"]]
+        assert "feedback not accepted: updates are off" in await driver.press("1")
+        await asyncio.sleep(0.3)
+        assert asked == []
+        await driver.press("2")
+        await asyncio.sleep(0.3)
+        assert asked == ["chatcmpl-3-a"]
 
 
 @pytest.fixture

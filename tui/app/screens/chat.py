@@ -224,6 +224,9 @@ class ChatScreen(AppScreen):
         if self.started and not self.model:
             self.say(self.chat.note)
             return None
+        if self.chat.exchanges and self.chat.exchanges[-1].writing:
+            self.say("The policy is still writing.")
+            return None
         return ask(self, "Message", "", lambda text: self._send(text) if text else None)
 
     def action_new(self) -> None:
@@ -272,14 +275,16 @@ class ChatScreen(AppScreen):
     # -- what they do -------------------------------------------------------------------------------------------
 
     def _last(self) -> Exchange | None:
-        if self.chat.exchanges and not self.chat.exchanges[-1].writing:
+        if self.chat.exchanges and self.chat.exchanges[-1].id:
             return self.chat.exchanges[-1]
         self.say("There is no answer yet.")
         return None
 
     def _send(self, text: str) -> None:
-        before = self.chat.exchanges[-1] if self.chat.exchanges and self.chat.exchanges[-1].certainty is None else None
-        earlier = [*before.messages, {"role": "assistant", "content": before.answer}] if before is not None else []
+        before = next((e for e in reversed(self.chat.exchanges) if e.id), None)  # the last one with an answer
+        earlier: list[dict[str, str]] = []
+        if before is not None and before.certainty is None:
+            earlier = [*before.messages, {"role": "assistant", "content": before.answer}]
         exchange = Exchange([*earlier, {"role": "user", "content": text}], writing=True)
         self.chat.exchanges.append(exchange)
         self._show()
@@ -312,16 +317,13 @@ class ChatScreen(AppScreen):
         if (exchange := self._last()) is None:
             return
 
-        def told(outcome: dict[str, Any]) -> None:
-            self._followed[exchange.id] = exchange
-            self._note(exchange, outcome)
-
-        self._call(lambda: self.client.feedback(id=exchange.id, **said), told)
+        self._call(lambda: self.client.feedback(id=exchange.id, **said), lambda outcome: self._note(exchange, outcome))
 
     def _look(self) -> None:
         if self.started and not self.model:
             self._connect()
-        for identifier, exchange in list(self._followed.items()):
+        followed, self._followed = self._followed, {}  # until each is answered: `_note` follows it again
+        for identifier, exchange in followed.items():
             self._call(
                 lambda i=identifier: self.client.outcome(i),
                 lambda outcome, e=exchange: self._note(e, outcome),
@@ -329,15 +331,14 @@ class ChatScreen(AppScreen):
 
     def _note(self, exchange: Exchange, outcome: dict[str, Any]) -> None:
         """Show the state of feedback. Once a version includes it, ask that version the same question."""
-        if exchange.id not in self._followed:
-            return
         if outcome.get("learned"):
-            del self._followed[exchange.id]
             version = outcome["version"]
             exchange.feedback = f"learnt by update {outcome['update']}; version {version} contains it"
             self._again(exchange, f"{self.model}@{version}", f"version {version}, which learnt from it")
         else:
             accepted = "accepted" if outcome.get("accepted") else "not accepted"
+            if outcome.get("accepted"):
+                self._followed[exchange.id] = exchange
             exchange.feedback = f"feedback {accepted}: {outcome.get('reason', '')}"
         self._show()
 
