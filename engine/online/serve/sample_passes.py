@@ -34,7 +34,8 @@ def request_embeddings(model: nn.Module, samples: Sequence[Rollout]) -> list[np.
 @torch.inference_mode()
 def behaviour_logprobs(model: nn.Module, sample: Rollout, temperature: float) -> np.ndarray:
     """Return the log-probs float32 [T] of a sample's agent tokens at `temperature`, 0 elsewhere."""
-    logits = forward_agent_tokens(model, [sample.token_ids], [sample.agent_mask]).logits.float()
+    images = [sample.images]
+    logits = forward_agent_tokens(model, [sample.token_ids], [sample.agent_mask], images=images).logits.float()
     chosen = torch.from_numpy(sample.token_ids[sample.agent_mask]).to(logits.device, torch.long)[:, None]
     found = np.zeros(len(sample), np.float32)
     found[sample.agent_mask] = (logits / temperature).log_softmax(-1).gather(-1, chosen)[:, 0].cpu().numpy()

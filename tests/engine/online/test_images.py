@@ -22,6 +22,7 @@ from grpo_tui.engine.online.serve.http.problems import HttpProblem
 from grpo_tui.engine.online.serve.http.schema import ChatMessage
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import Request
+from grpo_tui.engine.online.serve.sample_passes import behaviour_logprobs
 from grpo_tui.engine.online.store.images import ImageFolder
 from grpo_tui.engine.online.store.update_task import TaskError, UpdateTask
 from grpo_tui.engine.policy.models import lora_config
@@ -74,6 +75,9 @@ def test_an_update_runs_on_the_images_that_the_answer_was_given_to(tmp_path):
     answers = engine.answer([Request(replace(row, task_data={**row.task_data, "answer": "red"}), number=1)], 0)
     assert answers[0].error is None and all(len(s.images) == 2 for s in answers[0].samples)
     assert engine.learn(answers)[0].records
+    sample = answers[0].samples[0]
+    found = behaviour_logprobs(net, sample, acting.config.temperature)
+    assert sample.logprobs == pytest.approx(found, abs=1e-4), "of a text that was written about these images"
     right = next(s.trajectory.answer for s in answers[0].samples if s.trajectory is not None)
     task = label(engine, answers[0], right, None).task
     assert task is not None and {len(names) for names in task.experience.images} == {2}
