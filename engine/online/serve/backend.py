@@ -64,8 +64,7 @@ class EngineBackend:
 
     def writes_text(self, environment: str, ensemble: bool | None) -> bool:
         """Return whether the running batch answers tasks of an environment class, each with one text."""
-        chats = environment == CHAT_ENV or self._chats
-        return self._keeps_rows and (chats if ensemble is None else not ensemble)
+        return self._keeps_rows and not ensemble and (environment == CHAT_ENV or self._chats)
 
     def tools_problem(self) -> str:
         """Return the reason why callers cannot use tools; empty where they can."""

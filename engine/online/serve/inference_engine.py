@@ -108,8 +108,8 @@ class InferenceEngine:
 
     def is_single(self, request: Request) -> bool:
         """Return whether the caller gets one text: in a conversation without tools, unless it asked for the vote."""
-        if request.sampling.ensemble is not None:
-            return not request.sampling.ensemble
+        if request.sampling.ensemble:
+            return False
         try:
             env = self.runner.environment(request.row)
         except EnvLoadError:
