@@ -265,7 +265,7 @@ def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Requ
 
 def _read_pipe(source: RequestSource, config: RunConfig) -> None:
     """Read requests from standard input, one JSON object per line. An invalid line is answered with its error."""
-    for number, line in enumerate(sys.stdin, 1):
+    for number, line in enumerate(sys.stdin.buffer, 1):  # bytes: one line of another encoding must not end them all
         if not line.strip():
             continue
         try:

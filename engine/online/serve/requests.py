@@ -138,11 +138,11 @@ def parse_request(raw: Any, defaults: EnvironmentConfig, where: str = "the reque
     return Request(row, fields={} if identifier is None else {"id": identifier})
 
 
-def parse_line(line: str, defaults: EnvironmentConfig, where: str) -> Request:
+def parse_line(line: str | bytes, defaults: EnvironmentConfig, where: str) -> Request:
     """Parse a line of JSON. Raises RequestError."""
     try:
         raw = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{where}: not JSON ({error})") from error
     return parse_request(raw, defaults, where)
 
@@ -150,10 +150,10 @@ def parse_line(line: str, defaults: EnvironmentConfig, where: str) -> Request:
 def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
     """Read and check the requests of a JSONL file. Raises RequestError with the line's number."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the file of requests {path} cannot be read: {error}") from error
-    lines = enumerate(text.splitlines(), 1)
+    lines = enumerate(text.split("\n"), 1)  # a text in JSON may hold the other characters that end lines
     return [parse_line(line, defaults, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
