@@ -85,6 +85,8 @@ class Conversations:
             while len(self._turns) > REMEMBERED:
                 _, old = self._turns.popitem(last=False)
                 self._keys.pop(old.request, None)
+            while len(self._keys) > REMEMBERED:  # of requests that got the same answer to the same messages
+                del self._keys[next(iter(self._keys))]
 
 
 def assistant(text: str, calls: Sequence[Call]) -> Told:
