@@ -68,6 +68,8 @@ class FeedbackKeeper:
             given, answer = self.ready.popleft()
             try:
                 self._make_task(given, answer)
+            except ValueError as error:
+                self._outcomes[given.request] = FeedbackOutcome("", "", reason=str(error))
             except Exception:
                 log.exception("feedback on request %d failed", given.request)
                 self._outcomes[given.request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
@@ -104,6 +106,7 @@ class FeedbackKeeper:
         self.live.pause()
         try:
             with self.live.follower.scoring(answer.policy_version):
+                answer = at_temperature(engine, answer)
                 if given.correction is not None:
                     called, learned = "corrected the answer", correct(engine, answer, given.correction)
                 elif right is not None:
@@ -120,6 +123,7 @@ class FeedbackKeeper:
         if task is None:
             reason = "no sample has tokens to learn from" if engine.config.updates else "online.updates is off"
             self.event("feedback", f"{said}{reason}.", **facts)
+            self._outcomes[given.request] = FeedbackOutcome("", "", reason=reason)
             return {"request": given.request, "accepted": False, "learned": False, "reason": reason}
         source = given.source or "person"
         task = replace(
@@ -169,7 +173,7 @@ def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str
     """Return the update task of feedback with the right answer, or with one that is wrong.
 
     Samples that the feedback does not concern are left out. In free text without an extractor, a number is compared
-    with the last number, a letter with the choice.
+    with the last number, a letter with the choice. wrong: as it was extracted.
     """
     if answer.single and right is not None and len(answer.samples) == 1:
         answer = engine.widen([answer], always=True)[0]
@@ -186,8 +190,23 @@ def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str
         expected = key(right) or canonical(normal(right))
         correct: list[bool | None] = [g == expected for g in given]
     else:
-        correct = [False if g is not None and g == key(wrong) else None for g in given]
+        correct = [False if g is not None and g == canonical(wrong) else None for g in given]
     return engine.rewarded(labelled(answer, answer.samples, correct, right))
+
+
+def at_temperature(engine: InferenceEngine, answer: Answer) -> Answer:
+    """Return the answer with the log-probs of its texts at `online.temperature`, to which an update compares them.
+
+    The caller's temperature, or that of the model's generation defaults, may be another one.
+    """
+    if not answer.single and answer.request.sampling.temperature is None:
+        return answer
+    own = max(1, len(answer.written)) if answer.single else len(answer.samples)
+    samples = [
+        replace(s, logprobs=behaviour_logprobs(engine.model, s, engine.config.temperature)) if s.agent_tokens else s
+        for s in answer.samples[:own]
+    ]
+    return replace(answer, samples=[*samples, *answer.samples[own:]])
 
 
 def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
@@ -263,10 +282,13 @@ def certainty(answer: Answer) -> float:
 
 
 def _listed(answer: Answer) -> dict[str, Any]:
-    trajectory = answer.samples[0].trajectory
+    trajectory, talk = answer.samples[0].trajectory, answer.request.conversation
+    prompt = trajectory.prompt if trajectory is not None else ""
+    if talk is not None and talk.previous is not None:  # its rollout begins with the prompt of the first turn
+        prompt = "\n\n".join(str(message["content"]) for message in talk.messages)
     return {
         "id": str(answer.request.number),
-        "prompt": trajectory.prompt if trajectory is not None else "",
+        "prompt": prompt,
         "answer": answer.text,
         "certainty": round(certainty(answer), 4),
         "policy_version": answer.policy_version,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,12 +19,16 @@ import torch
 from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.agents.decoder import stop_ids_of
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.online.serve import inference_engine, live_answers
+from grpo_tui.engine.online.serve import conversations, inference_engine, live_answers
+from grpo_tui.engine.online.serve.assembly import _read_pipe
+from grpo_tui.engine.online.serve.backend import EngineBackend
+from grpo_tui.engine.online.serve.conversations import Conversation, Conversations, Turn
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
-from grpo_tui.engine.online.serve.feedback import correct, label, rate
+from grpo_tui.engine.online.serve.feedback import FeedbackKeeper, _listed, at_temperature, correct, label, rate
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.live_answers import LiveAnswers
 from grpo_tui.engine.online.serve.requests import (
+    HumanFeedback,
     Request,
     RequestError,
     RequestSource,
@@ -265,6 +273,21 @@ def test_requests_are_checked(tmp_path: Path) -> None:
     file.write_text('{"task_data": {}}\n\n{"task_data": {}')
     with pytest.raises(RequestError, match="line 3: not JSON"):
         read_requests(file, defaults)
+    text = json.dumps({"task_data": {"question": "one\u2028two\x85"}}, ensure_ascii=False)
+    file.write_text(f"\ufeff{text}\r\n{text}\n", encoding="utf-8", newline="")
+    assert [r.row.task_data["question"] for r in read_requests(file, defaults)] == ["one\u2028two\x85"] * 2
+
+
+@pytest.mark.parametrize("line", [b'{"task_data": {"question": "caf\xe9"}}', b"[" * 100_000])
+def test_a_line_of_a_pipe_that_cannot_be_read_is_answered_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: bytes
+) -> None:
+    piped = io.BytesIO(line + b'\n{"task_data": {"question": "what?"}}\n')
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(piped, encoding="utf-8"))
+    source = RequestSource(open_ended=True)
+    _read_pipe(source, run_config(tmp_path))
+    assert json.loads(capsys.readouterr().out)["error"].startswith("line 1: not JSON")
+    assert source.waiting == 1 and not source.open_ended
 
 
 def test_callers_come_before_rows_and_rows_can_be_skipped() -> None:
@@ -354,6 +377,35 @@ def test_a_persons_word_is_the_label_of_an_answer() -> None:
     wrong = label(made, answer, None, right).task
     assert wrong is not None and {canonical(a) for a in wrong.experience.answers} == {right}
     assert label(made, answer, None, "nobody said this").task is None
+
+
+def test_a_wrong_answer_is_compared_as_it_was_extracted() -> None:
+    made = engine(answer="boxed")
+    answer = made.answer(requests(1), policy_version=3)[0]
+    texts = ["\\boxed{7}", "\\boxed{8}", "\\boxed{7}"]
+    samples = [
+        replace(s, trajectory=replace(cast(Any, s.trajectory), answer=text))
+        for s, text in zip(answer.samples[:3], texts, strict=True)
+    ]
+    task = label(made, replace(answer, samples=samples), None, "7").task
+    assert task is not None and task.experience.answers == (texts[0], texts[2])
+
+
+def test_a_task_of_an_environment_is_answered_by_vote_although_its_caller_wants_no_ensemble() -> None:
+    made = engine()
+    assert not made.is_single(replace(requests(1)[0], sampling=Sampling(ensemble=False)))
+    assert made.is_single(conversation(ensemble=False)) and not made.is_single(conversation(ensemble=True))
+    backend = cast(EngineBackend, SimpleNamespace(_keeps_rows=True, _chats=False))
+    assert not EngineBackend.writes_text(backend, ENV, False)
+    assert EngineBackend.writes_text(backend, "grpo_tui.envs.chat.ChatEnv", False)
+
+
+def test_equal_answers_to_equal_messages_are_remembered_in_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "REMEMBERED", 4)
+    known, talk = Conversations(), Conversation(({"role": "user", "content": "are you there?"},), "caller")
+    for number in range(1, 20):
+        known.keep(talk, "yes", (), cast(Any, None), number)
+    assert len(known._keys) == 4 and known.turn("caller", 19) is not None and known.turn("caller", 16) is not None
 
 
 def conversation(text: str = "what is it?", number: int = 1, **sampling: Any) -> Request:
@@ -502,3 +554,45 @@ def test_a_rating_a_right_answer_and_a_correction_each_give_an_update() -> None:
     assert task is not None and task.experience.answers[0] == "it is blue"
     e = task.experience
     torch.testing.assert_close(logprobs_of(made.model, e), e.at_agent_tokens("logprobs"), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_feedback_judges_a_text_of_another_temperature_at_the_temperature_of_updates(ensemble: bool) -> None:
+    made = engine(answer=r"\w")
+    answer = made.answer([conversation(temperature=0.5, ensemble=ensemble)], policy_version=3)[0]
+    task = rate(made, at_temperature(made, answer), False).task
+    assert task is not None
+    e = task.experience
+    torch.testing.assert_close(logprobs_of(made.model, e), e.at_agent_tokens("logprobs"), rtol=1e-4, atol=1e-4)
+
+
+def keeper_of(made: InferenceEngine, folder: Path) -> tuple[FeedbackKeeper, Any]:
+    """A keeper that remembers an answer of number 1, and that answer."""
+    follower = WeightFollower(made.model, SnapshotReader(folder), poll_s=1.0, on_problem=pytest.fail)
+    live = LiveAnswers(made, follower, answered=lambda answer: None)
+    keeper = FeedbackKeeper(live, cast(Any, None), lambda *_, **__: None)
+    answer = made.answer([replace(conversation(), reply=lambda outcome: None)], policy_version=0)[0]
+    keeper.remember([answer])
+    return keeper, answer
+
+
+def test_feedback_from_which_nothing_is_learnt_keeps_its_reason(tmp_path: Path) -> None:
+    given = HumanFeedback(1, verdict="right")
+    keeper, _ = keeper_of(engine(updates=False), tmp_path)
+    assert keeper.take(given)["accepted"] is False
+    assert keeper.outcome(1)["reason"] == "online.updates is off"
+    keeper, answer = keeper_of(engine(), tmp_path)
+    keeper.ready.append((given, replace(answer, policy_version=9)))  # its version went while samples were drawn
+    keeper.process_drawn()
+    assert "nothing can be learnt from it any more: Snapshot 9" in keeper.outcome(1)["reason"]
+
+
+def test_an_answer_without_feedback_is_listed_with_the_whole_conversation() -> None:
+    made = engine()
+    answer = made.answer([conversation("red?")], policy_version=3)[0]
+    said = [("user", "red?"), ("assistant", "no"), ("user", "blue?")]
+    messages = tuple({"role": role, "content": text} for role, text in said)
+    talk = Conversation(messages, previous=Turn(messages[:2], answer.samples[0], 1))
+    assert _listed(answer)["prompt"].endswith("red?")
+    continued = replace(answer, request=replace(answer.request, conversation=talk))
+    assert _listed(continued)["prompt"] == "red?\n\nno\n\nblue?"
