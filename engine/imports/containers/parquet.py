@@ -24,8 +24,9 @@ from .base import Container, Found, stat_of
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 BATCH = 64
 """Rows in memory at once. A picture in each can be a megabyte."""
-_OTHER = re.compile(r"decimal|timestamp|date|duration|time|map", re.I)
+_OTHER = re.compile(r"decimal|timestamp|date|duration|time|map|binary", re.I)
 """Types without a JSON value."""
+_BYTES = re.compile(r"(?:\A|DataType<)(?:large_?|fixed_?size_?)?binary", re.I)
 COPIES = {"trajectory_json": ("messages",)}
 """Columns that copy another column (ART's). They are left out in a batch in which every row has the other one, because
 making values of Python costs most of the time."""
@@ -154,6 +155,8 @@ def _as_json(value: object, is_map: bool = False) -> Any:
     match value:
         case Decimal():
             return float(value)
+        case bytes():  # of a picture in a message
+            return None
         case timedelta():
             return value.total_seconds()
         case date() | time():
@@ -169,7 +172,8 @@ def _as_json(value: object, is_map: bool = False) -> Any:
 
 
 def _is_bytes(kind: str) -> bool:
-    return "binary" in kind.lower()
+    """Return whether a column holds bytes. The name and the type of a field in it do not count."""
+    return _BYTES.search(kind) is not None
 
 
 def _check_footer(path: Path) -> None:
