@@ -16,8 +16,9 @@ from .calls import error_of, with_text_calls
 from .calls import error_text as error_text
 from .rollout import Call, Display, Message
 from .templates import ROLES, flat, joined
-from .values import Document, listed, number, parsed, text
+from .values import Document, listed, mapping, number, parsed, text
 
+_ROLES = frozenset(ROLES.values())
 _RESULTS = ("tool_result", "tool_call_response")
 _CALLS = ("tool_call", "tool_use", "function_call", "function", "server_tool_use", "mcp_tool_use")
 _PARTS = frozenset([*_CALLS, "text", "output_text", "thinking", "redacted_thinking", "image", "image_url"]) - {
@@ -68,7 +69,8 @@ def message(data: Document) -> Message:
         )
     body, thought, calls, errors = _content(content)
     reasoning = data.get("reasoning_content") or data.get("reasoning") or data.get("thinking") or ""
-    calls += tuple(call(c) for c in listed(data.get("tool_calls")))
+    called = data.get("tool_calls")
+    calls += tuple(call(c) for c in listed(called) or ([called] if mapping(called) else []))
     if isinstance(data.get("function_call"), Mapping):
         calls += (call(data["function_call"]),)
     error = data.get("error")
@@ -76,7 +78,7 @@ def message(data: Document) -> Message:
         error = "the tool failed"
     stop = data.get("finish_reason") or data.get("stop_reason")
     made = Message(
-        role=ROLES.get(role, role),
+        role=ROLES.get(role) or ROLES.get(role.lower()) or (role.lower() if role.lower() in _ROLES else role),
         text=body,
         thought=str(thought or (reasoning if isinstance(reasoning, str) else text(reasoning) or "")),
         calls=calls,
@@ -177,8 +179,8 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
             inner = part.get("response", part.get("result", part.get("content")))
             texts.append(_content(inner)[0] if isinstance(inner, (list, Mapping)) else text(inner) or "")
             error = error or ("the tool failed" if part.get("is_error") is True else None)
-        elif kind in ("image", "image_url", "input_image", "video", "audio", "input_audio"):
-            texts.append(f"[{kind.removeprefix('input_').removesuffix('_url')}]")
+        elif (shown := str(kind).removeprefix("input_").removesuffix("_url")) in ("image", "video", "audio"):
+            texts.append(f"[{shown}]")
         elif part.get("text") is not None or part.get("content") is not None:
             inner = part.get("text") if part.get("text") is not None else part.get("content")
             texts.append(inner if isinstance(inner, str) else _content(inner)[0])

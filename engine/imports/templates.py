@@ -15,6 +15,7 @@ ROLES = {
     "model": "assistant",
     "ai": "assistant",
     "agent": "assistant",
+    "bot": "assistant",
     "observation": "tool",
     "function": "tool",
     "function_call_output": "tool",

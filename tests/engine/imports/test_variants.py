@@ -428,6 +428,39 @@ def test_values_of_parquet_that_json_does_not_have(
 
 
 @pytest.mark.parametrize("with_arro3", [True, False])
+def test_bytes_in_a_column_of_parquet_cost_only_themselves(
+    with_arro3: bool, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    import sys
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not with_arro3:
+        monkeypatch.setitem(sys.modules, "arro3.io", None)
+    picture = {"type": "image", "image": {"bytes": b"\x89PNG"}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "q"}, picture]}
+    columns = {"messages": [[asked, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}]]}
+    columns |= {"rewards": [{"binary": 1.0, "format": 0.5}], "raw": [b"x"]}
+    parquet.write_table(pa.table(columns), tmp_path / "a")
+    reader = opened(tmp_path / "a")
+    assert reader.rollouts.page()[0].extra == {"component.binary": 1.0, "component.format": 0.5}
+    trajectory = reader.bodies.trajectory(1).trajectory
+    assert (trajectory.prompt, [s.text for s in trajectory.steps]) == ("q\n[image]", ["a"])
+
+
+@pytest.mark.parametrize("calls", [{"name": "f", "arguments": {"x": 1}}, '{"name": "f", "arguments": "{\\"x\\": 1}"}'])
+def test_a_call_outside_a_list_and_roles_in_capitals(calls: object, tmp_path: Path, opened: Open):
+    parts = [{"type": "video_url", "video_url": {"url": "data:…"}}, {"type": "text", "text": "q"}]
+    talk = [{"role": "USER", "content": parts}, {"role": "Assistant", "content": "", "tool_calls": calls}]
+    talk += [{"role": "TOOL", "content": "r"}, {"role": "bot", "content": "a"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    trajectory = opened(tmp_path / "a.jsonl").bodies.trajectory(1).trajectory
+    assert trajectory.prompt == "[video]\nq"
+    assert [(s.action, s.arguments, s.observation) for s in trajectory.steps] == [("f", {"x": 1}, "r"), (None, {}, "")]
+
+
+@pytest.mark.parametrize("with_arro3", [True, False])
 def test_a_parquet_of_many_batches_is_read_in_any_order(
     with_arro3: bool, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ):
