@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from ..runs.durable import read_json, write_json
+from ..runs.durable import read_json, try_lock, write_json
 from ..runs.paths import RUN_FILE, user_folder
 from .errors import DumpError
 from .options import Options
@@ -139,5 +139,11 @@ def tidy() -> None:
     """Delete the indexes of dumps that are gone, and all but the `KEPT` opened last."""
     kept = {folder.parent for folder in recent()[:KEPT]}
     for folder in cache_dir().glob("*"):
-        if folder not in kept:
+        if folder not in kept and not any(map(_is_held, folder.glob("*/.lock"))):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_held(lock: Path) -> bool:
+    """Return whether another process makes the index with this lock now. Its description comes last."""
+    with try_lock(lock) as free:
+        return not free

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.imports import cache
 from grpo_tui.engine.imports.behind import Opened, Opening
 from grpo_tui.engine.imports.errors import DumpError
+from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.readers import open_reader, start_following
+from grpo_tui.engine.runs.durable import try_lock
 from grpo_tui.engine.runs.paths import DATABASE
 from grpo_tui.tui.cli.dumps import dump_notes
 from grpo_tui.tui.cli.open_dump import PLAIN
@@ -141,3 +144,14 @@ def test_indexing_does_not_begin_when_the_app_was_gone_before(dump: Path):
     gone.wait()
     command = [sys.executable, "-m", "grpo_tui.engine.imports", str(open_dump(dump).folder), str(gone.pid)]
     assert subprocess.run(command, timeout=60).returncode == 0
+
+
+def test_an_index_that_another_process_still_makes_is_not_tidied_away(dump: Path):
+    other = dump.with_name("other.jsonl")
+    other.write_text(ROW)
+    folder = cache.folder_of(other, Options())
+    with try_lock(folder / ".lock"), Indexer(other, folder):
+        open_dump(dump, whole=True)
+        assert (folder / DATABASE).exists()
+    open_dump(dump, whole=True)
+    assert not folder.exists()
