@@ -99,7 +99,8 @@ class Groups:
         if not group.ids:
             group.split, group.step, group.source = split, rollout.step, source
             group.attempt = self._attempt(split, rollout.step)
-        self._present[1][name] = group
+        if rollout.step is not None:  # without steps the whole dump would be present
+            self._present[1][name] = group
         group.ids.append(rollout.id)
         group.indices.append(rollout.index)
         self._last[split] = name

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -109,3 +110,11 @@ def test_a_group_goes_on_in_a_second_sitting(tmp_path: Path):
         folder = open_dump(file, whole=True).folder
     with open_reader(folder) as reader:
         assert not reader.problems and groups(reader) == [(1, "train", 6)]
+
+
+def test_groups_without_a_step_are_not_kept_to_go_on(tmp_path: Path):
+    """Their number is that of the dump, and they would be written with each part and read with each opening."""
+    write(tmp_path / "a.jsonl", [{"prompt": f"q{i}", "completion": "a", "reward": i} for i in range(9)])
+    with Indexer(tmp_path / "a.jsonl", tmp_path / "index") as indexer:
+        indexer.advance()
+        assert json.loads(indexer.tables.meta("groups") or "")["present"] == [None, []]
