@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import sys
 import tarfile
 import time
+import zlib
+from lzma import LZMAError
 from pathlib import Path
 
 from ..runs.remote.address import AddressError, connected, is_address, readable_errors
@@ -19,6 +22,8 @@ from .errors import DumpError
 
 MAX_BYTES = 64 << 30
 """Bytes that an archive may unpack to."""
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, LZMAError)
+_TORN = ".torn"
 _BEING_MADE = 3600.0
 """Seconds in which a copy may have no index yet."""
 
@@ -37,9 +42,9 @@ def _folder(*parts: object) -> Path:
 
 
 def _stdin() -> Path:
-    folder = _folder("stdin")
-    folder.mkdir(parents=True, exist_ok=True)
-    made = folder / ".new"
+    new = _folder("stdin", os.getpid(), time.time_ns())  # another pipe may be read at the same time
+    new.mkdir(parents=True)
+    made = new / "new"
     digest = hashlib.blake2b(digest_size=8)
     with made.open("wb") as file:
         while block := sys.stdin.buffer.read(1 << 20):
@@ -47,8 +52,10 @@ def _stdin() -> Path:
             file.write(block)
     if not made.stat().st_size:
         raise DumpError("standard input is empty")
-    target = folder / f"stdin-{digest.hexdigest()}"
+    target = _folder("stdin", digest.hexdigest()) / f"stdin-{digest.hexdigest()}"
+    target.parent.mkdir(exist_ok=True)
     made.replace(target)
+    new.rmdir()
     return local(str(target))
 
 
@@ -64,7 +71,9 @@ def _downloaded(address: str) -> Path:
             if not target.exists() or size is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
-                files.get(inner, str(target), recursive=size is None)
+                made = target.with_name(f".{target.name}.part")  # an interrupted copy is no copy
+                files.get(inner, str(made), recursive=size is None)
+                made.replace(target)
             return target
     except AddressError as error:
         raise DumpError(str(error)) from None
@@ -80,7 +89,7 @@ def _is_tar(path: Path) -> bool:
     try:
         with tarfile.open(path) as archive:
             return archive.next() is not None
-    except (tarfile.TarError, OSError, EOFError):
+    except (*_DAMAGE, OSError):
         return False
 
 
@@ -104,11 +113,24 @@ def _unpacked(path: Path) -> Path:
                 if member.isfile():
                     with contextlib.suppress(tarfile.FilterError):  # a path out of the folder
                         archive.extract(member, made, filter="data")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        if not any(made.iterdir()):
-            raise DumpError(f"{path}: this archive cannot be read ({error})") from None
+    except (*_DAMAGE, OSError) as error:
+        whole = isinstance(error, OSError) and error.errno is not None  # not the archive: a full disk, a name
+        if whole or not any(made.iterdir()):
+            shutil.rmtree(made, ignore_errors=True)
+            raise DumpError(f"{path}: this archive cannot be {'unpacked' if whole else 'read'} ({error})") from None
+        target.with_name(_TORN).write_text(f"the archive {path} is damaged, and its rest was not read ({error})")
     made.replace(target)
     return target
+
+
+def damage_of(dump: Path) -> str:
+    """Return a sentence if a dump is the readable part of a damaged archive, else nothing."""
+    if dump.parent.parent != cache.cache_dir().parent / "copies":
+        return ""
+    try:
+        return dump.with_name(_TORN).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def tidy() -> None:

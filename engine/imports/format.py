@@ -88,9 +88,10 @@ class Origin:
     @cached_property
     def relative(self) -> str:
         try:
-            return self.path.relative_to(self.root).as_posix() or self.path.name
+            relative = self.path.relative_to(self.root).as_posix()
         except ValueError:
-            return self.path.name
+            relative = "."
+        return self.path.name if relative == "." else relative
 
     @cached_property
     def step(self) -> int | None:

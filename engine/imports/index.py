@@ -18,12 +18,14 @@ from typing import Any
 from ...configs import metric_names as metric
 from ..runs import codec
 from ..runs.columns import Flag
+from ..runs.labels import clean
 from ..runs.read.reader import RunReader
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
 from .containers import BY_NAME, container_of
 from .containers.base import stat_of
 from .convert import TEXT, part_of, record_of
+from .copies import damage_of
 from .dump import files_of, formats_of, items_at
 from .errors import DumpError
 from .format import NOT_WRITTEN, Format, Origin
@@ -191,6 +193,8 @@ class Indexer:
         by_name = {f.name: f for f in self.formats}
         skipped = self.db.execute("SELECT path, line, why FROM skipped ORDER BY id LIMIT ?", (PROBLEMS,)).fetchall()
         missing = [(path, None, why) for path, why in json.loads(self.tables.meta("missing") or "[]")]
+        if why := damage_of(self.dump):
+            missing.append((str(self.dump), None, why))
         return {
             "formats": {name: documents for name, documents in seen},
             "files": self.tables.one("SELECT count(*) FROM sources"),
@@ -273,6 +277,10 @@ class Indexer:
             )
         }
         files = [str(path) for path in files_of(self.dump)]
+        for path in [path for path in files if clean(path) != path]:
+            files.remove(path)
+            self.tables.unskip(clean(path))
+            self.tables.skip(clean(path), None, "its name, or that of a folder, is no UTF-8; rename it")
         present = set(files)
         for path in [p for p in known if p not in present]:
             sealed = f"{path}.zst"  # a finished chunk was compressed, and places in its text stay
@@ -299,6 +307,8 @@ class Indexer:
             id_, container, old_size, old_changed, position, tail = known[path]
             if (size, changed) == (old_size, old_changed):
                 continue
+            if container in ("", "session"):
+                self.tables.unskip(path)
             if container == "":
                 self.db.execute("DELETE FROM sources WHERE id = ?", (id_,))
                 self._add_source(path, size, changed)
@@ -330,6 +340,9 @@ class Indexer:
         ).fetchone()
         part = Part(self.tables, self.formats, id_, Origin.of(path, self.dump), seconds)
         try:
+            if position == 0 or container == "json lines":  # a change from here on is seen by the next look
+                sql = "UPDATE sources SET size = ?, changed = ? WHERE id = ?"
+                self.db.execute(sql, (*stat_of(path), id_))
             self.db.execute("UPDATE sources SET ends = ? WHERE id = ?", (BY_NAME[container].end(path), id_))
             for found in BY_NAME[container].open(path, position, line):
                 part.take(found)

@@ -100,6 +100,10 @@ class IndexStore:
             why = why.encode("utf-8", "replace").decode()
             self.db.execute("INSERT INTO skipped (path, line, why) VALUES (?, ?, ?)", (path, line, why[:500]))
 
+    def unskip(self, path: str) -> None:
+        """Forget the problems of a file that is read again as a whole."""
+        self.problems -= self.db.execute("DELETE FROM skipped WHERE path = ?", (path,)).rowcount
+
     def torn(self) -> str | None:
         """Return the first file of lines whose last line is not whole, or None."""
         return self.one(

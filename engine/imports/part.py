@@ -13,7 +13,7 @@ from ..runs import codec
 from ..runs.columns import Flag, Listed
 from ..runs.labels import clean
 from ..runs.types import Split
-from .containers.base import Found, stat_of
+from .containers.base import Found
 from .convert import columns, identity, lacks, listed_of, split_of, with_turns_of_prompt
 from .dump import format_of
 from .format import NOT_WRITTEN, Format, Origin
@@ -27,6 +27,8 @@ PART_SECONDS = 0.1
 _TAIL = 4096
 UNKNOWN = "(unknown)"
 """The name of the format of documents that no format knows."""
+NO_FORMAT = "no known format"
+"""Why a document is skipped that may be no rollout at all."""
 
 
 class Part:
@@ -85,7 +87,12 @@ class Part:
         if found.problem is not None:
             self.problems.append((found.line, found.problem))
             return
-        reader = self._format(found.document)
+        try:
+            reader = self._format(found.document)
+        except Exception as error:  # the user's code
+            why = f"its format cannot be recognised ({type(error).__name__}: {str(error)[:160]})"
+            self.problems.append((found.line, why))
+            return
         if reader is None:
             self._see(UNKNOWN, 0)
             document, member = found.document, ""
@@ -94,7 +101,7 @@ class Part:
             if isinstance(document, dict) and self.unknown < 3:
                 self.unknown += 1
                 keys = ", ".join(str(k)[:30] for k in list(document)[:6])
-                self.strange.append((found.line, f"{member}no known format (its keys: {keys}); see --map"))
+                self.strange.append((found.line, f"{member}{NO_FORMAT} (its keys: {keys}); see --map"))
             return
         rows = len(self.rows)
         try:
@@ -255,7 +262,6 @@ class Part:
 
     def commit(self, done: bool) -> None:
         record, db = self.store.record, self.store.db
-        size, changed = stat_of(self.origin.path) if self.origin.path.exists() else (0, 0)
         record.begin()
         try:
             for group, earlier in self.replaced:
@@ -326,9 +332,7 @@ class Part:
             if done:
                 if self.store.shown_whole():
                     record.set_meta("epoch", str(time.time_ns()))  # open lists start again
-                db.execute(
-                    "UPDATE sources SET done = 1, size = ?, changed = ? WHERE id = ?", (size, changed, self.source)
-                )
+                db.execute("UPDATE sources SET done = 1 WHERE id = ?", (self.source,))
             record.set_meta("groups", self.store.groups.state())
             record.commit()
         except BaseException:

@@ -45,7 +45,8 @@ def lines(stream: Any, at: int, line: int, *, grows: bool = True) -> Iterator[Fo
                 document, problem = loads(data), None
             except ValueError as error:
                 document, problem = None, str(error)
-            if not ended and (grows if problem else not isinstance(document, (dict, list))):
+            whole = ended or length > MAX_DOCUMENT
+            if not whole and (grows if problem else not isinstance(document, (dict, list))):
                 return
             yield Found(at, length, line, at + length + ended, document, problem)
         at += length + ended

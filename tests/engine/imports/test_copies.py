@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import sys
 import tarfile
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.imports import cache
+from grpo_tui.engine.imports.copies import tidy
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
@@ -78,3 +82,73 @@ def test_a_session_that_grows_keeps_one_row(tmp_path: Path, opened: Callable[[Pa
     reader = opened(path)
     assert [(r.id, r.turns) for r in reader.rollouts.page()] == [("s", 2)]
     assert [s.text for s in reader.bodies.trajectory(1).trajectory.steps] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_damaged_archive_opens_up_to_the_damage_and_says_so(kind: str, cut: bool, tmp_path: Path):
+    path = tmp_path / f"run.tar.{kind}"
+    with tarfile.open(path, f"w:{kind}") as archive:  # type: ignore[call-overload] - a mode is one of four texts
+        for i in range(4):
+            data = LINE + json.dumps({"noise": os.urandom(100_000).hex()}).encode() + b"\n"
+            member = tarfile.TarInfo(f"{i}.jsonl")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    data = path.read_bytes()
+    middle = len(data) // 2
+    path.write_bytes(data[:middle] if cut else data[:middle] + b"\xff" * 2000 + data[middle + 2000 :])
+    opened = open_dump(path, whole=True)
+    said = [s["why"] for s in opened.summary["skipped"]]  # type: ignore[attr-defined]
+    if kind == "gz" and not cut:
+        assert said
+    else:
+        assert opened.summary["rollouts"] and any("run.tar" in why and "is damaged" in why for why in said)
+
+
+def test_an_archive_that_a_full_disk_cuts_off_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "run.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("a.jsonl", "b.jsonl"):
+            member = tarfile.TarInfo(name)
+            member.size = len(LINE)
+            archive.addfile(member, io.BytesIO(LINE))
+    extract = tarfile.TarFile.extract
+
+    def full(archive: tarfile.TarFile, member: tarfile.TarInfo, *rest: object, **more: object) -> None:
+        if member.name == "b.jsonl":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        extract(archive, member, *rest, **more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile.TarFile, "extract", full)
+        with pytest.raises(DumpError, match=r"cannot be unpacked.*No space left"):
+            open_dump(path, whole=True)
+    assert rewards(path) == [1.0, 1.0]
+
+
+def test_a_download_that_breaks_off_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from fsspec.implementations.local import LocalFileSystem
+
+    (tmp_path / "a.jsonl").write_bytes(LINE * 2)
+
+    def broken(files: object, source: str, target: str, **more: object) -> None:
+        Path(target).write_bytes(LINE)
+        raise ConnectionError("the line is dead")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "get", broken)
+        with pytest.raises(DumpError, match="the line is dead"):
+            open_dump(f"file://{tmp_path}/a.jsonl", whole=True)
+    assert rewards(f"file://{tmp_path}/a.jsonl") == [1.0, 1.0]
+
+
+def test_texts_of_standard_input_are_deleted_with_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folders = []
+    for lines in (1, 2):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINE * lines)))
+        folders.append(open_dump("-", whole=True).folder)
+    cache.forget(folders[0])
+    for copy in (tmp_path / "cache/grpo-tui/copies").iterdir():
+        os.utime(copy, (0, 0))
+    tidy()
+    assert [len(p.read_bytes()) // len(LINE) for p in (tmp_path / "cache").rglob("stdin-*") if p.is_file()] == [2]

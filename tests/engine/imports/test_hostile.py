@@ -20,6 +20,7 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
+from grpo_tui.engine.imports.part import Part
 from grpo_tui.engine.runs.errors import RecordDamaged
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
@@ -317,3 +318,54 @@ def test_a_trace_that_failed_while_it_was_read_is_not_gone_on_with(tmp_path: Pat
         assert [s["line"] for s in indexer.summary()["skipped"]] == [1]  # type: ignore[attr-defined, index, union-attr]
     with RunReader(folder) as reader:
         assert [r.turns for r in reader.rollouts.page()] == [1, 0, 0]
+
+
+def test_a_file_that_grows_while_it_is_committed_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "a.jsonl"
+    file.write_text(line())
+    commit = Part.commit
+
+    def late(part: Part, done: bool) -> None:
+        if done and file.read_text() == line():
+            file.write_text(line() * 2)
+        commit(part, done)
+
+    monkeypatch.setattr(Part, "commit", late)
+    with Indexer(file, tmp_path / "index") as indexer:
+        indexer.advance()
+        assert indexer.look_again() and not indexer.advance()
+        assert indexer.store.last_n() == 2
+
+
+def test_a_problem_of_a_file_that_is_read_again_is_told_once(tmp_path: Path):
+    session, other = tmp_path / "s.jsonl", tmp_path / "b.txt"
+    entry = json.dumps({"type": "user", "sessionId": "s", "uuid": "u", "message": {"role": "user", "content": "q"}})
+    session.write_text(f"{entry}\n{{broken\n")
+    other.write_bytes(b"\xff\xfea\0")
+    with Indexer(tmp_path, tmp_path / ".index") as indexer:
+        indexer.advance()
+        with session.open("a") as file:
+            file.write(f"{entry}\n")
+        other.write_bytes(b"\xff\xfea\0b\0")
+        assert indexer.look_again() and not indexer.advance()
+        summary = indexer.summary()
+    assert sorted(s["file"] for s in summary["skipped"]) == ["b.txt", "s.jsonl"] and summary["skipped_in_all"] == 2
+
+
+def test_a_file_whose_name_is_no_utf_8_is_told_and_costs_only_itself(tmp_path: Path, opened: Open):
+    (tmp_path / "a.jsonl").write_text(line())
+    try:
+        (tmp_path / "caf\udce9.jsonl").write_text(line())
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    reader = opened(tmp_path)
+    assert reader.rollouts.total() == 1
+    (skipped,) = reader.info().facts["skipped"]
+    assert "is no UTF-8; rename it" in skipped["why"]
+
+
+def test_a_lone_line_that_is_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_lines.MAX_DOCUMENT", 5000)
+    (tmp_path / "a.json").write_text(json.dumps({"rollouts": [{**GOOD, "output": "a " * 5000}]}))
+    with pytest.raises(DumpError, match=r"a\.json, line 1: the line has 0 MiB; up to 0 MiB are read"):
+        open_dump(tmp_path / "a.json", whole=True)
