@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,18 @@ def test_nothing_to_open_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
     assert run(["check", str(tmp_path / "empty.bin")]) not in (0, None)
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1 and "Traceback" not in said
+
+
+def test_a_part_that_cannot_be_read_fails_and_a_file_of_something_else_does_not(tmp_path: Path) -> None:
+    file = write(tmp_path / "sound.jsonl", lambda step, i: i / 8)
+    (tmp_path / "other.jsonl").write_text('{"lr": 1}\n{"lr": 2}\n')
+    assert run(["check", str(tmp_path), "--json"]) == 0
+    with file.open("a") as out:
+        out.write("{broken\n")
+    assert run(["check", str(tmp_path), "--json"]) == 1
+
+
+def test_a_pipe_is_told_to_be_standard_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert run(["check", str(tmp_path / "pipe")]) == 2
+    assert "pipe its text into" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...configs.errors import ConfigError
+from ...engine.imports.part import NO_FORMAT
 from ...engine.imports.readers import open_reader
 from ...engine.launch.settings import read_config
 from ...engine.runs.control.alerts import remedy
@@ -93,7 +94,8 @@ def check(
         message = f"not checked: {name} needs {needs}"
         lacking = {"detector": name, "grade": "not checked", "message": message, "trajectories": [], "step": None}
         say(json_line(lacking) if as_json else message)
-    if problems or any(each.finding.grade in ("warning", "failure") for each in found):
+    unread = [s for s in info.facts.get("skipped") or () if NO_FORMAT not in s["why"]]  # as printed above
+    if problems or unread or any(each.finding.grade in ("warning", "failure") for each in found):
         raise typer.Exit(ExitCode.FAILED)
 
 

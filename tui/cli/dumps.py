@@ -95,9 +95,12 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
 def named_run(reference: str, home: Path) -> RunInfo:
     """Return the run that a person named. Ends the command where a path was meant that is not there."""
 
+    path = Path(reference).expanduser()
     named = os.path.basename(reference) != reference and not is_address(reference)
-    if named and not Path(reference).expanduser().exists() and not (home / reference).exists():
+    if named and not path.exists() and not (home / reference).exists():
         fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)
+    if named and not (path.is_file() or path.is_dir() or (home / reference).is_dir()):
+        fail(f"{reference} is a pipe or a device: pipe its text into `grpo-tui … -`", ExitCode.USAGE)
     return find_run(home, reference)
 
 
