@@ -65,10 +65,11 @@ def holds_tasks(source: object) -> bool:
     path = Path(source).expanduser()
     try:
         if path.suffix == ".jsonl":
-            with path.open(encoding="utf-8") as lines:
+            with path.open(encoding="utf-8-sig") as lines:
                 first = json.loads(next((line for line in lines if line.strip()), "null"))
         else:
-            first = json.loads((path / "dataset_info.json").read_text(encoding="utf-8"))["features"]
+            folder = next((f for f in (path, *path.iterdir()) if (f / "dataset_info.json").is_file()), path)
+            first = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))["features"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return isinstance(first, dict) and "task_data" in first

@@ -13,6 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction")
 ROLES = ("system", "user", "assistant")
-READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+READERS = {".csv": "csv", ".parquet": "parquet"}
+JSON = (".jsonl", ".json")
+"""Read without `datasets`, which would turn text that looks like a date into one, and 42 beside 2.5 into 42.0."""
 TRAIN = "train"
 """The split that a source has which has no splits."""
 HOLD_OUT = 10
@@ -66,34 +69,31 @@ def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
     if holds_tasks(source):
         return _tasks_of_environments(config, source, split)
     table = read_table(source, name=config.name, split=split, revision=config.revision)
-    if len(table) == 0:
+    if len(table.rows) == 0:
         raise DataError(f"{source} has no rows")
-    maker = TaskMaker(config, source, list(table.column_names))
-    try:
-        return [maker.task(row, number) for number, row in enumerate(cast("Iterable[Mapping[str, Any]]", table), 1)]
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{source} is not UTF-8 text") from problem
+    maker = TaskMaker(config, source, table.columns)
+    return [maker.task(row, number) for number, row in enumerate(table.rows, 1)]
 
 
 def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[Task]:
     path = Path(source).expanduser()
     if path.is_dir():
-        rows = enumerate(read_table(source, name=config.name, split=split, revision=config.revision).to_list(), 1)
+        rows = enumerate(read_table(source, name=config.name, split=split, revision=config.revision).rows, 1)
     else:
         _check_plain(source, split, name=config.name, revision=config.revision)
-        rows = _json_lines(source, path)
-    tasks: list[Task] = []
-    try:
-        for number, row in rows:
-            if not isinstance(row, dict):
-                raise DataError(f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}")
-            tasks.append({**row, "row": number})
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{source} is not UTF-8 text") from problem
-    return tasks
+        rows = _json_rows(source, path)
+    return [{**row, "row": number} for number, row in rows]
 
 
-def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> Dataset:
+@dataclass(frozen=True)
+class Table:
+    """The rows of a source. Each has all columns."""
+
+    columns: list[str]
+    rows: Sequence[Mapping[str, Any]]
+
+
+def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> Table:
     """A file, a saved folder or a hub dataset as a table. Raises DataError."""
     disable_progress_bar()  # a log file is no place for it
     set_verbosity(logging.CRITICAL)  # what is wrong is said in one sentence
@@ -105,12 +105,16 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
             f"the folder {source} is no saved dataset (`Dataset.save_to_disk`): name a file in it, ending in "
             f"{', '.join(FILES)}"
         )
-    if path.exists() and path.is_file() and path.suffix not in READERS:
+    if path.exists() and path.is_file() and path.suffix not in FILES:
         raise DataError(f"{source} ends in {path.suffix or 'nothing'}; files that can be read: {', '.join(FILES)}")
     if is_path(source) and not path.exists():
         raise DataError(f"there is no file {source} (looked from {Path.cwd()})")
     if path.is_file():
         _check_plain(source, split, name=name, revision=revision)
+        if path.suffix in JSON:
+            rows = [row for _, row in _json_rows(source, path)]
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            return Table(columns, [{column: row.get(column) for column in columns} for row in rows])
         if path.suffix == ".csv" and (wrong := _wrong_row(source, path)):
             raise DataError(wrong)  # a row that is too short would be filled up without a word
     try:
@@ -124,12 +128,11 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
         raise DataError(_explain(source, path, problem)) from problem
     if isinstance(found, Dataset):
         _check_plain(source, split, name=name, revision=revision)
-        if found.column_names == ["text"] and path.is_file() and (wrong := _wrong_row(source, path)):
-            raise DataError(wrong)  # what is no object comes as a column of that name
-        return found
-    if not isinstance(found, DatasetDict) or split not in found:
+    elif not isinstance(found, DatasetDict) or split not in found:
         raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
-    return found[split]
+    else:
+        found = found[split]
+    return Table(list(found.column_names), cast("Sequence[Mapping[str, Any]]", found))
 
 
 def _check_plain(source: str, split: str, **of_the_hub: str | None) -> None:
@@ -202,10 +205,10 @@ class TaskMaker:
             "plain": plain,
         }
         if self.config.answer is not None:
-            answer = row[self.config.answer]
-            if answer is None or not str(answer).strip():
+            answer = _written(row[self.config.answer])
+            if not answer.strip():
                 raise DataError(f"{where}: {self.config.answer} is empty, and no answer could be right")
-            task["answer"] = str(answer)
+            task["answer"] = answer
         return task
 
     def _check_types(self, row: Mapping[str, Any], number: int, where: str) -> None:
@@ -270,10 +273,16 @@ def _filled(template: str, row: Mapping[str, Any]) -> str:
     def value(match: re.Match[str]) -> str:
         if match.group(1) is None:
             return match.group(0)[0]
-        found = row[match.group(1)]
-        return "" if found is None else str(found)
+        return _written(row[match.group(1)])
 
     return _FIELD.sub(value, template)
+
+
+def _written(value: Any) -> str:
+    """Return a value as people write it: a whole number without a point, which a table adds where others have one."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value)
 
 
 def _plain(value: Any, where: str, column: str) -> Any:
@@ -301,15 +310,17 @@ def _prompt_key(task: Task) -> str:
 
 
 def _held_out(tasks: Sequence[Task], number: int) -> set[str]:
-    """Keys of the prompts held out: those with the smallest hashes, so rows that are added change few of them."""
-    return set(sorted({_prompt_key(task) for task in tasks})[:number])
+    """Keys of the prompts held out, at most half of them: those with the smallest hashes, so rows that are added change
+    few of them."""
+    keys = sorted({_prompt_key(task) for task in tasks})
+    return set(keys[: min(number, len(keys) // 2)])
 
 
 def _explain(source: str, path: Path, problem: Exception) -> str:
     reason = " ".join(str(problem).split())[:200] or type(problem).__name__
     if path.is_file():
         cause = " ".join(str(problem.__cause__ or problem).split())[:200] or reason
-        return _wrong_row(source, path) or f"{source} cannot be read: {cause}"
+        return f"{source} cannot be read: {cause}"
     if path.is_dir():
         return f"{source} cannot be read as a saved dataset: {reason}"
     if "Config name is missing" in reason or "BuilderConfig" in reason:
@@ -321,34 +332,54 @@ def _explain(source: str, path: Path, problem: Exception) -> str:
 
 
 def _wrong_row(source: str, path: Path) -> str | None:
-    """Describe the first row of a text file that cannot be read."""
+    """Describe the first row of a CSV file that cannot be read."""
+    csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the 131,072 characters that are its default
     try:
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as file:
-                width = 0
-                for number, cells in enumerate(csv.reader(file)):
-                    width = width or len(cells)
-                    if cells and len(cells) != width:
-                        return f"{source}, row {number}: {len(cells)} cells, but the header has {width}"
-            return f"{source} has no rows" if width == 0 else None
-        if path.suffix == ".parquet":
-            return None
-        if path.suffix == ".json":
-            found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
-            rows: Iterable[tuple[int, Any]] = enumerate(found if isinstance(found, list) else [found], 1)
-        else:
-            rows = _json_lines(source, path)
-        number = 0
-        for number, row in rows:
-            if not isinstance(row, dict):
-                return f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}"
-        return f"{source} has no rows" if number == 0 else None
+        with path.open(encoding="utf-8", newline="") as file:
+            width = 0
+            for number, cells in enumerate(csv.reader(file)):
+                width = width or len(cells)
+                if cells and len(cells) != width:
+                    return f"{source}, row {number}: {len(cells)} cells, but the header has {width}"
+        return f"{source} has no rows" if width == 0 else None
     except UnicodeDecodeError:
         return f"{source} is not UTF-8 text"
-    except DataError as wrong:
-        return str(wrong)
-    except (ValueError, TypeError) as problem:
-        return f"{source} is not JSON: {problem}"
+
+
+def _json_rows(source: str, path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the objects of a JSON file, a list or one a line, with their numbers. Raises DataError."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{source} is not UTF-8 text") from problem
+    try:
+        found = _parsed(text)
+        rows = list(enumerate(found if isinstance(found, list) else [found], 1))
+    except ValueError as problem:
+        if text.strip() and path.suffix == ".json" and getattr(problem, "msg", "") != "Extra data":
+            raise DataError(f"{source} is not JSON: {problem}") from problem
+        rows = list(_json_lines(source, text))
+    for number, row in rows:
+        if not isinstance(row, dict):
+            raise DataError(f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}")
+    return rows
+
+
+def _json_lines(source: str, text: str) -> Iterable[tuple[int, Any]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, _parsed(line)
+            except ValueError as problem:
+                raise DataError(f"{source}, row {number}: not JSON ({problem})") from problem
+
+
+def _parsed(text: str) -> Any:
+    """Raises ValueError, also for a key that stands there twice and for text that has no UTF-8."""
+    found = json.loads(text, object_pairs_hook=_once)
+    if "\\u" in text:  # halves of a surrogate pair are JSON
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -358,16 +389,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)} stands there twice")
     return made
-
-
-def _json_lines(source: str, path: Path) -> Iterable[tuple[int, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    yield number, json.loads(line, object_pairs_hook=_once)
-                except ValueError as problem:
-                    raise DataError(f"{source}, row {number}: not JSON ({problem})") from problem
 
 
 def _json_kind(value: Any) -> str:

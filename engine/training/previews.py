@@ -112,7 +112,7 @@ def columns(config: RunConfig) -> str:
 
     data = config.data
     assert data.source is not None
-    return json.dumps(read_table(data.source, name=data.name, split=data.split, revision=data.revision).column_names)
+    return json.dumps(read_table(data.source, name=data.name, split=data.split, revision=data.revision).columns)
 
 
 def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:

@@ -184,3 +184,51 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
     with pytest.raises(DataError, match="is not UTF-8 text"):
         load_tasks(DataConfig(source=str(tmp_path / "latin.jsonl")), "train", 0)
+
+
+@pytest.mark.parametrize(("prompts", "train", "held_out"), [(1, 60, 0), (3, 40, 20)])
+def test_prompts_that_come_often_are_not_all_held_out(tmp_path: Path, prompts: int, train: int, held_out: int):
+    path = tmp_path / "often.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{i % prompts}"}) + "\n" for i in range(60)))
+    config = DataConfig(source=str(path))
+    assert (len(load_tasks(config, "train", 64)), len(load_tasks(config, "eval", 64))) == (train, held_out)
+
+
+def test_values_of_json_stay_as_they_are(tmp_path: Path):
+    rows = [{"prompt": "2020-01-01", "answer": "2020-01-02", "n": 12345678901234567890}, {"prompt": "b", "answer": "c"}]
+    for name, text in (
+        ("lines.jsonl", "\ufeff" + "".join(json.dumps(row) + "\r\n" for row in rows)),
+        ("list.jsonl", json.dumps(rows, indent=1)),
+        ("lines.json", "".join(json.dumps(row) + "\n\n" for row in rows)),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+        tasks = load_tasks(DataConfig(source=str(tmp_path / name), answer="answer"), "train", 0)
+        assert [t["messages"][0]["content"] for t in tasks] == ["2020-01-01", "b"]
+        assert [t["answer"] for t in tasks] == ["2020-01-02", "c"]
+        assert [t["columns"]["n"] for t in tasks] == [12345678901234567890, None]
+
+
+def test_a_whole_number_beside_others_is_an_answer_without_a_point(tmp_path: Path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("n,answer\n1,42\n2.5,3.5\n")
+    config = DataConfig(source=str(path), prompt_template="What is {n}?", answer="answer")
+    tasks = load_tasks(config, "train", 0)
+    assert [t["messages"][0]["content"] for t in tasks] == ["What is 1?", "What is 2.5?"]
+    assert [t["answer"] for t in tasks] == ["42", "3.5"]
+
+
+def test_a_long_cell_of_csv_is_read(tmp_path: Path):
+    (tmp_path / "long.csv").write_text(f"prompt\n{'a' * 200_000}\n")
+    assert len(load_tasks(DataConfig(source=str(tmp_path / "long.csv")), "train", 0)) == 1
+
+
+def test_a_saved_folder_with_splits_may_hold_tasks(tmp_path: Path):
+    DatasetDict({"train": Dataset.from_list([{"task_data": {"a": 1}}])}).save_to_disk(str(tmp_path / "tasks"))
+    (task,) = load_tasks(DataConfig(source=str(tmp_path / "tasks")), "train", 0)
+    assert task == {"task_data": {"a": 1}, "row": 1}
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path):
+    (tmp_path / "half.jsonl").write_text('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n')
+    with pytest.raises(DataError, match=r"row 2: .*surrogates"):
+        load_tasks(DataConfig(source=str(tmp_path / "half.jsonl")), "train", 0)
