@@ -155,8 +155,12 @@ def _running() -> asyncio.AbstractEventLoop:
 
 
 async def awaited(result: Awaitable[T]) -> T:
-    """Return the result of any awaitable, as a coroutine."""
-    return await result
+    """Return the result of any awaitable, as a coroutine. Its SystemExit, which would end the loop and leave all who
+    wait for it without an answer, is raised as RuntimeError."""
+    try:
+        return await result
+    except SystemExit as problem:
+        raise RuntimeError(f"SystemExit: {problem}") from problem
 
 
 def submit(work: Coroutine[object, object, T]) -> Future[T]:

@@ -282,15 +282,19 @@ class RewardFunctions:
         scores = []
         for value, row in zip(values, asked.rows, strict=True):
             number, why = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
-            if not isinstance(number, (int, float)) and hasattr(number, "item"):  # a number of numpy or torch
-                number = number.item()  # type: ignore[union-attr]
-            if number is not None and (not isinstance(number, (int, float)) or not math.isfinite(number)):
+            try:
+                if not isinstance(number, (int, float)) and hasattr(number, "item"):  # a number of numpy or torch
+                    number = number.item()  # type: ignore[union-attr]
+                good = number is None or (isinstance(number, (int, float)) and math.isfinite(number))
+            except (ValueError, RuntimeError, OverflowError):  # several numbers, or an integer beyond all floats
+                good = False
+            if not good:
                 self._problem(
                     f"{function.said} gave {_shown(number)} to {row}; a score is a number, None where it does not "
                     "apply, or a pair of the score and a sentence"
                 )
                 number, why = None, ""
-            score = None if number is None else float(number)
+            score = None if number is None else float(cast("float", number))
             scores.append(Score(function.name, score, function.weight, str(why or "")))
         return scores
 

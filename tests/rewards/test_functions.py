@@ -63,6 +63,16 @@ def text(completions, **kwargs):
 def leaves(completions, **kwargs):
     raise SystemExit(3)
 
+async def leaves_later(completions, **kwargs):
+    raise SystemExit(3)
+
+def several(completions, **kwargs):
+    import numpy as np
+    return [np.zeros(2) for c in completions]
+
+def huge(completions, **kwargs):
+    return [10**400 for c in completions]
+
 def blind(x):
     return x
 
@@ -138,6 +148,9 @@ def test_functions_of_trl_itself_run(path):
         ("raises", "reward function raises ({path}) raised ZeroDivisionError: division by zero for row 2 of the data"),
         ("index", "; completions are texts here, and data.completions: messages changes that"),
         ("leaves", "raised SystemExit: 3"),
+        ("leaves_later", "SystemExit: 3 for row 1 of the data"),
+        ("several", "gave array([0., 0.]) to row 1 of the data"),
+        ("huge", "0000... to row 1 of the data"),
         ("too_few", "returned 1 scores for 2 completions"),
         ("no_list", "returned 1.0, not a list of 2 scores"),
         ("nan", "gave nan to row 2 of the data"),
