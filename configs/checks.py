@@ -35,18 +35,21 @@ def _tokens(config: RunConfig) -> Iterator[Problem]:
 
 def _rows(config: RunConfig) -> Iterator[Problem]:
     """Check the micro-batch: TRL silently drops the remainder of a batch that it does not divide."""
-    t = config.training
+    t, sft = config.training, config.sft
     rows = t.prompts_per_step * t.num_generations
-    size = t.micro_batch_size
-    if size is not None and rows % size:
-        divisors = [d for d in range(1, rows + 1) if rows % d == 0]
-        nearest = min(divisors, key=lambda d: abs(math.log(d / size)))
-        yield Problem(
-            "training.micro_batch_size",
-            f"{size} does not divide the {rows} rows of a step "
-            f"({t.prompts_per_step} prompts × {t.num_generations} generations)",
-            f"nearest that does: {nearest}; or null for as many as fit",
-        )
+    said = f"rows of a step ({t.prompts_per_step} prompts × {t.num_generations} generations)"
+    for key, size, whole, what in (
+        ("training", t.micro_batch_size, rows, said),
+        ("sft", sft.micro_batch_size, sft.batch_size, "conversations of a step (sft.batch_size)"),
+    ):
+        if size is not None and whole % size:
+            divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+            nearest = min(divisors, key=lambda d, size=size: abs(math.log(d / size)))
+            yield Problem(
+                f"{key}.micro_batch_size",
+                f"{size} does not divide the {whole} {what}",
+                f"nearest that does: {nearest}; or null for as many as fit",
+            )
     if t.fresh is not None and t.fresh > t.num_generations:
         yield Problem(
             "training.tree.fresh",
@@ -296,7 +299,11 @@ def _output(config: RunConfig) -> Iterator[Problem]:
     key = {"sft": "sft.output_dir", "rft": "training.output_dir"}.get(config.mode)
     if key is None:
         return
-    folder = os.path.abspath(os.path.expanduser(getattr(config, key.partition(".")[0]).output_dir))
+    named = getattr(config, key.partition(".")[0]).output_dir
+    if os.path.basename(os.path.normpath(named)) in ("", ".", ".."):
+        yield Problem(key, f"{named!r} names no folder for the adapters", "a folder such as saved_models/mine")
+        return
+    folder = os.path.abspath(os.path.expanduser(named))
     there = folder if os.path.isfile(folder) else os.path.dirname(folder)
     while not os.path.lexists(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)

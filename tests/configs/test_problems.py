@@ -150,6 +150,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
     [
         ("training: {max_turn_tokens: 600, max_trajectory_tokens: 512}\n", "training.max_turn_tokens"),
         ("training: {micro_batch_size: 48}\n", "training.micro_batch_size"),
+        ("sft: {batch_size: 16, micro_batch_size: 6}\n", "sft.micro_batch_size"),
         ("model: {base: Qwen/Qwen3-0.6B, sft_adapters: builtin:tiny-sft}\n", "model.sft_adapters"),
         ("model: {device: cpu, compute: float16}\n", "model.compute"),
         ("online: {queue: 'redis://host:6379/0'}\n", "online.shared_files"),
@@ -164,6 +165,13 @@ def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, 
     problem = problems_of(tmp_path, text)[key]
     assert problem.right or "write" in problem.message or "name it once" in problem.message
     assert "my.yaml" in problem.place
+
+
+@pytest.mark.parametrize("folder", ["''", ".", "/", "a/.."])
+def test_a_folder_of_adapters_has_a_name(tmp_path: Path, folder: str):
+    (tmp_path / "my.yaml").write_text(f"training: {{output_dir: {folder}}}\n")
+    with pytest.raises(ConfigError, match="names no folder for the adapters"):
+        load_config(tmp_path / "my.yaml", paths=True)
 
 
 def test_a_place_that_the_adapters_cannot_have_is_refused_before_a_run_not_after_it(
