@@ -134,7 +134,7 @@ def read_conversations(
     with a picture that cannot be shown. Raises DemonstrationError with file and line.
     """
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")  # text may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
     found, why = [], ""

@@ -117,6 +117,13 @@ def test_conversations_of_a_file_become_the_same_tokens(tmp_path):
     assert read(ids[mask]) == "b<|end|>d<|end|>"
 
 
+def test_text_with_other_line_ends_stays_in_its_line(tmp_path):
+    messages = [{"role": role, "content": "a\u2028b\x85c"} for role in ("user", "assistant")]
+    path = tmp_path / "talk.jsonl"
+    path.write_text(json.dumps({"messages": messages}, ensure_ascii=False) + "\r\n", encoding="utf-8-sig")
+    assert len(read_conversations(path, tokenizer())) == 1
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
