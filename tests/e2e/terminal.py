@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -20,6 +21,9 @@ from tests.forked import ForkedProcess
 
 ANSWERS = {b"\x1b[6n": b"\x1b[1;1R", b"\x1b[c": b"\x1b[?62;c"}
 """What a plain terminal replies to the questions that programs ask it."""
+PICTURE = re.compile(rb"\x1b[P_].*?\x1b\\", re.S)
+"""Data of a picture (kitty, sixel), which pyte would write as text."""
+UNFINISHED = re.compile(rb"\x1b(?:[P_].*)?\Z", re.S)
 
 
 class Terminal:
@@ -39,6 +43,7 @@ class Terminal:
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
         self.raw = bytearray()
+        self._unfinished = b""
         self.exit_code: int | None = None
         variables = {**(os.environ if env is None else env), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
         for name in ("TMUX", "SSH_CONNECTION", "NO_COLOR", "LINES", "COLUMNS"):
@@ -137,5 +142,9 @@ class Terminal:
             if question in data:
                 os.write(self.fd, answer)
         self.raw += data
-        self.stream.feed(data)
+        text = PICTURE.sub(b"", self._unfinished + data)
+        rest = UNFINISHED.search(text)
+        end = len(text) if rest is None else rest.start()
+        self._unfinished = text[end:]
+        self.stream.feed(text[:end])
         return bool(data)
