@@ -226,6 +226,8 @@ def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
         rewards, task = made.task.reward_tensor.clone(), made.task.components.index("task")
         used = set(made.task.experience.trajectories)
         same = [a for s, a in zip(samples, agrees, strict=True) if s.trajectory and s.trajectory.id in used]
+        if not any(same):  # the rated answer has no tokens
+            return replace(made, task=None)
         rewards[~torch.tensor(same), :, task] = 0.0
         if not good:
             rewards[..., task] *= -1
