@@ -339,10 +339,10 @@ class Working:
                 self._obey(command, worker)
                 if command.command == "stop":
                     return
-            if time.monotonic() - looked >= self.online.poll_interval_s:
-                looked = time.monotonic()
-                worker.publisher.validate()
             try:
+                if time.monotonic() - looked >= self.online.poll_interval_s:
+                    looked = time.monotonic()
+                    worker.publisher.validate()
                 worked = not self._paused and worker.step()
                 if not worked and not self._paused and self.online.validation.enabled:
                     worker.publisher.finish()

@@ -122,9 +122,8 @@ class LiveAnswers:
         return sum(row.longest for row, job in self._jobs.items() if job.request is not None) < BATCH_TOKENS
 
     @property
-    def unanswered(self) -> list[int]:
-        """The numbers of unanswered requests."""
-        return [job.request.number for job in self._jobs.values() if job.request is not None]
+    def unanswered(self) -> list[Request]:
+        return [job.request for job in self._jobs.values() if job.request is not None]
 
     def takes(self, request: Request) -> bool:
         """Whether the request is answered here, by one text."""
@@ -276,7 +275,8 @@ class LiveAnswers:
     def _finish(self, row: LiveRow) -> None:
         job = self._jobs.pop(row)
         if row.cancelled:
-            self._streams.pop(row, None)
+            for each in job.rows:
+                self._streams.pop(each, None)
             if job.request is not None:
                 job.request.send(RequestDropped(job.request.gone() or "the caller has gone"))
         elif all(r not in self._jobs for r in job.rows):
@@ -348,10 +348,9 @@ class LiveAnswers:
         if not isinstance(env, MultiTurnEnv):
             return None
         try:
-            messages, tools = env.opening(request.row.task_data, self._agent)
+            begun = self._agent.chat.begun(*env.opening(request.row.task_data, self._agent))
         except Exception:  # the ordinary way reports what is wrong with the task
             return None
-        begun = self._agent.chat.begun(messages, tools)
         fits = isinstance(begun, Encoded) and len(begun.ids) < self.engine.config.max_trajectory_tokens
         return list(begun.ids) if isinstance(begun, Encoded) and fits else None
 

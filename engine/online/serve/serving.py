@@ -117,6 +117,8 @@ class Serving:
             self._keep()
         self.live.pause()
         self._tell_broken_off(ServerEnds())
+        for request in self.live.unanswered:
+            request.send(ServerEnds())
         for answer in self._open_turns.due(all_=True):
             self._learn_from(answer)
         finished = not self._stopped
@@ -268,7 +270,7 @@ class Serving:
             self.live.pause()
             loaded = self.follower.swap()
         if loaded is not None:
-            age = time.time() - loaded.created
+            age = max(0.0, time.time() - loaded.created)  # clocks of two machines differ
             self.keeper.event(
                 "snapshot",
                 f"Version {loaded.version} serves, {age:.1f} s after it was published.",
@@ -307,7 +309,8 @@ class Serving:
                 self.enqueuer.put(item.task)
         # A request that broke off or is under way is asked again after a kill: nothing behind it counts as answered.
         learning = [answer.request.number for answer in self._to_learn]
-        reached = min([self.answered + 1, *self.live.unanswered, *self._open_turns.numbers, *learning]) - 1
+        writing = [request.number for request in self.live.unanswered]
+        reached = min([self.answered + 1, *writing, *self._open_turns.numbers, *learning]) - 1
         position = {} if self._broken_off else {"request": reached, "row": self.source.rows_taken}
         self.enqueuer.put(None, **position)
         extra = {
@@ -333,7 +336,11 @@ class Serving:
                 return self.engine.learn(answers)
         except SnapshotError as error:  # it was pruned after it had answered
             log.warning("%s: its answers are not recorded", error)
-            return []
+        except Exception as error:  # no memory for a pass, no room for a picture: serving continues
+            log.exception("learning from %d answers failed", len(answers))
+            first = answers[0].request.number
+            self.keeper.event("error", f"Nothing is learnt from request {first}: {error}", where="engine")
+        return []
 
     def _answer(self, requests: list[Request]) -> list[Answer]:
         """Answer requests together. If that fails, answer them one by one, so that a bad request costs only itself."""

@@ -73,14 +73,13 @@ class WeightFollower:
         if snapshot is None:
             return
         with snapshot:
-            self._seen = snapshot.version
             try:
                 ready = self._fitting(snapshot)
+                with self._lock:
+                    self._ready = snapshot.manifest, ready
             except SnapshotError as error:
                 self._on_problem(f"{error}.")
-                return
-            with self._lock:
-                self._ready = snapshot.manifest, ready
+            self._seen = snapshot.version
 
     @property
     def waits(self) -> bool:

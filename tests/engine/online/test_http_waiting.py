@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import socket
 import threading
@@ -49,7 +50,9 @@ def test_an_idle_connection_outlives_the_patience_of_clients(tmp_path: Path) -> 
         world.close()
 
 
-def test_too_many_callers_are_told_when_to_come_back_and_who_goes_is_dropped(tmp_path: Path) -> None:
+def test_too_many_callers_are_told_when_to_come_back_and_who_goes_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made = World(tmp_path, max_waiting=1)
     made.serve.clear()
     time.sleep(0.1)  # the stand-in's look at the queue that is under way ends
@@ -68,6 +71,8 @@ def test_too_many_callers_are_told_when_to_come_back_and_who_goes_is_dropped(tmp
     assert made.post({**ASK, "user": "next"}).status_code == 200
     assert len(made.reached) == 1
     made.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def _quietly(world: World, timeout: float) -> None:

@@ -6,11 +6,13 @@ import io
 import json
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ from grpo_tui.engine.online.serve.requests import (
     read_requests,
 )
 from grpo_tui.engine.online.serve.sample_passes import behaviour_logprobs
+from grpo_tui.engine.online.serve.serving import Serving
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
@@ -523,6 +526,49 @@ def test_a_version_whose_first_request_comes_while_an_older_answer_is_scored_ans
     for name, tensor in live._running[1].tensors.items():
         torch.testing.assert_close(tensor, weights[name])
     writer.close()
+
+
+def test_a_version_that_finds_no_memory_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine()
+    writer = SnapshotWriter(tmp_path, base_model="tiny")
+    writer.publish({n: p.detach() + 0.1 for n, p in made.model.named_parameters() if p.requires_grad})
+    follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
+    with monkeypatch.context() as patched:
+        patched.setattr(follower, "_fitting", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            follower.look()
+    follower.look()
+    assert follower.swap() is not None and follower.version == 1
+    writer.close()
+
+
+def test_serving_continues_after_an_answer_that_cannot_be_learnt_from() -> None:
+    made = engine()
+    [answer] = made.answer([conversation(number=5)], 0)
+    told = Mock()
+    broken = SimpleNamespace(
+        follower=Mock(scoring=lambda version: nullcontext()),
+        engine=Mock(learn=Mock(side_effect=OSError(28, "No space left on device"))),
+        keeper=told,
+    )
+    assert Serving._learn(cast(Serving, broken), [answer], 0) == []
+    assert "Nothing is learnt from request 5: [Errno 28] No space" in told.event.call_args.args[1]
+
+
+def test_texts_of_a_caller_that_leaves_are_forgotten_also_those_that_were_done(tmp_path: Path) -> None:
+    made = engine()
+    follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
+    live = LiveAnswers(made, follower, answered=lambda answer: pytest.fail("nobody waits for it"))
+    request = conversation(temperature=1.5, max_tokens=40, texts=8, stop=("e",))
+    assert live.begin(request)
+    while len(live._jobs) == 8:
+        live.advance()
+    assert len(live._jobs) > 0 and len(live._streams) == 8
+    request.cancelled.set()
+    while live.busy:
+        live.advance()
+    live.pause()
+    assert not live._streams
 
 
 def test_free_text_without_an_extractor_gives_no_pseudo_label() -> None:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from grpo_tui.engine.online.serve.texts import TextStream, before_stop
+from grpo_tui.engine.runs.control.requests import request
 
 from .chats import Served, served
 from .tiny import run_config
 
+ALTERNATE = (
+    "{% for m in messages %}{% if loop.index0 % 2 == 0 and m.role == 'assistant' or loop.index0 % 2 and m.role == "
+    "'user' %}{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+)
+"""The rule of the templates of Gemma and Mistral."""
 HOT: dict[str, Any] = {"temperature": 1.5, "max_tokens": 24}
 
 
@@ -25,6 +34,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("text_options")
     config = run_config(folder / "policy", serve="127.0.0.1:0", updates=False, max_trajectory_tokens=128)
     config.environment.class_path = "grpo_tui.envs.chat.ChatEnv"
+    words = AutoTokenizer.from_pretrained(config.model.base)
+    words.chat_template = ALTERNATE + words.chat_template
+    words.save_pretrained(config.model.base)
     with served(config, folder) as made:
         yield made
 
@@ -176,9 +188,30 @@ def test_each_refused_value_is_one_clear_sentence(run: Served) -> None:
     assert run.ask("?", stop=[], seed=None, n=None, logprobs=False).choices
 
 
+def test_messages_that_the_chat_template_refuses_cost_their_request_alone(run: Served) -> None:
+    twice = [{"role": "user", "content": "what is it?"}] * 2
+    assert "roles must alternate" in run.refused(twice)
+    with pytest.raises(openai.APIError, match="roles must alternate"):
+        list(run.ask(twice, stream=True))
+    assert run.ask("what is it?", max_tokens=3).choices
+
+
 def test_a_caller_that_leaves_takes_all_its_texts_along(run: Served) -> None:
     body = {"messages": [{"role": "user", "content": "what is it?"}], "n": 16, "stream": True, "temperature": 2}
     for _ in range(3):
         with httpx.stream("POST", f"{run.url}/v1/chat/completions", json=body, timeout=30) as answer:
             assert answer.status_code == 200 and next(answer.iter_lines())
     assert run.ask("what is it?", max_tokens=3).choices
+
+
+def test_who_is_being_answered_when_the_run_is_stopped_is_told(tmp_path: Path) -> None:
+    config = run_config(tmp_path / "policy", serve="127.0.0.1:0", updates=False, max_trajectory_tokens=8192)
+    config.environment.class_path = "grpo_tui.envs.chat.ChatEnv"
+    with served(config, tmp_path) as run, httpx.Client(base_url=run.url, timeout=60) as client:
+        body = {"messages": [{"role": "user", "content": "what is it?"}], "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            while '"content": "' not in next(lines):
+                continue
+            request(run.run_dir, "stop")
+            assert "the run is being stopped" in [line for line in lines if line][-1]

@@ -24,7 +24,7 @@ from .asking import Engine, ServerMetrics
 from .completion import ChatForm, ResponseForm
 from .conversation import Uploads, recorded, row_of, told, tools_of, wanted_of
 from .guard import Guard
-from .problems import HttpProblem
+from .problems import HttpProblem, template_problem
 from .schema import Asked, ChatMessage, ChatRequest, Feedback, ResponsesRequest, read
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ class Api:
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
-            messages = [*(ChatMessage(role=m["role"], content=m["content"]) for m in before.messages), *messages]
+            earlier = [ChatMessage(role=m["role"], content=m["content"]) for m in before.messages]
+            if asked.instructions and earlier[0].role == "system":  # new ones take the place of those before
+                del earlier[0]
+            messages = earlier + messages
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
         row, talk = await asyncio.to_thread(self._row, self._source(request, asked), asked, messages)
@@ -182,7 +185,7 @@ class Api:
         try:
             made = backend.conversation(source, talk, tools, prompted=with_tools)
         except ChatTemplateError as error:
-            raise HttpProblem(400, " ".join(str(error).split())[:400], param="messages") from None
+            raise template_problem(error) from None
         self._check_tokens(len(made.prompt or ()))
         return row, made
 

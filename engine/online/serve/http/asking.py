@@ -14,12 +14,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
+from ....agents.chat import ChatTemplateError
 from ..answers import Answer
 from ..requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from ..texts import Piece
 from ..wanted import NotAsWanted
 from .completion import ChatForm, event
-from .problems import HttpProblem
+from .problems import HttpProblem, template_problem
 
 KEEP_ALIVE_S = 10.0
 """Interval of comments in a waiting stream, which keep proxies from closing it."""
@@ -111,6 +112,7 @@ class Engine:
             raise _late(request)
         finally:
             request.cancelled.set()
+            future.cancel()  # else its error is logged as never retrieved
             gone.cancel()
 
     def stream(self, request: Request, form: ChatForm) -> Response:
@@ -158,6 +160,7 @@ class Engine:
                 yield event(problem.body())
             finally:
                 request.cancelled.set()
+                future.cancel()
 
         return StreamingResponse(pieces(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
@@ -171,6 +174,8 @@ class Engine:
             raise _late(request)
         if isinstance(error, NotAsWanted):
             raise HttpProblem(422, str(error), code="invalid_output")
+        if isinstance(error, ChatTemplateError):
+            raise template_problem(error)
         if isinstance(error, RequestError):
             raise HttpProblem(404, str(error), param="model", code="model_not_found")
         if error is not None:

@@ -42,3 +42,8 @@ class HttpProblem(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
+
+
+def template_problem(error: Exception) -> HttpProblem:
+    """Return the problem of messages that the chat template refuses."""
+    return HttpProblem(400, " ".join(str(error).split())[:400], param="messages")
