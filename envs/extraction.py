@@ -6,20 +6,27 @@ Voting over extracted answers follows TTRL (Zuo et al., arXiv 2504.16084).
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from importlib.util import find_spec
 
 from ..configs.errors import GrpoTuiError
 from .user_code import find_object
+
+log = logging.getLogger(__name__)
 
 Extractor = Callable[[str], str | None]
 """From a text to its normalised answer; None where it has none."""
 
 ENVIRONMENT = "environment"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})+(?:\.\d+)?|(?<![\w.])[-+]?\d+(?:\.\d+)?|(?<!\w)[-+]?\.\d+")
-_CHOICE = re.compile(r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*[(*]*([A-J])\b|^\W*([A-J])(?:[).:]|\W*$)", re.M | re.I)
+_CHOICE = re.compile(
+    r"(?:answer|option|choice)(?:\s+is)?[\s:*(]*([A-J])\b|^[^\w\n]*([A-J])(?:[).:]|[^\w\n]*$)", re.M | re.I
+)
+_MINUS = str.maketrans("\u2212", "-")
 _FUNCTION = re.compile(r"[^:]+\.py:\w+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -47,7 +54,7 @@ def make_extractor(form: str) -> Extractor | None:
 
 def normal(text: str) -> str | None:
     """Normalise equal numbers, and texts that differ in case, white space or a final period, to one form."""
-    plain = " ".join(text.split()).strip("$*` ").rstrip(".").casefold()
+    plain = " ".join(text.translate(_MINUS).split()).strip("$*` ").rstrip(".").casefold()
     try:
         number = Decimal(plain.replace(",", "") if _NUMBER.fullmatch(plain) else plain)
         if number.is_finite() and abs(number.adjusted()) < 50:
@@ -91,7 +98,7 @@ def mathematical(text: str) -> str | None:
 
 def last_number(text: str) -> str | None:
     """Extract the last number in a text."""
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(text.translate(_MINUS))
     return normal(found[-1]) if found else None
 
 
@@ -139,8 +146,15 @@ def _users(path: str) -> Extractor:
     if not callable(function):
         raise AnswerFormError(f"the form of answers {path} is no function")
 
+    @cache
+    def report(problem: str) -> None:
+        log.warning("%s failed (%s). A text on which it fails has no answer.", path, problem)
+
     def extract(text: str) -> str | None:
-        value = function(text)
-        return None if value is None else normal(str(value))
+        try:
+            value = function(text)
+            return None if value is None else normal(str(value))
+        except Exception as error:  # the user's code, such as `text.split("####")[1]`
+            return report(type(error).__name__)
 
     return extract

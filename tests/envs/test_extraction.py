@@ -21,9 +21,12 @@ from grpo_tui.envs.extraction import AnswerFormError, make_extractor
         ("last_number", "The larger number is **73**.", "73"),
         ("last_number", "from -7 to -0.0", "0"),
         ("last_number", "none at all", None),
+        ("last_number", "x = \u22122.5", "-2.5"),
         ("choice", "I think A is wrong. The answer is (b).", "b"),
         ("choice", "C.", "c"),
         ("choice", "Cats are fine", None),
+        ("choice", "**Answer:** B", "b"),
+        ("choice", "\n" * 20_000 + "answer" + " " * 20_000, None),
         ("json:result.0.x", 'so {"result": [{"x": "Blue "}]} it is', "blue"),
         ("json:x", "{broken [1, 2]", None),
         (r"larger is (\d+)", "25? The larger is 73, said he", "73"),
@@ -40,6 +43,16 @@ def test_a_function_of_the_user(tmp_path: Path) -> None:
     file.write_text("def first(text):\n    return text.split()[0] if text else None\n")
     extract = make_extractor(f"{file}:first")
     assert extract is not None and extract("Red and blue") == "red" and extract("") is None
+
+
+def test_a_text_on_which_the_users_function_fails_has_no_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def after(text):\n    return text.split('####')[1]\n")
+    extract = make_extractor(f"{file}:after")
+    assert extract is not None and [extract(t) for t in ("#### 5", "none", "none either")] == ["5", None, None]
+    assert caplog.text.count("after failed (IndexError)") == 1
 
 
 def test_the_environments_own_and_what_cannot_be_used() -> None:
