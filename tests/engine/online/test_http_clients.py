@@ -6,6 +6,7 @@ import base64
 import io
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -61,6 +62,28 @@ def test_the_official_client_uses_responses(world: World) -> None:
         kinds = [event.type for event in stream]
         assert stream.get_final_response().output_text == "red"
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_output_of_a_response_may_be_sent_back(world: World, whole: bool) -> None:
+    first = world.client().responses.create(model="tiny", input="What colour?")
+    said: list[Any] = [item if whole else {"role": item.role, "content": item.content} for item in first.output]
+    history: list[Any] = [*QUESTION, *said, {"role": "user", "content": "Sure?"}]
+    assert world.client().responses.create(model="tiny", input=history).output_text == "red"
+    talk = [(m["role"], m["content"]) for m in world.reached[-1].row.task_data["messages"]]
+    assert talk[1:] == [("assistant", "red"), ("user", "Sure?")]
+
+
+def test_instructions_take_the_place_of_those_of_the_response_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = [("system", "Be brief."), ("user", "Hello."), ("assistant", "Hi.")]
+    before = SimpleNamespace(messages=[{"role": role, "content": text} for role, text in talk])
+    monkeypatch.setattr(world.backend, "turn", lambda *_: before, raising=False)
+    for given in ("Be brief.", "Be long."):
+        world.client().responses.create(model="tiny", input="Why?", instructions=given, previous_response_id="resp_1")
+        reached = [m["content"] for m in world.reached[-1].row.task_data["messages"]]
+        assert reached == [given, "Hello.", "Hi.", "Why?"]
 
 
 def test_models_and_versions(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import httpx
 import pytest
 
 from grpo_tui.engine.online.serve.http.conversation import Uploads
-from grpo_tui.engine.online.serve.http.guard import is_loopback
+from grpo_tui.engine.online.serve.http.guard import is_loopback, parsed
+from grpo_tui.engine.online.serve.http.problems import HttpProblem
 from grpo_tui.engine.online.serve.requests import RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, parse_address
 
@@ -26,6 +28,8 @@ WRONG: list[tuple[Any, int, str]] = [
     (b'{"task_data": ' + b'{"a":' * 80 + b"1" + b"}" * 81, 400, "nested too deeply"),
     (b'{"model": "other", "model": "tiny"}', 400, "the key 'model' comes twice"),
     (b'{"task_data": {"question": "half \\ud83d a face"}}', 400, "lone surrogate"),
+    (b'{"task_data": {"question": "half \xed\xa0\xbd a face"}}', 400, "not JSON: 'utf-8' codec can't decode"),
+    ('{"task_data": {"question": "half \\ud83d a face"}}'.encode("utf-16"), 400, "not JSON"),
     (b'{"max_tokens": ' + b"9" * 5000 + b"}", 400, "a number has 5000 digits"),
     (b"[1, 2]", 400, "must be a JSON object, not list"),
     ({}, 400, "give messages"),
@@ -70,9 +74,25 @@ def test_text_of_any_language_and_numbers_of_any_size_are_taken(world: World) ->
     assert world.reached[-1].sampling.max_tokens == TOKENS
 
 
+def test_a_key_that_comes_twice_among_many_is_found_at_once() -> None:
+    many = ",".join(f'"{i}":0' for i in range(20_000))
+    began = time.process_time()
+    with pytest.raises(HttpProblem, match="the key '7' comes twice"):
+        parsed(f'{{{many},"7":1}}'.encode())
+    assert time.process_time() - began < 2
+
+
 @pytest.mark.parametrize(
     "harmless",
-    [{"n": 1}, {"seed": 1}, {"tools": []}, {"response_format": {"type": "text"}}, {"stop": None}, {"top_p": 1.0}],
+    [
+        {"n": 1},
+        {"seed": 1},
+        {"tools": []},
+        {"response_format": {"type": "text"}},
+        {"stop": None},
+        {"top_p": 1.0},
+        {"reasoning_effort": None, "audio": None},
+    ],
 )
 def test_what_asks_for_nothing_is_taken(world: World, harmless: dict[str, Any]) -> None:
     assert world.post({**ASK, **harmless}).status_code == 200

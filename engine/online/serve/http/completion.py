@@ -184,11 +184,11 @@ class ResponseForm(ChatForm):
         return self._named("response.output_text.delta", **self._place, delta=piece.text, logprobs=[])
 
     def end(self, answer: Answer) -> Iterator[str]:
-        item = self._message("completed", answer.text or "")
+        done = self.whole(answer)
+        [item] = done["output"]
         yield self._named("response.output_text.done", **self._place, text=answer.text or "", logprobs=[])
         yield self._named("response.content_part.done", **self._place, part=item["content"][0])
         yield self._named("response.output_item.done", output_index=0, item=item)
-        done = self.whole(answer)
         yield self._named(f"response.{done['status']}", response=done)
 
     def _named(self, kind: str, **values: Any) -> str:

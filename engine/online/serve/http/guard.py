@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,14 +95,15 @@ class Guard:
 def parsed(body: bytes) -> Any:
     """Parse a body as unambiguous JSON: no duplicate keys, lone surrogates or deep nesting. Raises HttpProblem."""
     try:
-        data = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_number)
+        text = body.decode("utf-8-sig")
+        data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_number)
     except RecursionError:
         raise HttpProblem(400, "the JSON is nested too deeply") from None
     except ValueError as error:
         raise HttpProblem(400, f"the body is not JSON: {error}") from None
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
         raise HttpProblem(400, f"the JSON is nested too deeply: at most {MAX_DEPTH} levels")
-    if b"\\ud" in body.lower():  # half of a character of two halves, which no text can hold
+    if "\\ud" in text.lower():  # half of a character of two halves, which no text can hold
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -112,7 +114,7 @@ def parsed(body: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:80]!r} comes twice")
     return found
 

@@ -42,6 +42,10 @@ IGNORED = frozenset(
 """Fields without an effect on the answer."""
 
 
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
+"""A list of a message that a client sends back as it was."""
+
+
 class Strict(BaseModel):
     """No unknown fields, no silent conversion."""
 
@@ -49,10 +53,12 @@ class Strict(BaseModel):
 
 
 class TextPart(Strict):
-    """Text in a message."""
+    """Text in a message. The last fields come with texts of a response that clients return."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
+    annotations: Nothing = None
+    logprobs: Nothing = None
 
 
 class ImageUrl(Strict):
@@ -112,9 +118,12 @@ class ChatMessage(Strict):
     tool_calls: list[CallPart] | None = None
     tool_call_id: str | None = None
     refusal: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Nothing = None
     audio: None = None
     function_call: None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
 
     @property
     def parts(self) -> list[Part]:
@@ -252,11 +261,13 @@ def read(model: type[Model], data: Mapping[str, Any]) -> Model:
     for name, value in data.items():
         if name in model.model_fields:
             kept[name] = value
+        elif value is None or name in IGNORED:
+            continue
         elif name in HARMLESS:
-            if value is not None and value not in HARMLESS[name]:
+            if value not in HARMLESS[name]:
                 asks = f"leave it out (or {HARMLESS[name][0]!r})"
                 raise HttpProblem(400, f"{name} is not supported here: {asks}", param=name, code="unsupported_value")
-        elif name not in IGNORED:
+        else:
             known = ", ".join(sorted(model.model_fields))
             raise HttpProblem(400, f"unknown field {name[:80]!r}; known are {known}", param=name[:80])
     try:
