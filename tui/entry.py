@@ -10,26 +10,32 @@ import os
 import sys
 from pathlib import Path
 
-from ..configs.errors import GrpoTuiError
-from .cli.output import warn, write_any_character
+from .cli.output import ended_by, on_terminal, prepare_streams
 
 
 def main() -> None:
     """Open the app for `grpo-tui` and `grpo-tui inspect RUN` on a terminal. Other arguments go to `cli.main`."""
-    write_any_character()
-    arguments = sys.argv[1:]
-    plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
-    plain = plain and not any("://" in argument for argument in arguments)  # the command line explains its errors
-    if plain and all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
-        gc.disable()  # nothing to collect while modules are imported; the app enables it
-        if _opened(arguments):
+    prepare_streams()
+    try:
+        if _done(sys.argv[1:]):
             return
-        gc.enable()
-    if arguments[:1] == ["runs"] and _listed(arguments[1:]):
-        return
+    except BaseException as error:
+        sys.exit(ended_by(error))
     from .cli.main import main as command_line
 
     command_line()
+
+
+def _done(arguments: list[str]) -> bool:
+    """Open the app or list the runs. Returns False for what the command line does or explains."""
+    plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
+    plain = plain and not any("://" in argument for argument in arguments)  # the command line explains its errors
+    if plain and on_terminal():
+        gc.disable()  # nothing to collect while modules are imported; the app enables it
+        if _opened(arguments):
+            return True
+        gc.enable()
+    return arguments[:1] == ["runs"] and _listed(arguments[1:])
 
 
 def _listed(options: list[str]) -> bool:
@@ -46,13 +52,8 @@ def _listed(options: list[str]) -> bool:
                 return False
     from .cli.run_table import print_runs
 
-    try:
-        print_runs(None if folder is None else Path(folder), as_json=as_json)
-        sys.stdout.flush()
-    except BrokenPipeError:  # as in `grpo-tui runs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except OSError:
-        return False
+    print_runs(None if folder is None else Path(folder), as_json=as_json)
+    sys.stdout.flush()
     return True
 
 
@@ -72,11 +73,7 @@ def _opened(arguments: list[str]) -> bool:
         if is_path_of_dump(arguments[1], home):
             from .cli.open_dump import open_dumped
 
-            try:
-                open_dumped(home, arguments[1])
-            except GrpoTuiError as error:
-                warn(str(error))
-                raise SystemExit(error.exit_code) from None
+            open_dumped(home, arguments[1])
             return True
     from ..engine.launch.find import find_run
     from ..engine.runs.errors import RecordError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,54 @@ def test_checking_a_configuration_loads_the_environment(cli: Cli, tmp_path: Path
 def test_live_says_when_nothing_is_recorded(cli: Cli, tmp_path: Path) -> None:
     said = cli("live")
     assert said.returncode == 2 and "needs a terminal" in said.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["runs", "config presets"])
+def test_closed_streams_are_no_error(command: str, closed: str, tmp_path: Path) -> None:
+    words = f"{sys.executable} -m grpo_tui.tui.cli {command} {closed}"
+    answer = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert bool(answer.stdout) == (">&-" not in closed)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("KeyboardInterrupt", 130, "interrupted"),
+        ("PermissionError(13, 'Permission denied', 'runs')", 1, "runs cannot be used: Permission denied"),
+        ("SystemExit(1)", 1, ""),
+        ("BrokenPipeError", 0, ""),
+        ("ValueError('a\\nb')", 1, "ValueError: a b; this is a fault in grpo-tui, its details are in "),
+    ],
+)
+def test_every_end_of_a_list_of_runs_is_a_line_and_an_exit_code(
+    error: str, code: int, said: str, tmp_path: Path
+) -> None:
+    program = (
+        "import sys, tempfile; tempfile.tempdir = '.'\n"
+        "from grpo_tui.tui import entry\nfrom grpo_tui.tui.cli import run_table\n"
+        f"def fails(*given): raise {error}\n"
+        "run_table.list_runs = fails\nentry.main()"
+    )
+    for words in (["runs"], ["--runs-dir", ".", "runs"]):  # at once, and by the command line
+        answer = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert answer.returncode == code
+        assert answer.stderr.startswith(said if words == ["runs"] or code != 130 else "")
+        assert answer.stderr.count("\n") <= 1
+
+
+def test_the_app_does_not_open_on_a_terminal_that_cannot_show_it(tmp_path: Path) -> None:
+    main, inner = pty.openpty()
+    answer = subprocess.run(
+        [sys.executable, "-m", "grpo_tui.tui.entry"],
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "dumb"},
+        stdin=inner,
+        stdout=inner,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(inner)
+    os.close(main)
+    assert answer.returncode == 2 and "the app needs a terminal" in answer.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from .output import CliError as CliError
 from .output import ExitCode as ExitCode
 from .output import fail as fail
 from .output import json_line as json_line
+from .output import on_terminal as on_terminal
 from .output import say as say
 from .output import warn as warn
 
@@ -62,13 +62,6 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One value over the configuration, e.g. training.max_steps=50."),
 ]
-
-
-def on_terminal() -> bool:
-    """Return whether a person sits at both ends, on a terminal that can show the app."""
-    if "TEXTUAL_DRIVER" in os.environ:  # in a browser: see web.py
-        return True
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def free_port(option: str, port: int) -> int:

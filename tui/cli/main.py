@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +10,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ...configs.errors import GrpoTuiError
 from .common import ExitCode, fail, on_terminal, warn
-from .output import write_any_character
+from .output import ended_by, prepare_streams
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -91,7 +86,7 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: every way out is an exit code and at most a few lines on standard error."""
-    write_any_character()
+    prepare_streams()
     sys.exit(run(arguments))
 
 
@@ -104,9 +99,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         result = command.main(args=words, prog_name="grpo-tui", standalone_mode=False)
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
-    except GrpoTuiError as error:
-        warn(str(error))
-        return error.exit_code
     except _UsageError as wrong:
         error: Any = wrong
         context = getattr(error, "ctx", None)
@@ -114,33 +106,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
         warn(f"{message}; see `{path} --help`")
         return ExitCode.USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        warn("interrupted")
-        return ExitCode.INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # `grpo-tui runs | head`: nobody reads on (Typer leaves only then)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return ExitCode.OK
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return _unexpected(error)
-        where = f" ({error.filename})" if error.filename else ""
-        warn(f"the output cannot be written: {error.strerror}{where}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return ExitCode.FAILED
-    except Exception as error:
-        return _unexpected(error)
-
-
-def _unexpected(error: Exception) -> int:
-    """Return a fault of this program: the traceback goes to a file, one line to the person."""
-    summary = " ".join(f"{type(error).__name__}: {error}"[:300].splitlines())
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="grpo-tui-", suffix=".log", delete=False) as file:
-            traceback.print_exc(file=file)
-        warn(f"{summary}; this is a fault in grpo-tui, its details are in {file.name}")
-    except OSError:
-        warn(f"{summary}; this is a fault in grpo-tui")
-    return ExitCode.FAILED
+    except typer.Abort:
+        return ended_by(KeyboardInterrupt())
+    except BaseException as error:
+        return ended_by(error)
 
 
 if __name__ == "__main__":

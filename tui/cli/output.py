@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +31,10 @@ class ExitCode(IntEnum):
     """Ctrl-C. The run was asked to save and stop."""
 
 
+_OF_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ESTALE)
+"""Errors of a file that are the fault of its place, not of this program."""
+
+
 class CliError(GrpoTuiError):
     """Ends the command with one line (or one line a problem) on standard error."""
 
@@ -37,12 +43,23 @@ class CliError(GrpoTuiError):
         super().__init__(message)
 
 
-def write_any_character() -> None:
-    """Let output in an encoding without a character, such as ✓ in ASCII, show `?` there."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+def prepare_streams() -> None:
+    """Let output in an encoding without a character, such as ✓ in ASCII, show `?` there. Closed streams are empty."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each takes the lowest number
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, TextIOWrapper) and mode == "w":
             with suppress(OSError):  # a stream that was not opened by Python itself
                 stream.reconfigure(errors="replace")
+
+
+def on_terminal() -> bool:
+    """Return whether a person sits at both ends, on a terminal that can show the app."""
+    if "TEXTUAL_DRIVER" in os.environ:  # in a browser: see web.py
+        return True
+    capable = os.name == "nt" or os.environ.get("TERM", "") not in ("", "dumb")  # Windows sets no TERM
+    return capable and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def say(text: str = "") -> None:
@@ -63,6 +80,40 @@ def warn(text: str) -> None:
 def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
     """End the command with this message on standard error."""
     raise CliError(message, code)
+
+
+def ended_by(error: BaseException) -> int:
+    """Tell the person in a line how a command ended early, and return its exit code."""
+    if isinstance(error, GrpoTuiError):
+        warn(str(error))
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        warn("interrupted")
+        return ExitCode.INTERRUPTED
+    if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):  # Typer leaves so, too
+        return int(error.code or 0)
+    if isinstance(error, (BrokenPipeError, SystemExit)):  # `grpo-tui runs | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.OK
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename})" if error.filename else ""
+        warn(f"the output cannot be written: {error.strerror}{where}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.FAILED
+    if isinstance(error, OSError) and error.filename and error.errno in _OF_FILES:
+        warn(f"{error.filename} cannot be used: {error.strerror}")
+        return ExitCode.FAILED
+    import tempfile
+    import traceback
+
+    summary = " ".join(f"{type(error).__name__}: {error}"[:300].splitlines())
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="grpo-tui-", suffix=".log", delete=False) as file:
+            traceback.print_exception(error, file=file)
+        warn(f"{summary}; this is a fault in grpo-tui, its details are in {file.name}")
+    except OSError:
+        warn(f"{summary}; this is a fault in grpo-tui")
+    return ExitCode.FAILED
 
 
 def json_line(value: Any) -> str:
