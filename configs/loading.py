@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from .yaml_source import Source, parse_value, read_yaml
 SHORT = {"training.lr_scheduler": "training.trl.lr_scheduler_type"}
 """Settings with a short name in `--set`."""
 _TEMPLATE = re.compile(r"\{[A-Za-z_]\w*\}")
+_PLAIN = re.compile(r"\s*[^\s\"'|>&!*]")
+"""The beginning of a text without quotes."""
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
@@ -45,14 +48,18 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
 
 
 def _value(parts: tuple[str, ...], text: str) -> object:
-    """Read the value as YAML. A template such as `{question} Be brief.` is text, for a key that takes text.
+    """Read the value as YAML. For a key that takes text, a template such as `{question} Be brief.` is text, and text
+    without quotes keeps its line breaks and all after a `#`.
 
     Raises ValueError for unreadable values.
     """
     field = field_at(RunConfig, parts)
-    if field is not None and field.annotation in (str, str | None) and _TEMPLATE.match(text):
+    takes_text = field is not None and field.annotation in (str, str | None)
+    if takes_text and _TEMPLATE.match(text):
         return text
-    return parse_value(text)
+    value = parse_value(text)
+    cut = isinstance(value, str) or text.lstrip().startswith("#")
+    return text.strip() if takes_text and cut and _PLAIN.match(text) else value
 
 
 def set_value(source: Source, parts: tuple[str, ...], value: object, place: str) -> Problem | None:
@@ -93,7 +100,7 @@ def presets() -> dict[str, Path]:
 
 def resolve(source: str | Path) -> Path:
     """Return the file of a configuration: a path, or the name of a preset."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_file():
         return path
     known = presets()

@@ -99,7 +99,7 @@ def parse_yaml(text: str, name: str) -> Source:
         return source
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([_yaml_problem(error, name)]) from None
     finally:
         if loader is not None:
@@ -131,8 +131,8 @@ def parse_value(text: str) -> Any:
             return value
         finally:
             loader.dispose()
-    except yaml.YAMLError as error:
-        raise ValueError(getattr(error, "problem", None) or str(error)) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(getattr(error, "problem", None) or str(error).splitlines()[0]) from None
 
 
 class _Walker:
@@ -180,7 +180,10 @@ class _Walker:
                     self.source.places[(*path, i)] = self._at(child)
                     items.append(self.value(child, (*path, i)))
                 return items
-            return self.loader.construct_object(node, deep=True)
+            value = self.loader.construct_object(node, deep=True)
+            if not isinstance(value, (str, int, float, type(None))):
+                self._fault(node, path, f"{node.tag} makes {type(value).__name__}, which no key takes", "leave it out")
+            return value
         finally:
             self._open.discard(id(node))
 

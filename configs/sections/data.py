@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +63,7 @@ def holds_tasks(source: object) -> bool:
     """Whether a JSONL file or a saved dataset holds tasks of environments (`task_data`) in place of prompts."""
     if not isinstance(source, str):
         return False
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         if path.suffix == ".jsonl":
             with path.open(encoding="utf-8-sig") as lines:

@@ -128,3 +128,29 @@ def test_conversations_have_no_curiosity_unless_a_weight_is_set(environment: str
     assert (rewards.w_curiosity, rewards.w_coherence) == (weight, weight)
     assert rewards.needs_embeddings == bool(weight)
     assert load_config(overrides=[class_path, "rewards.w_curiosity=0.2"]).rewards.w_curiosity == 0.2
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("Answer after #### ", "Answer after ####"),
+        ("#### and the number", "#### and the number"),
+        ("Think.\nThen answer.", "Think.\nThen answer."),
+        ("'a # b'", "a # b"),
+        ("|\n  a # b\n", "a # b\n"),
+        ("null", None),
+        ("", None),
+    ],
+)
+def test_a_text_by_set_is_what_was_written(written: str, text: str | None):
+    options = ["data.source=owner/name", "data.answer=answer"]
+    assert load_config(None, [*options, f"data.system_prompt={written}"]).data.system_prompt == text
+
+
+@pytest.mark.parametrize("value", ["!!timestamp 2026-01-01", "!!binary aGVsbG8=", "[" * 3000 + "]" * 3000])
+def test_yaml_that_is_no_plain_data_is_refused_with_its_place(value: str, tmp_path: Path):
+    file = tmp_path / "my.yaml"
+    file.write_text(f"environment: {{config: {{x: {value}}}}}\n")
+    for source, options in ((file, []), (None, [f"environment.config.x={value}"])):
+        with pytest.raises(ConfigError, match="my.yaml" if source else "--set"):
+            load_config(source, options)
