@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import orjson
+import pyarrow.parquet as pq
 import pytest
 
 from grpo_tui import Message, Recorder, Rollout
@@ -241,3 +244,21 @@ def test_a_folder_that_is_there_is_not_replaced(home: Path, capsys: pytest.Captu
     assert "is there already" in capsys.readouterr().err
     assert sorted(Path("shop.sts").iterdir()) == kept
     assert list(home.glob(".*part")) == []
+
+
+def test_any_text_is_exported_as_other_programs_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Half of a UTF-16 pair, a group that is a long text, and a reward function called `reward`."""
+    monkeypatch.chdir(tmp_path)
+    odd = Rollout((Message("user", "p\ud83d"),), (Message("assistant", "c\ude00"),), group="g\0\ud800" * 40_000)
+    named = Rollout(
+        (Message("user", "q"),), (Message("assistant", "a"),), reward=0.5, components={"reward": Score(0.5)}
+    )
+    with Recorder("odd", runs_dir=tmp_path / "runs") as recorder:
+        recorder.rollouts(1, [odd, named])
+    for line in export("odd", "jsonl").read_bytes().splitlines():
+        orjson.loads(line)
+    assert pq.read_table(export("odd", "parquet")).column("prompt").to_pylist() == ["p\ufffd", "q"]
+    with zipfile.ZipFile(export("odd", "inspect")) as archive:
+        samples = [json.loads(archive.read(name)) for name in archive.namelist() if name.startswith("samples/")]
+    assert [len(sample["id"]) < 200 for sample in samples] == [True, True]
+    assert samples[1]["scores"]["reward"]["value"] == 0.5

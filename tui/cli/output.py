@@ -116,6 +116,11 @@ def ended_by(error: BaseException) -> int:
     return ExitCode.FAILED
 
 
+def whole_text(text: str) -> str:
+    """Return a text in which `�` stands for a half of a UTF-16 pair, which no other program reads."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def json_line(value: Any) -> str:
     """Return one line of strict JSON in ASCII. Control and direction characters are escaped. NaN and infinity are the
     texts `NaN`, `Infinity` and `-Infinity`, so that null means "not recorded"."""
@@ -125,15 +130,17 @@ def json_line(value: Any) -> str:
 def _strict(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, str):
+        return whole_text(value)
     if isinstance(value, Mapping):
-        return {str(k): _strict(v) for k, v in value.items()}
+        return {whole_text(str(k)): _strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_strict(v) for v in value]
     if hasattr(value, "__dataclass_fields__"):
         return {name: _strict(getattr(value, name)) for name in value.__dataclass_fields__}
-    if value is None or isinstance(value, (str, int, bool)):
+    if value is None or isinstance(value, (int, bool)):
         return value
-    return str(value)
+    return whole_text(str(value))
 
 
 def own_importers() -> Sequence[str]:

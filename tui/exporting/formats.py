@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...engine.runs.types import RunInfo
-from ..cli.output import fail, json_line
+from ..cli.output import fail, json_line, whole_text
 from ..plain import Whole, trajectory_data
 from .chat import demonstration, openai, pairs, session, sharegpt
 from .logs import atif, write_inspect
@@ -116,12 +115,19 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     t, breakdown = row["trajectory"], row["breakdown"]
     penalties = [p["rule"] for s in breakdown["steps"] for p in s["penalties"]] if breakdown else []
     nested = {"task": t["task"], "steps": t["steps"], "extra": t.get("extra") or {}, **{k: row[k] for k in _AS_JSON}}
-    return {
+    flat = {
         **{name: t.get(name) for name in (*_OF_TRAJECTORY, "rollout", "correct")},
         **{name: row[name] for name in ("n", "step", "split", "policy_version", "advantage")},
         "reward": breakdown["total"] if breakdown else None,
         "step_advantages": [float(a) for a in row["step_advantages"]],
         "actions": [s["action"] or "?" for s in t["steps"]],
         "penalties": penalties,
-        **{name: json.dumps(value, default=str) for name, value in nested.items()},
+        **{name: json_line(value) for name, value in nested.items()},
     }
+    return {name: _whole_texts(value) for name, value in flat.items()}
+
+
+def _whole_texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole_texts(each) for each in value]
+    return whole_text(value) if isinstance(value, str) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from ...engine.runs.types import RunInfo, Step
 from ..app.calls import calls_of
-from ..cli.output import json_line
+from ..cli.output import json_line, whole_text
 from ..plain import Whole, trajectory_data
 from .chat import completion, prompt, tools, turn
 
@@ -75,7 +76,7 @@ def write_inspect(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
     summaries = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for whole in wholes:
-            group = whole.record.trajectory.group or whole.record.trajectory.id
+            group = _sample_id(whole.record.trajectory.group or whole.record.trajectory.id)
             epochs[group] = epochs.get(group, 0) + 1
             sample = _sample(whole, info, group, epochs[group])
             archive.writestr(f"samples/{group}_epoch_{epochs[group]}.json", json_line(sample))
@@ -87,6 +88,12 @@ def write_inspect(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
         archive.writestr("summaries.json", json_line(summaries))
         archive.writestr("header.json", json_line(header))
     return len(summaries)
+
+
+def _sample_id(group: str) -> str:
+    """Return the id of a group's sample, which is in the name of a file of the archive: a group may be a whole text."""
+    name = whole_text(group).replace("\0", "␀")
+    return name if len(name) <= 1000 else f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _sample(whole: Whole, info: RunInfo, group: str, epoch: int) -> dict[str, Any]:
@@ -112,14 +119,15 @@ def _scores(whole: Whole) -> dict[str, float | str]:
     """Return the reward and the contribution of each component, and the grade where the answer is known."""
     breakdown, found = whole.record.breakdown, {}
     if breakdown is not None:
-        found = {"reward": breakdown.total}
         for step in breakdown.steps:
             for name, value in step.components.items():
                 if value.contribution is not None:
-                    found[name] = (found.get(name) or 0.0) + value.contribution
+                    found[name] = found.get(name, 0.0) + value.contribution
+        if breakdown.total is not None:
+            found["reward"] = breakdown.total
     correct = whole.record.trajectory.correct
     graded = {} if correct is None else {"correct": "C" if correct else "I"}
-    return {**{name: value for name, value in found.items() if value is not None}, **graded}
+    return {**found, **graded}
 
 
 def _inspect_message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
