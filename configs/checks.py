@@ -263,6 +263,8 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
 
 def check_paths(config: RunConfig) -> Iterator[Problem]:
     """Find files and folders that are named but missing. Not for the stored configuration of an old run."""
+    if config.seed >= 2**32 and config.mode in ("sft", "rft"):
+        yield Problem("seed", f"{config.seed} is no seed of NumPy", "at most 4294967295")
     adapters, template = config.model.sft_adapters, config.model.chat_template
     rewards, environment = config.rewards, config.environment
     named = [

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.configs.checks import check_relations
+from grpo_tui.configs.loading import load_config
+from grpo_tui.tui.cli.dry_run import small
 from grpo_tui.tui.cli.main import run
+from grpo_tui.tui.cli.play import for_play
 
 FUNCTIONS = """
 def good(completions, **kwargs):
@@ -30,6 +34,7 @@ def by_environment(completions, environments):
             ["--reward", "mine.py:by_environment"],
             "needs `environments`, which TRL gives only with its `environment_factory`",
         ),
+        (["--reward", "mine.py:good", "--set", "seed=5000000000"], "seed: 5000000000 is no seed of NumPy"),
         (["--reward", "./nowhere"], '"./nowhere" is no reward model'),
         (["--reward", "mine.py:good", "--set", "environment.tools=[mine.py:look]"], "mine.py has no function look"),
     ],
@@ -45,3 +50,17 @@ def test_what_does_not_exist_is_found_before_a_run_is_made(
     lines = capsys.readouterr().err.strip().splitlines()
     assert said in lines[-1] and "Traceback" not in "".join(lines)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["training.advantages=tree", "training.tree.fresh=4"],
+        ["training.prompts_per_step=3", "training.num_generations=5", "training.trl.generation_batch_size=30"],
+        ["rollouts.engine=vllm", "rollouts.servers=[http://127.0.0.1:8000]", "rollouts.max_staleness=2"],
+    ],
+)
+def test_what_can_be_trained_can_be_tried_and_played(settings: list[str], tmp_path: Path):
+    config = load_config(None, settings)
+    assert list(check_relations(small(config, tmp_path))) == []
+    assert list(check_relations(for_play(config))) == []

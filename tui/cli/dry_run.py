@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
+from ...configs.sections.training import TreeConfig
 from ...engine.launch.start import start_run
 from ...engine.launch.stop import stop_run
 from ...engine.runs.control.status import look
@@ -50,16 +51,18 @@ def _wait(path: Path) -> RunInfo:
 
 def small(config: RunConfig, folder: Path) -> RunConfig:
     """The same configuration for one step of two rollouts, with everything that it writes in `folder`."""
-    training = config.training.model_copy(
+    training = config.training
+    training = training.model_copy(
         update={
             "max_steps": 1,
-            "trl": {key: value for key, value in config.training.trl.items() if key != "num_train_epochs"},
+            "trl": {k: v for k, v in training.trl.items() if k not in ("num_train_epochs", "generation_batch_size")},
+            "tree": TreeConfig(),
             "prompts_per_step": 1,
             "num_generations": ROLLOUTS,
             "micro_batch_size": None,
             "eval_every": 0,
             "output_dir": str(folder / "adapters"),
-            "replay": config.training.replay.model_copy(update={"mode": "off"}),
+            "replay": training.replay.model_copy(update={"mode": "off"}),
         }
     )
     environment = config.environment.model_copy(update={"train_tasks": 1, "eval_tasks": 0})

@@ -58,10 +58,12 @@ def play(
 
 def for_play(config: RunConfig) -> RunConfig:
     """The same configuration with the policy in the process and without held-out tasks."""
+    from ...configs.sections import RolloutsConfig
+
     return config.model_copy(
         update={
             "environment": config.environment.model_copy(update={"eval_tasks": 0}),
-            "rollouts": config.rollouts.model_copy(update={"engine": "transformers"}),
+            "rollouts": RolloutsConfig(),
             "logging": config.logging.model_copy(update={"wandb": "off", "report_to": []}),
         }
     )
