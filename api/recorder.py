@@ -35,7 +35,7 @@ from grpo_tui.engine.launch.outcome import alert_sender
 from grpo_tui.engine.runs.columns import SCHEMA_VERSION
 from grpo_tui.engine.runs.control.status import look, process_names
 from grpo_tui.engine.runs.durable import read_json, write_json
-from grpo_tui.engine.runs.masking import mask
+from grpo_tui.engine.runs.masking import mask, mask_command
 from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
 from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
 from grpo_tui.engine.runs.types import ENDED, EventKind, TrajectoryRecord
@@ -185,6 +185,8 @@ class Recorder:
 
         It waits while too many rollouts are waiting, and drops them if none is converted for `PATIENCE_SECONDS`.
         """
+        if not self._thread.is_alive():
+            return self._lost(rows, "the recorder was closed before")
         with self._room:
             while self._waiting >= WAITING_ROWS:
                 count = self._count
@@ -306,7 +308,11 @@ class Recorder:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             old = read_json(self.run_dir / RUN_FILE)
-            facts = {"command": sys.argv, "recorded_by": "grpo_tui.Recorder", **({"config": config} if config else {})}
+            facts = {
+                "command": mask_command(sys.argv),
+                "recorded_by": "grpo_tui.Recorder",
+                **({"config": config} if config else {}),
+            }
             write_json(
                 self.run_dir / RUN_FILE,
                 {
@@ -339,7 +345,7 @@ def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[s
 def runs_named(first: Path) -> list[Path]:
     """Return the runs of one name, `NAME`, `NAME-2`, `NAME-3`, …, the newest first."""
     found, folder = [], first
-    while (folder / RUN_FILE).exists():
+    while os.path.exists(folder / RUN_FILE):
         found.insert(0, folder)
         folder = first.with_name(f"{first.name}-{len(found) + 1}")
     return found

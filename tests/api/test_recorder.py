@@ -77,6 +77,7 @@ def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.L
         record.metrics(1, {"a": object()})
     with RunReader(tmp_path / "mine") as reader:
         assert reader.rollouts.total() >= 1
+    Recorder("x" * 300, runs_dir=tmp_path).close()  # longer than a name may be
     with pytest.raises(ValueError, match="cannot be the name of a run"):
         Recorder("..")
 
@@ -97,10 +98,18 @@ def test_rollouts_that_cannot_be_read_are_counted_at_the_end(tmp_path: Path, cap
     assert capsys.readouterr().out == f"grpo-tui: 0 rollouts recorded: {reason}\n"
 
 
-def test_secrets_are_masked(tmp_path: Path) -> None:
+def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--hub-token", "very-secret", "--lr=3"])
     Recorder("mine", runs_dir=tmp_path, config={"api_key": "sk-very-secret", "lr": 1e-3}).close()
     text = (tmp_path / "mine" / "run.json").read_text()
-    assert "very-secret" not in text and "0.001" in text
+    assert "very-secret" not in text and "0.001" in text and "--lr=3" in text
+
+
+def test_what_comes_after_the_end_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record = Recorder("mine", runs_dir=tmp_path)
+    record.close()
+    record.rollouts(1, [rollout(0, 1.0), rollout(1, 1.0)])
+    assert record.dropped >= 2 and "the recorder was closed before" in caplog.text
 
 
 def test_several_processes_write_one_record(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ stored at all is dropped. Both are reported once, and counted.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections import deque
@@ -117,7 +118,7 @@ class Trouble:
 def explain(error: BaseException, run_dir: Path) -> str:
     """Describe a failure of the disk in one sentence."""
     text = str(error).lower()
-    if not run_dir.is_dir():
+    if not os.path.isdir(run_dir):
         return f"the run's folder {run_dir} was removed"
     if isinstance(error, FileNotFoundError):
         return f"the record in {run_dir} was removed"
