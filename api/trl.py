@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
@@ -185,7 +186,7 @@ class Attached:
             processing = self.trainer.processing_class
             tokenizer = getattr(processing, "tokenizer", processing)
             recorder.later(lambda: recorder.vocabulary(_texts(tokenizer)))
-            where = f"{recorder.run_dir}; look with: grpo-tui inspect {recorder.run_dir.name}"
+            where = f"{recorder.run_dir}; look with: grpo-tui inspect {quote(recorder.run_dir.name)}"
             why = f" ({self._problem})" if self._problem else ""
             print(f"grpo-tui records {SOURCES[self.source]}{why}, in {where}")
         return recorder

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.policy import memory
 
 from .conftest import Cli
@@ -101,3 +102,13 @@ def test_a_model_whose_config_cannot_be_had_is_told(tmp_path: Path, capsys: pyte
     (tmp_path / "config.yaml").write_text("model: {base: nobody/nothing}\n")
     assert memory.main([str(tmp_path / "config.yaml")]) == 1
     assert "the config of nobody/nothing cannot be had" in capsys.readouterr().err
+
+
+def test_init_and_online_take_a_name_with_any_character(cli: Cli, folder: Path):
+    name = "dä 🙂 'x' \"y\" #.jsonl"
+    (folder / "data.jsonl").rename(folder / name)
+    made = cli("init", "--dataset", name, "--model", "builtin:tiny", "--no-check", "--force")
+    assert made.returncode == 0, made.stderr
+    assert load_config(folder / "grpo.yaml").data.source == name
+    wrong = cli("online", "--requests", name, "--set", "online.samples=1")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "online.samples" in wrong.stderr

@@ -153,6 +153,17 @@ def test_a_dump_opens_on_a_terminal_where_the_options_name(
     assert {name: getattr(start, name) for name in shown} == shown
 
 
+def test_an_id_may_look_like_a_rollout_and_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [{"id": f"HumanEval/{i}", "prompt": "p", "completion": f"answer {i}"} for i in range(3)]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(["inspect", str(tmp_path / "some.jsonl"), "--at", "HumanEval/2", "--text"]) == 0
+    assert "answer 2" in capsys.readouterr().out
+    assert run(["inspect", str(tmp_path / "some.jsonl"), "--at", "HumanEval/2/1", "--text"]) == 0
+    assert "answer 2" in capsys.readouterr().out
+    assert run(["inspect", str(tmp_path / "some.jsonl"), "--limit", "2"]) == 0
+    assert capsys.readouterr().out.count("HumanEval/") == 2
+
+
 @pytest.mark.parametrize("options", [["--filter", "reward>"], ["--at", "9"]])
 def test_options_that_cannot_be_met_end_the_command(options: list[str], tmp_path: Path, monkeypatch):
     (tmp_path / "one.jsonl").write_text('{"prompt": "p", "completion": "c", "reward": 1}\n')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -53,7 +54,8 @@ def bisect(
         say(f"step {found.step} (95 %: {found.low} to {found.high}): the behaviour {verb} ({rollouts:,} rollouts)")
         say(f"  {found.before:.1%} of the rollouts before, {found.after:.1%} from this step on")
         say(f"  first seen at step {found.seen}")
-        say(f"  open them: grpo-tui inspect {reference} --filter '({behaviour}) and step>={found.step}'")
+        shown_by = f"({behaviour}) and step>={found.step}"
+        say(f"  open them: grpo-tui inspect {quote(reference)} --filter {quote(shown_by)}")
         return
     for note in notes:
         warn(note)

@@ -44,7 +44,9 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of tasks and sampling.")] = None,
     set_: SetOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Results as one JSON object.")] = False,
-    fail_under: Annotated[float | None, typer.Option(help="Exit 1 if the last success rate (0 to 1) is lower.")] = None,
+    fail_under: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Exit 1 if the last success rate (0 to 1) is lower.")
+    ] = None,
     regression: Annotated[
         float | None,
         typer.Option(
@@ -81,7 +83,7 @@ def evaluate(
         _show(results, compared)
     last = results[-1].success
     if fail_under is not None and (last is None or last.estimate < fail_under):
-        fail(f"the success of {results[-1].name} is below {fail_under:g}")
+        fail(f"the success of {results[-1].name} is {'not known' if last is None else f'below {fail_under:g}'}")
     if regression is not None and compared:
         change = compared[-1].success or compared[-1].reward
         if change.interval.high < -regression / 100:

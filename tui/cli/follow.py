@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 
 import psutil
@@ -21,7 +22,7 @@ from ...engine.runs.control.live import LiveState, read_live
 from ...engine.runs.control.status import look
 from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.health.headline import RATE_WINDOW, RATES
-from ...engine.runs.paths import RUN_FILE, adapters_dir
+from ...engine.runs.paths import CONFIG_FILE, RUN_FILE, adapters_dir
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
 from ..format import count, duration, number
@@ -72,8 +73,8 @@ class StopAsked(Exception):
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Let SIGTERM as well as Ctrl-C leave the loop, so that the stop of a batch system saves the run."""
+def signals() -> Iterator[None]:
+    """Let SIGTERM as well as Ctrl-C raise StopAsked, so that the stop of a batch system saves the run."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise StopAsked(number)
@@ -93,14 +94,14 @@ def follow(run: RunInfo, *, out: Callable[[str], None] = say) -> int:
     """
     progress = _Progress(run, out)
     try:
-        with _signals():
+        with signals():
             info = progress.until_end()
             if info is None:
                 return progress.until_gone()
     except StopAsked as asked:
         warn(f"stopping run {run.id}; it saves first")
         try:
-            with _signals():
+            with signals():
                 if progress.lost:
                     progress.terminate()
                     progress.until_gone()
@@ -171,7 +172,7 @@ def _next_command(run: RunInfo) -> str:
         return f"go on: {run.resume_command}"
     if checkpoints(checkpoint_folder(Path(run.path))):
         return f"go on from its last checkpoint: grpo-tui train --resume {run.id}"
-    return f"it has no checkpoint; begin again: grpo-tui train {Path(run.path) / 'config.yaml'}"
+    return f"it has no checkpoint; begin again: grpo-tui train {quote(f'{run.path}/{CONFIG_FILE}')}"
 
 
 class _Progress:

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -137,7 +138,7 @@ def config_file(plan: Plan) -> str:
     """Return the configuration, with the next settings to look at in comments. All other values follow from the
     model."""
     function = plan.reward or f"rewards.py:{'quality' if plan.answer is None else 'accuracy'}"
-    text = json.dumps  # a JSON string is a YAML string, whatever stands in it
+    text = partial(json.dumps, ensure_ascii=False)  # a JSON string is a YAML string, whatever stands in it
     return f"""# Made by `grpo-tui init`. Learning rate, lengths, batch and precision follow from the model, and a value
 # in this file wins. Every key with its value and meaning: `grpo-tui config show grpo.yaml`.
 mode: rft

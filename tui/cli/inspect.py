@@ -69,7 +69,7 @@ def inspect(
     and --against adds a second run.
     """
 
-    listing = filter_ is not None or search is not None
+    listing = filter_ is not None or search is not None or (limit is not None and trajectory is None)
     plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
     if text and (at is None or as_json):
         fail("--text prints one rollout: name it with --at, and give no --json", ExitCode.USAGE)
@@ -142,10 +142,13 @@ def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destinati
 def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
     """Return number and step (from 0; None if none is named) of the value of `--at`."""
     reference, slash, step = at.rpartition("/")
-    if not (slash and step.isdecimal()):  # an id may hold a slash of its own
-        reference, step = at, ""
     try:
-        return reader.bodies.number(reference), max(0, int(step) - 1) if step else None
+        return reader.bodies.number(at), None  # an id may hold a slash of its own
+    except LookupError:
+        if not (slash and step.isdecimal()):
+            reference, step = at, "1"
+    try:
+        return reader.bodies.number(reference), max(0, int(step) - 1)
     except LookupError as error:
         fail(f"--at: {error}", ExitCode.NOT_FOUND)
 
@@ -188,7 +191,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
         say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
         say(f"environment {info.environment}, model {info.model}, {count}")
     if info.error:
-        say(f"error: {info.error.strip().splitlines()[-1]}")
+        say(f"error: {(info.error.strip().splitlines() or ['unknown'])[-1]}")
     for metric, value in sorted(reader.metrics.latest().items()):
         say(f"  {metric:44} {number(value)}")
     for event in reader.events(kinds=("alert", "eval", "record", "error"), limit=20):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +39,7 @@ def online(
     Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
     over HTTP (--serve HOST:PORT).
     """
+    from ...configs.loading import Option
     from ...engine.launch.find import find_run
 
     if requests is not None and serve is not None:
@@ -53,22 +53,19 @@ def online(
         )
     old = find_run(home, resume) if resume is not None else None
     source = str(Path(old.path) / "config.yaml") if old is not None else config
-    overrides = list(set_ or ())
-    if requests is not None:
-        if requests != "-" and not Path(requests).is_file():
-            fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
-        overrides.append(f"online.requests={json.dumps(requests)}")
-    if serve is not None:
-        overrides.append(f"online.serve={json.dumps(serve)}")
+    if requests is not None and requests != "-" and not Path(requests).is_file():
+        fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
     if "model.base" in options and "data.source" not in options and config is None:
-        options |= _conversations(model or "", overrides)
-    settings = load(source, overrides, "online", options=options, paths=old is None)
+        options |= _conversations(model or "", set_ or [])
+    given = {"online.requests": Option("--requests", requests), "online.serve": Option("--serve", serve)}
+    options |= {key: option for key, option in given.items() if option.value is not None}
+    settings = load(source, set_, "online", options=options, paths=old is None)
 
     from ...engine.launch.start import start_run
 
     piped = settings.online.requests == "-"
     if old is None:
-        for line in chosen_lines(settings, config, overrides, options):
+        for line in chosen_lines(settings, config, set_, options):
             (warn if piped else say)(line)
     run = start_run(
         settings,

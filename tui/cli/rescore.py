@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,5 +83,5 @@ def _show(result: Rescored, reference: str) -> None:
     for f in strongest:
         change = f"{f.before:+.2f} → {f.after:+.2f}".replace("-", MINUS)
         say(f"  step {f.step}, group {f.group}: {change}, {f.cause}")
-        say(f"    grpo-tui inspect {reference} --trajectory {f.rollout}")
+        say(f"    grpo-tui inspect {quote(reference)} --trajectory {quote(f.rollout)}")
     say("This is exact for the recorded rollouts. Later rollouts would have come from another policy.")

@@ -30,7 +30,7 @@ def serve(
     gpus: Annotated[str, typer.Option(metavar="0,1", help="A server for each of these GPUs.")] = "",
     tensor_parallel: Annotated[int, typer.Option(min=1, help="So many GPUs share a server.")] = 1,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The first server's port; the next ones follow.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The first server's port; the next ones follow.")] = 8000,
     only_print: Annotated[bool, typer.Option("--print", help="Print the commands and run nothing.")] = False,
     set_: SetOption = None,
 ) -> None:
@@ -72,21 +72,24 @@ def serve(
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    from .follow import StopAsked, signals
+
     code = 0
     try:
-        while processes:
-            for process in list(processes):
-                try:
-                    code = max(code, abs(process.wait(timeout=0.5)))
-                except subprocess.TimeoutExpired:
-                    continue
-                processes.remove(process)
-                for other in processes:
-                    other.terminate()
-    except KeyboardInterrupt:
+        with signals():
+            while processes:
+                for process in list(processes):
+                    try:
+                        code = max(code, abs(process.wait(timeout=0.5)))
+                    except subprocess.TimeoutExpired:
+                        continue
+                    processes.remove(process)
+                    for other in processes:
+                        other.terminate()
+    except StopAsked as asked:
         for process in processes:
             process.terminate()
         for process in processes:
             process.wait()
-        raise
+        return asked.exit_code
     return min(code, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -193,7 +194,7 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
     elif run.step > 0 and not run.active and not checkpoints(checkpoint_folder(Path(run.path))):
         fail(
             f"run {run.id} has no checkpoint to go on from; what it recorded stays as it is. A new run with the same "
-            f"configuration: grpo-tui train {Path(run.path) / 'config.yaml'}"
+            f"configuration: grpo-tui train {quote(f'{run.path}/config.yaml')}"
         )
 
 
