@@ -6,7 +6,9 @@ from .field import FIELD
 from .recipes import RECIPES
 from .reports import REPORTS
 from .small_models import SMALL_MODELS
+from .threads import THREADS
 from .trackers import TRACKERS
 from .withheld import WITHHELD
 
-CORPUS = {**RECIPES, **{recipe.name: recipe for recipe in (*WITHHELD, *TRACKERS, *FIELD, *REPORTS, *SMALL_MODELS)}}
+FURTHER = (*WITHHELD, *TRACKERS, *FIELD, *REPORTS, *THREADS, *SMALL_MODELS)
+CORPUS = {**RECIPES, **{recipe.name: recipe for recipe in FURTHER}}

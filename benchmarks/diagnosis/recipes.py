@@ -23,7 +23,21 @@ TRACKERS = ("credit", "environment", "engines", "context", "extraction", "schedu
 FIELD = ("verification", "judging", "assembly", "adapters", "descent", "decoding", "episodes", "curriculum")
 """From issue trackers, too: `field.py`. Made after those, and measured before a detector was changed for them."""
 REPORTS = ("tools", "reading", "norms", "precision", "synchronisation", "tokenising", "loading", "control", "batches")
-"""From issue trackers, too: `reports.py`. Made last, and measured before a detector was changed for them."""
+"""From issue trackers, too: `reports.py`. Made after those, and measured before a detector was changed for them."""
+THREADS = (
+    "signals",
+    "placement",
+    "attention",
+    "memory",
+    "baselines",
+    "texts",
+    "ratios",
+    "masking",
+    "merging",
+    "templates",
+    "agency",
+)
+"""From issue trackers, too: `threads.py`. Made last, and measured before a detector was changed for them."""
 SMALL_MODELS = ("smollm2", "healthy smollm2")
 """Trainings of SmolLM2-135M: `small_models.py`."""
 FRESH = ("fresh",)
@@ -68,10 +82,10 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """healthy, development, test, unseen, later, fresh, withheld, trackers, field, reports or a family of small
-        models."""
+        """healthy, development, test, unseen, later, fresh, withheld, trackers, field, reports, threads or a family of
+        small models."""
         tuned = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "later": LATER, "fresh": FRESH}
-        tracked = {"withheld": WITHHELD, "trackers": TRACKERS, "field": FIELD, "reports": REPORTS}
+        tracked = {"withheld": WITHHELD, "trackers": TRACKERS, "field": FIELD, "reports": REPORTS, "threads": THREADS}
         groups = {**tuned, **tracked, **{name: (name,) for name in SMALL_MODELS}}
         return next((split for split, families in groups.items() if self.family in families), "development")
 
