@@ -91,6 +91,10 @@ def _passed(config: RunConfig) -> Iterator[Problem]:
             "the reference is a copy only where all weights are trained with a KL penalty",
             "model.lora: null and training.beta above 0",
         )
+    for key in ("num_train_epochs", "num_iterations"):
+        value = training.trl.get(key, 1)
+        if not isinstance(value, (int, float)) or value <= 0:
+            yield Problem(f"training.trl.{key}", f"{value!r} is no number above 0", "a number such as 1")
     rows = training.prompts_per_step * training.num_generations
     batch, times = training.trl.get("generation_batch_size") or rows, training.trl.get("num_iterations", 1)
     if not isinstance(batch, int) or batch <= 0 or batch % rows:

@@ -99,6 +99,8 @@ class GRPOEnvTrainer(ResumableTrainer):
             seeing = SeeingModel.of(base_of(model))
             args.ddp_find_unused_parameters = seeing is not None and seeing.tower.trained
         self.rows = [parse_row(row, f"row {n}") for n, row in enumerate(cast(Iterable[Any], train_dataset), 1)]
+        prompts = args.generation_batch_size // args.num_generations  # type: ignore[operator]
+        samples = list(range(len(self.rows))) * -(-prompts // len(self.rows))  # TRL drops what fills no batch
         beta, synced = args.beta, args.sync_ref_model
         if reference is not None:  # TRL would load a copy of its own
             args.beta, args.sync_ref_model = 0.0, False
@@ -106,7 +108,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             model=model,  # type: ignore[arg-type]
             reward_funcs=[environment_reward],
             args=args,
-            train_dataset=Dataset.from_dict({"row": range(len(self.rows))}),  # samples are indices into `rows`
+            train_dataset=Dataset.from_dict({"row": samples}),  # indices into `rows`
             processing_class=tokenizer,
             **kwargs,
         )

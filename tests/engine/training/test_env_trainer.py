@@ -115,6 +115,14 @@ def test_rows_are_grouped_by_environment_and_configuration(tmp_path):
     assert all(c["agent"] is trainer.agent for c in calls)
 
 
+def test_fewer_rows_than_a_step_has_prompts_are_taken_again(tmp_path):
+    trainer = make_trainer(tmp_path, playback_rows(3), max_steps=2, per_device_train_batch_size=16)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    asked = [[task["index"] for task in call["tasks"]] for call in as_loaded().calls]
+    assert [len(tasks) for tasks in asked] == [4, 4] and all(len(set(tasks)) > 1 for tasks in asked)
+
+
 def test_an_environment_is_made_once_with_its_configuration_and_cached(tmp_path):
     trainer, _ = generate(tmp_path)
     trainer._generate_and_score_completions([row for row in mixed_rows() for _ in range(4)])
