@@ -59,15 +59,9 @@ class StepClock:
 
     def begin(self) -> None:
         """Start the clock at the first micro-batch."""
-        if self._began is None:
-            self._began = time.perf_counter()
+        self._began = time.perf_counter()
 
     def take(self) -> float:
         """Return the seconds since the step began, and reset the clock."""
         began, self._began = self._began, None
         return 0.0 if began is None else time.perf_counter() - began
-
-    def forget(self, seconds: float) -> None:
-        """Exclude seconds of an evaluation or a pause from the step."""
-        if self._began is not None:
-            self._began += seconds

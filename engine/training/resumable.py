@@ -78,6 +78,11 @@ class Resumable(Trainer):
             return None
         return super()._run_epoch(*args, **kwargs)
 
+    @property
+    def between_batches(self) -> bool:
+        """Whether the rollouts of the last batch have served all their updates. Checkpoints hold no rollouts."""
+        return self.state.global_step % self.updates_per_batch == 0 or self.state.global_step >= self.state.max_steps
+
     def checkpoint_of(self, step: int) -> Path | None:
         """Return the checkpoint of this step if it is the last one saved."""
         path = self.last_checkpoint

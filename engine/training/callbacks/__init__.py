@@ -57,17 +57,17 @@ def run_callbacks(
     steps and minutes between checkpoints (0: only before the first step and after the last). channel: requests of
     people (None: none).
     """
-    trainer, recorder, clock = recording.trainer, recording.recorder, recording.clock
-    progress = StepProgress(recorder, clock)
+    trainer, recorder = recording.trainer, recording.recorder
+    progress = StepProgress(recorder, recording.clock)
     runner.on_progress, runner.watch = progress.rollouts, progress
     if isinstance(runner.agent, ChatAgent):
         runner.agent.watcher = live = progress.live
         if live is not None and isinstance(runner.agent, RemoteAgent):
             live.servers = runner.agent.pool.states
-    evaluation = HeldOutEvaluation(trainer, runner, recorder, progress, clock, eval_rows, eval_every, seed)
+    evaluation = HeldOutEvaluation(trainer, runner, recorder, progress, eval_rows, eval_every, seed)
     checkpoints = CheckpointSchedule(trainer, recorder, save_every, save_minutes)
     listening = channel if trainer.accelerator.is_main_process else None
-    requests = RunRequests(trainer, recorder, progress, clock, listening)
+    requests = RunRequests(trainer, recorder, progress, listening)
     for callback in (checkpoints, recording, beta, evaluation, progress, requests):
         if callback is not None:
             trainer.add_callback(callback)

@@ -22,6 +22,7 @@ class CheckpointSchedule(RunCallback):
     recorder: StepRecorder
     every: int
     minutes: float
+    _due: bool = False
 
     def training_begins(self, state: TrainerState) -> None:
         """Save before the first step, so that any interrupted run can be resumed."""
@@ -31,14 +32,13 @@ class CheckpointSchedule(RunCallback):
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         step, minutes = state.global_step, (time.monotonic() - self._saved_at) / 60
-        due = step == 1 or step >= state.max_steps
-        due |= bool(self.every and step % self.every == 0) or bool(self.minutes and minutes >= self.minutes)
-        due &= step % self.trainer.updates_per_batch == 0 or step >= state.max_steps
-        if Processes(self.trainer.accelerator).broadcast(due):  # by the main process's clock
+        self._due |= step == 1 or bool(self.every and step % self.every == 0)
+        self._due |= step >= state.max_steps or bool(self.minutes and minutes >= self.minutes)
+        if self.trainer.between_batches and Processes(self.trainer.accelerator).broadcast(self._due):  # by its clock
             control.should_save = True
 
     def saved(self, step: int) -> None:
-        self._saved_at = time.monotonic()
+        self._saved_at, self._due = time.monotonic(), False
         path = self.trainer.checkpoint_of(step)
         if path is not None:
             self.recorder.event("checkpoint", f"checkpoint of step {step}", step=step, path=str(path))

@@ -19,7 +19,6 @@ from ...rollouts.judging import Judge
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner, Row
 from ...runs.types import Phase
-from ..phases import StepClock
 from ..processes import Processes
 from ..resumable import Resumable
 from ..sharding import whole
@@ -45,7 +44,6 @@ class HeldOutEvaluation(RunCallback):
     runner: RolloutRunner
     recorder: StepRecorder
     progress: StepProgress
-    clock: StepClock
     rows: Sequence[Row]
     every: int
     seed: int
@@ -88,11 +86,9 @@ class HeldOutEvaluation(RunCallback):
             else:
                 found = measured(process_index=processes.index, num_processes=processes.number, gather=processes.gather)
         self.progress.acting = Phase.ROLLOUTS
-        seconds = time.perf_counter() - began
         if accelerator.is_main_process and found:
             greedy, sampled = found
-            self._record(step, greedy, sampled, seconds)
-        self.clock.forget(seconds)
+            self._record(step, greedy, sampled, time.perf_counter() - began)
 
     def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
         graded = greedy.graded or sampled.graded

@@ -9,7 +9,6 @@ from transformers import TrainerControl, TrainerState
 
 from ...record.step_recorder import StepRecorder
 from ...runs.control.requests import Command, ControlChannel, Request
-from ..phases import StepClock
 from ..processes import Processes
 from ..resumable import Resumable
 from .base import Logs, RunCallback
@@ -21,8 +20,8 @@ PAUSE_SECONDS = 0.2
 
 @dataclass(eq=False)
 class RunRequests(RunCallback):
-    """Carries out requests between two steps, on every process alike. channel: of the main process (None elsewhere, and
-    where nobody asks). It is the last callback, so that a due checkpoint is saved before a pause.
+    """Carries out requests between two batches of rollouts, on every process alike. channel: of the main process (None
+    elsewhere, and where nobody asks). It is the last callback, so that a due checkpoint is saved before a pause.
 
     stopped: a person or a signal asked the run to stop.
     """
@@ -30,12 +29,13 @@ class RunRequests(RunCallback):
     trainer: Resumable
     recorder: StepRecorder
     progress: StepProgress
-    clock: StepClock
     channel: ControlChannel | None
     stopped: bool = False
     _awaiting_checkpoint: list[Request] = field(default_factory=list)
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
+        if not self.trainer.between_batches:
+            return
         self._serve(state.global_step, control)
         if self.stopped:
             control.should_training_stop = True
@@ -67,9 +67,7 @@ class RunRequests(RunCallback):
                     self.trainer.tell_saved()
                 else:
                     self.saved(step)
-            began = time.perf_counter()
             time.sleep(PAUSE_SECONDS)
-            self.clock.forget(time.perf_counter() - began)
 
     def _poll(self, step: int) -> list[Command]:
         """Return the new commands, the same on every process."""

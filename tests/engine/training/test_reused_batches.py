@@ -10,11 +10,12 @@ import pytest
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.recompute.check import recompute
+from grpo_tui.engine.runs.control.requests import outcome, request
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 
-from .runs import make_run, recorded_rollouts, recorded_steps
+from .runs import events, make_run, recorded_rollouts, recorded_steps, start
 from .test_resume import assert_same_run, kill_when
 
 REUSED = [({"num_iterations": 2}, 8), ({"generation_batch_size": 16}, 16), ({"num_iterations": 3}, 8)]
@@ -37,6 +38,24 @@ def test_a_reused_batch_is_recorded_once_and_a_killed_run_becomes_the_one_that_w
     kill_when(killed, lambda: look(killed).step >= 3, resume=False)
     assert run(killed, resume=True) == 0
     assert_same_run(killed, whole)
+
+
+def test_what_is_asked_or_due_within_a_reused_batch_waits_for_its_end(tmp_path: Path):
+    """Nothing of the batch is in a checkpoint, so the rest of its updates would be made on other rollouts."""
+    settings: dict[str, Any] = {"max_steps": 6, "trl": {"num_iterations": 3}, "replay": {"mode": "off"}}
+    whole = make_run(tmp_path / "whole", tmp_path / "base", **settings)
+    assert run(whole) == 0
+    assert events(whole, "checkpoint")[:2] == ["checkpoint of step 3", "checkpoint of step 6"]
+    stopped = make_run(tmp_path / "stopped", tmp_path / "base", **settings)
+    process = start(stopped)
+    try:
+        asked = request(stopped, "stop")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    assert outcome(stopped, asked) == "stopping; saved as checkpoint-3"
+    assert run(stopped, resume=True) == 0
+    assert_same_run(stopped, whole)
 
 
 def test_rollouts_that_a_limit_cut_are_left_out_of_the_loss(tmp_path: Path):
