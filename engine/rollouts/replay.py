@@ -22,7 +22,7 @@ from ..policy.sight.storing import read_images, stored_images
 from .rollout import Rollout
 
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages", "importance")
-FACTS = ("group", "index", "final_reward", "policy_version", "id")
+FACTS = ("group", "index", "final_reward", "policy_version", "id", "masked")
 NEW_NAMES = {"turn": "turn_ids", "born": "policy_version", "prompt": "group", "rollout": "index"}
 """Names in checkpoints of earlier versions, with their present ones."""
 
@@ -77,7 +77,8 @@ class ReplayBuffer:
         """Write `replay.safetensors` and `replay.json` into `folder`."""
         arrays: dict[str, np.ndarray] = {}
         for name in ARRAYS:
-            parts = [_or_zeros(getattr(r, name), len(r)) for r in self.entries]
+            found = ((getattr(r, name), len(r)) for r in self.entries)
+            parts = [np.zeros(length, np.float32) if part is None else part for part, length in found]
             if parts:
                 arrays[name] = np.concatenate(parts)
         pixels, images = stored_images([r.images for r in self.entries])
@@ -118,7 +119,3 @@ def magnitude(rollout: Rollout) -> float:
     if rollout.advantages is None or not rollout.agent_mask.any():
         return 0.0
     return float(np.abs(rollout.advantages[rollout.agent_mask]).mean())
-
-
-def _or_zeros(array: np.ndarray | None, length: int) -> np.ndarray:
-    return np.zeros(length, np.float32) if array is None else array

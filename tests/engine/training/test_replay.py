@@ -98,7 +98,7 @@ def test_a_buffer_comes_back_from_disk_with_its_random_state(tmp_path):
         buffer.add(
             [
                 sample(step, 1.0 + step, step=step),
-                dataclasses.replace(sample(step + 10, 1.0, step=step), ref_logprobs=None),
+                dataclasses.replace(sample(step + 10, 1.0, step=step), ref_logprobs=None, masked=True),
             ]
         )
     buffer.sample(2, 6)
@@ -108,7 +108,8 @@ def test_a_buffer_comes_back_from_disk_with_its_random_state(tmp_path):
         for name in ("token_ids", "agent_mask", "turn_ids", "logprobs", "advantages"):
             assert np.array_equal(getattr(mine, name), getattr(its, name)), name
         assert (mine.ref_logprobs is None) == (its.ref_logprobs is None)
-        assert (mine.policy_version, mine.group, mine.index) == (its.policy_version, its.group, its.index)
+        for name in ("policy_version", "group", "index", "masked"):
+            assert getattr(mine, name) == getattr(its, name), name
     assert [s.group for s in buffer.sample(4, 7)] == [s.group for s in back.sample(4, 7)]
 
 
