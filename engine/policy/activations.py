@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -23,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .precision import computed_in
 from .unwrap import device_of
-from .versions import enable_checkpointing
+from .versions import enable_checkpointing, layers_of
 
 _KERNELS = (
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -66,9 +67,10 @@ def bytes_of_token(model: PreTrainedModel) -> int:
 
 
 def numbers_of_layer(text: PreTrainedConfig) -> int:
-    """Estimate the numbers that a layer keeps of each token if it is not run again: inputs and outputs of norms,
-    projections and attention, and the activations inside the MLP. text: a language model's configuration."""
-    return 8 * text.hidden_size + 4 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+    """Estimate the numbers that the widest layer keeps of each token if it is not run again: inputs and outputs of
+    norms, projections and attention, and the activations inside the MLP. text: a language model's configuration."""
+    widths = [getattr(layer, "intermediate_size", None) or 4 * text.hidden_size for layer in layers_of(text)]
+    return 8 * text.hidden_size + 4 * int(np.max(widths))  # one of them may be a list of all
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

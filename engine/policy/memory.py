@@ -71,6 +71,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
     from .activations import numbers_of_layer
     from .sight.kinds import apart_from_language, takes_images
+    from .versions import layers_of
 
     sees = takes_images(config)
     with torch.device("meta"):
@@ -79,8 +80,11 @@ def shape_of(config: PreTrainedConfig) -> Shape:
     output = model.get_output_embeddings()
     apart = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output and m not in apart]
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    keys = [
+        (getattr(layer, "num_key_value_heads", None) or text.num_attention_heads)
+        * (getattr(layer, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+        for layer in layers_of(text)
+    ]
     return Shape(
         parameters=sum(p.numel() for p in model.parameters()),
         adapters=sum(m.in_features + m.out_features for m in linear),
@@ -89,7 +93,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         layer=numbers_of_layer(text),
-        cached=2 * text.num_hidden_layers * heads * width,
+        cached=2 * sum(keys),
         vocabulary=text.vocab_size,
     )
 

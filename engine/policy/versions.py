@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
@@ -34,6 +35,11 @@ def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
         window = {"sliding_window": details.pop("sliding_window", None)}
         return [(kind, details if kind == "full_attention" else details | window) for kind in kinds]
     return list(zip(kinds, details, strict=True))
+
+
+def layers_of(text: PreTrainedConfig) -> Sequence[PreTrainedConfig]:
+    """Return the configuration of each layer of a language model. Before transformers 5.23 it is one for all."""
+    return getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
 
 
 def returns_router_logits(model: PreTrainedModel) -> bool:

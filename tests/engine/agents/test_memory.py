@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from transformers import (
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     LlamaConfig,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
@@ -15,6 +17,7 @@ from transformers import (
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
+from grpo_tui.engine.policy.activations import numbers_of_layer
 from grpo_tui.engine.policy.memory import GIB, OVERHEAD, need, shape_of
 
 
@@ -140,6 +143,16 @@ def test_the_parts_follow_the_settings():
     kept = whole.model_copy(update={"model": whole.model.model_copy(update={"weights": "float32"})})
     # Master weights in float32, and a copy of them in bfloat16 in either phase.
     assert need(shape, kept).peak - need(shape, whole).peak == pytest.approx((2 + 2 + 2) * shape.parameters)
+
+
+def test_layers_may_differ():
+    """Gemma 4 has heads of two sizes, and Gemma 3n a list of the widths of its layers."""
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1}
+    kinds = ["sliding_attention", "full_attention"]
+    apart = Gemma4TextConfig(**small, vocab_size=64, head_dim=8, global_head_dim=16, layer_types=kinds)
+    assert shape_of(apart).cached == 2 * (8 + 16)
+    listed = Gemma3nTextConfig(**small, intermediate_size=[40, 48], layer_types=kinds)
+    assert numbers_of_layer(listed) == 8 * 32 + 4 * 48
 
 
 @pytest.mark.parametrize(
