@@ -20,6 +20,8 @@ from pathlib import Path
 
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0-9])")
 _THINKS = re.compile(r"enable_thinking|<think>")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Names of the context length in `config.json`; the later ones are of GPT-2 and MPT."""
 _LONGEST_HEADER = 100_000_000
 """Bytes; a safetensors file with a longer header is not valid."""
 
@@ -68,7 +70,8 @@ def facts_of(base: str, revision: str | None = None) -> ModelFacts:
 def _in_folder(folder: Path) -> ModelFacts:
     config = _json(folder / "config.json")
     text = config.get("text_config", config)
-    context = text.get("max_position_embeddings") if isinstance(text, Mapping) else None
+    text = text if isinstance(text, Mapping) else {}
+    context = next((text[name] for name in CONTEXT if name in text), None)
     return ModelFacts(
         _parameters(folder), context if isinstance(context, int) else None, bool(_THINKS.search(_template(folder)))
     )
