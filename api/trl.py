@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
+from operator import is_
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,8 @@ class Attached:
         )
         """The reason why the source before this one does not work."""
         self._recorded = 0
+        self._last: Sequence[float] = ()
+        """Advantages of the last batch in TRL's logs: each batch has number objects of its own."""
         self.tap: LossTap | None = None
         self.step_ended = self._start()
         self._options = options
@@ -258,9 +261,11 @@ class Attached:
                 self.step_ended(state)
 
     def _last_logs(self, state: TrainerState) -> None:
-        size = len(self.trainer._logs["prompt"])
-        if size:
-            self._record(size, 0, size, {}, int(state.global_step), "train")
+        batch, before = list(self.trainer._logs["advantages"]), self._last
+        again = len(batch) == len(before) and all(map(is_, batch, before))
+        if self.rank == 0 and not again:  # every process has the logs of all
+            self._last = batch
+            self._record(len(batch), 0, len(batch), {}, int(state.global_step), "train")
 
     def _batch(self, size: int, batch: Mapping[str, Any]) -> Rows:
         """Record the rows of this process, which are `size` of the gathered ones, in the order of ranks."""

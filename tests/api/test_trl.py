@@ -162,6 +162,14 @@ def test_what_is_taken_where_generation_cannot_be_wrapped(
         assert reader.bodies.tokens(1) is None
 
 
+def test_a_batch_of_the_logs_that_serves_two_steps_is_recorded_once(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *small(), num_iterations=2, max_steps=4)
+    hook.attach(made, run="reused", runs_dir=tmp_path / "runs", source="logs")
+    made.train()
+    with RunReader(tmp_path / "runs" / "reused") as reader:
+        assert [r.step for r in reader.rollouts.page(limit=100)] == [1] * 8 + [3] * 8
+
+
 class _Killed(TrainerCallback):
     """Ends a training after a step, as an error would."""
 
