@@ -65,7 +65,7 @@ def typed_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCal
     for start in re.finditer(rf"(?<![\w.-])({either})\s*\(", text) if names else ():
         try:
             return text[: start.start()].strip(), _calls(text[start.start() :], names, either)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, TypeError):  # TypeError: a value such as {[1]: 2}
             continue
     return text, []
 

@@ -44,6 +44,7 @@ def played(folder: Path, typed: str, *arguments: str) -> subprocess.CompletedPro
         ("OVERLOOK(x=1)", "OVERLOOK(x=1)", []),
         ("LOOK(x=f(1))", "LOOK(x=f(1))", []),
         ("LOOK(1, 2, 3)", "LOOK(1, 2, 3)", []),
+        ("LOOK(x={[1]: 2})", "LOOK(x={[1]: 2})", []),
         ('{"name": "LOOK", "arguments": {"x": 1}}', '{"name": "LOOK", "arguments": {"x": 1}}', []),
         ("plain words", "plain words", []),
     ],
