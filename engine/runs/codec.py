@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import compress as selected
 from struct import calcsize
@@ -20,7 +21,6 @@ import orjson
 from ...configs.plain_data import from_plain
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TokenArrays, Trajectory
-from .columns import is_finite
 from .labels import clean
 from .types import TrajectoryRecord
 from .zstd import ZstdDecompressor, ZstdError, get_frame_info, zstd_compress
@@ -42,19 +42,31 @@ def encode_body(record: TrajectoryRecord) -> bytes:
     """Encode one trajectory with its results as one line of JSON, without its tools and tokens."""
     document = {name: getattr(record, name) for name in _RECORD_FIELDS}
     document["trajectory"] = {name: getattr(record.trajectory, name) for name in _TRAJECTORY_FIELDS}
-    # orjson writes NaN and infinity as null; a number that is none is exactly what a person will look for.
-    if is_finite(record) and _parts_are_finite(record):
-        return encode_json(document)
-    return json.dumps(_plain(document), default=_default).encode("ascii")
+    return encode_json(document, finite=all(n is None or math.isfinite(n) for n in _numbers(record)))
 
 
-def _parts_are_finite(record: TrajectoryRecord) -> bool:
-    parts: list[float | None] = [s.reward for s in record.trajectory.steps]
-    for step in record.breakdown.steps if record.breakdown is not None else ():
-        parts.append(step.total)
-        for value in step.components.values():
-            parts += (value.raw, value.normalized, value.weight, value.contribution)
-    return all(n is None or math.isfinite(n) for n in parts)
+def _numbers(record: TrajectoryRecord) -> Iterator[float | None]:
+    """Yield the numbers of a record that may be NaN or infinite."""
+    trajectory, breakdown, use = record.trajectory, record.breakdown, record.use
+    yield from (trajectory.env_reward, record.advantage, *record.step_advantages, record.log_ratio_sum)
+    yield from (value for value in trajectory.extra.values() if isinstance(value, float))
+    for turn in trajectory.steps:
+        yield from (turn.reward, *(score.value for score in turn.scores))
+    if breakdown is not None:
+        yield breakdown.total
+        for by in breakdown.normalized_by.values():
+            yield from (by.mean, by.std)
+        for step in breakdown.steps:
+            yield step.total
+            for value in step.components.values():
+                yield from (value.raw, value.normalized, value.weight, value.contribution)
+    for terms in record.formula.steps if record.formula is not None else ():
+        for term in terms:
+            yield from (term.value, term.mean, term.std, term.weight)
+    if use is not None:
+        yield from (use.weight, use.advantage)
+        if use.loss is not None:
+            yield from (*use.loss.ratio, use.loss.policy, use.loss.kl, use.loss.entropy)
 
 
 def decode_body(line: bytes, tools: tuple[ToolSpec, ...] = ()) -> TrajectoryRecord:
@@ -174,12 +186,15 @@ def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
     )
 
 
-def encode_json(value: object) -> bytes:
-    """Encode any data as JSON: values that JSON lacks as text, and halves of surrogate pairs escaped."""
-    try:
-        return orjson.dumps(value, default=_default, option=_OPTIONS)
-    except TypeError:  # lone surrogates, integers beyond 64 bits: the standard library writes those too
-        return json.dumps(_plain(value), default=_default).encode("ascii")
+def encode_json(value: object, *, finite: bool = True) -> bytes:
+    """Encode any data as JSON: values that JSON lacks as text, and halves of surrogate pairs escaped.
+
+    finite: whether it holds neither NaN nor infinity, which orjson writes as null.
+    """
+    if finite:
+        with suppress(TypeError):  # lone surrogates, integers beyond 64 bits: the standard library writes those too
+            return orjson.dumps(value, default=_default, option=_OPTIONS)
+    return json.dumps(_plain(value), default=_default).encode("ascii")
 
 
 def _default(value: Any) -> Any:

@@ -126,7 +126,7 @@ class RowTables:
         for trajectory_id, use in uses:
             n = self.db.execute("SELECT max(n) FROM cards WHERE id = ?", (clean(trajectory_id),)).fetchone()[0]
             if n is not None:
-                data = codec.encode_json(data_of(use)).decode("utf-8", "replace")
+                data = codec.encode_json(data_of(use), finite=False).decode()
                 self.db.execute(_USE, (n, use.step, use.mask, use.weight, use.advantage, data))
                 self.db.execute(_MARK, (use.mask, n))
 

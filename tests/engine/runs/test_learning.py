@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from grpo_tui.engine.runs.errors import FilterError
 from grpo_tui.engine.runs.learning import UseKind
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
-from grpo_tui.engine.runs.types import NeighbourVote, Served, Use
+from grpo_tui.engine.runs.types import LossTerms, NeighbourVote, NormalizedBy, Score, Served, Use
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm
 
@@ -43,6 +45,29 @@ def learned(run_dir: Path, make_record) -> Path:
     assert writer.flush(10)
     writer.close()
     return run_dir
+
+
+def test_numbers_of_a_training_that_diverged_are_kept(writer: RunWriter, run_dir: Path, make_record):
+    nan, inf = math.nan, math.inf
+    loss = LossTerms(2, (nan, 1.0), (0, 0), (0, 0), nan, inf, nan)
+    used = Use(UseKind.TRAINED, 1, 1.0, nan, loss=loss)
+    formula = AdvantageFormula("group", "group", 1e-4, ((AdvantageTerm(nan, 0.0, inf, 4),),))
+    record = make_record(1, 0, use=used, formula=formula, log_ratio_sum=-inf, extra={"width": nan})
+    by = {"task": NormalizedBy("zscore", nan, inf)}
+    scored = (replace(record.trajectory.steps[0], scores=(Score("judge", nan),)),)
+    record = replace(record, breakdown=replace(record.breakdown, normalized_by=by))
+    record = replace(record, trajectory=replace(record.trajectory, steps=scored))
+    writer.trajectories(1, [record])
+    writer.uses([("t1-0", Use(UseKind.REPLAYED, 2, loss=loss))])
+    assert writer.flush(10)
+    with RunReader(run_dir) as reader:
+        found = reader.bodies.trajectory(1)
+        assert [repr(u) for u in reader.bodies.uses(1)] == [repr(used), repr(Use(UseKind.REPLAYED, 2, loss=loss))]
+        assert repr((found.formula, found.log_ratio_sum)) == repr((formula, -inf))
+        assert repr((found.trajectory.extra, found.trajectory.steps[0].scores)) == repr(
+            ({"width": nan}, scored[0].scores)
+        )
+        assert found.breakdown is not None and repr(found.breakdown.normalized_by) == repr(by)
 
 
 def test_uses_and_the_vote_come_back_as_they_were_recorded(learned: Path):
