@@ -31,6 +31,8 @@ _TOKEN = re.compile(r"\s*(?:(?P<paren>[()])|(?P<op><=|>=|!=|==|[<>=:])|(?P<word>
 _VALUE = re.compile(r"\s*(?:\"(?P<dq>[^\"]*)\"|'(?P<sq>[^']*)'|(?P<word>[^\s()]+))")
 _SQL = {":": "=", "!=": "<>"}
 _RANGE = re.compile(r"(?P<low>[^.]*(?:\.\d+)?[^.]*)\.\.(?P<high>.*)")
+MOST_TERMS, DEEPEST, LONGEST = 800, 12, 10_000
+"""Terms of a filter, parentheses and `not` within each other, and characters of a value: SQLite limits all three."""
 
 
 def parse(text: str, names: Labels | None = None, said: Callable[[], Iterable[Note]] = tuple) -> Conditions:
@@ -52,6 +54,7 @@ class _Parser:
         self.text = text
         self.made = made
         self.at = 0
+        self.terms = 0
 
     def peek(self) -> re.Match[str] | None:
         found = _TOKEN.match(self.text, self.at)
@@ -77,27 +80,29 @@ class _Parser:
             return True
         return False
 
-    def either(self) -> str:
-        parts = [self.both()]
+    def either(self, depth: int = 0) -> str:
+        parts = [self.both(depth)]
         while self.accept("or"):
-            parts.append(self.both())
+            parts.append(self.both(depth))
         return parts[0] if len(parts) == 1 else f"({' OR '.join(parts)})"
 
-    def both(self) -> str:
-        parts = [self.negated()]
+    def both(self, depth: int) -> str:
+        parts = [self.negated(depth)]
         while True:
             if not self.accept("and"):
                 found = self.peek()
                 if found is None or found["paren"] == ")" or self.word() == "or":
                     break
-            parts.append(self.negated())
+            parts.append(self.negated(depth))
         return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
 
-    def negated(self) -> str:
+    def negated(self, depth: int) -> str:
+        if depth > DEEPEST:
+            self.fail(f"more than {DEEPEST} parentheses and `not` within each other")
         if self.accept("not"):
-            return f"NOT {self.negated()}"
+            return f"NOT {self.negated(depth + 1)}"
         if self.accept("("):
-            inside = self.either()
+            inside = self.either(depth + 1)
             if not self.accept(")"):
                 self.fail("expected `)`")
             return inside
@@ -107,6 +112,9 @@ class _Parser:
         found = self.peek()
         if found is None or not found["word"]:
             self.fail(f"expected a term such as reward<0.2 or action:NAME; {HELP}")
+        self.terms += 1
+        if self.terms > MOST_TERMS:
+            self.fail(f"a filter has at most {MOST_TERMS} terms")
         start = found.start("word")
         key = found["word"].lower()
         key = _ALIASES.get(key, key)
@@ -143,6 +151,8 @@ class _Parser:
         if found is None:
             self.fail(f"expected a value after {key}")
         kind = found.lastgroup or "word"
+        if len(found[kind]) > LONGEST:
+            self.fail(f"a value has at most {LONGEST:,} characters", found.start(kind))
         self.at = found.end()
         return found[kind], found.start(kind)
 

@@ -207,6 +207,24 @@ def test_a_wrong_filter_says_where_and_what_would_be_right(text: str, position: 
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (" or ".join(f"id:t{i}" for i in range(2000)), "800 terms"),
+        ("not " * 2000 + "correct", "12 parentheses"),
+        ("(" * 2000 + "correct" + ")" * 2000, "12 parentheses"),
+        ("id:" + "*a" * 40_000, "10,000 characters"),
+    ],
+    ids=["terms", "not", "parentheses", "value"],
+)
+def test_a_filter_that_is_too_long_is_refused_and_is_no_damage(reader: RunReader, text: str, says: str):
+    with pytest.raises(FilterError, match=says):
+        reader.rollouts.count(Query(text))
+    assert reader.rollouts.count(Query(" or ".join(f"id:t1-{i}" for i in range(800)))) == 60
+    assert reader.rollouts.count(Query("(not (correct or " * 4 + "penalised" + "))" * 4)) > 0
+    assert reader.problems == []
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="reward<>=!:()'\" andortcp*12.&|\x00é", max_size=30))
 def test_no_text_breaks_the_filter_or_the_search(reader: RunReader, text: str):
