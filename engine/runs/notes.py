@@ -68,8 +68,10 @@ class Notes:
         said = " ".join(text.split())[:MAX_TEXT]
         line = {"id": id_, "text": said, "by": _user(), "time": time.time()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:  # one write: two people do not tear each other's lines
-            file.write(json.dumps(line).encode() + b"\n")
+        with self.path.open("a+b") as file:  # one write: two people do not tear each other's lines
+            file.seek(max(0, file.tell() - 1))
+            torn = file.read() not in (b"", b"\n")
+            file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
 
 
 def place_of(run_dir: Path) -> Path:

@@ -35,6 +35,10 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path):
         file.write(b'{"id": "b", "te\n[1]\n{"id": 3, "text": []}\n')
     notes.put("c", "kept too")
     assert list(notes.read()) == ["a", "c"]
+    with notes.path.open("ab") as file:
+        file.write(b'{"id": "d", "te')  # the writer was killed
+    notes.put("e", "kept, too")
+    assert list(notes.read()) == ["a", "c", "e"]
 
 
 def test_notes_on_a_dump_outlive_its_index_and_are_filtered(tmp_path: Path):
