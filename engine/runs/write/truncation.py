@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from ....envs.tools import ToolSpec
@@ -32,8 +33,12 @@ def truncate_after(store: RecordStore, step: int) -> int:
             removed = store.last_n() - cut + 1 - len(kept)
             _remove_from(store, cut)
             for kept_step, record, uses in kept:
-                store.add_trajectories(kept_step, [record])
-                store.rows.add_uses([(record.trajectory.id, use) for use in uses])
+                if record is not None:
+                    store.add_trajectories(kept_step, [record])
+                    store.rows.add_uses([(record.trajectory.id, use) for use in uses])
+            if lost := sum(record is None for _, record, _ in kept):
+                message = f"{lost} earlier trajectories could not be read when the run was resumed, and are missing"
+                store.add_event("record", message, step, time.time(), b"{}")
         store.metrics.remove_after(step)
         db.execute("DELETE FROM events WHERE step > ? AND kind NOT IN ('record', 'error', 'control')", (step,))
         db.execute("DELETE FROM steps WHERE step > ?", (step,))
@@ -66,8 +71,13 @@ def _uses_of(store: RecordStore, n: int) -> list[Use]:
 
 def _remove_from(store: RecordStore, cut: int) -> None:
     db = store.db
-    for (n,) in db.execute("SELECT n FROM rows WHERE n >= ?", (cut,)).fetchall():
-        store.rows.remove_search(n, codec.search_text(_read(store, n)))
+    gone = _texts(store, "n >= ?", cut)
+    if all(text is not None for _, text in gone):
+        for n, text in gone:
+            store.rows.remove_search(n, text or ())
+    else:  # what a damaged text has in the index is not known
+        db.execute("INSERT INTO search (search) VALUES ('delete-all')")
+        store.rows.add_search((n, text) for n, text in _texts(store, "n < ?", cut) if text is not None)
     head = db.execute(
         "SELECT first_n, body, tokens FROM chunks WHERE first_n < ? AND first_n + count > ?", (cut, cut)
     ).fetchone()
@@ -80,23 +90,41 @@ def _remove_from(store: RecordStore, cut: int) -> None:
     store.rows.labels.refresh()
     if head is not None:  # a blob that begins before the cut: keep its first lines
         first, body, tokens = head
-        lines = codec.decompress(body).split(b"\n")[: cut - first]
-        arrays = None
-        if tokens is not None:
-            raw = codec.decompress(tokens)
-            arrays = codec.encode_tokens([codec.decode_tokens(raw, i) for i in range(len(lines))])
-        db.execute("DELETE FROM chunks WHERE first_n = ?", (first,))
-        store.put_chunk(first, lines, arrays)
+        with suppress(ValueError):  # a damaged blob stays: readers take the later one for numbers from the cut on
+            lines = codec.decompress(body).split(b"\n")[: cut - first]
+            arrays = None
+            if tokens is not None:
+                raw = codec.decompress(tokens)
+                arrays = codec.encode_tokens([codec.decode_tokens(raw, i) for i in range(len(lines))])
+            db.execute("DELETE FROM chunks WHERE first_n = ?", (first,))
+            store.put_chunk(first, lines, arrays)
 
 
-def _read(store: RecordStore, n: int) -> TrajectoryRecord:
-    first, body, tokens = store.db.execute(
-        "SELECT first_n, body, tokens FROM chunks WHERE first_n <= ? ORDER BY first_n DESC LIMIT 1", (n,)
-    ).fetchone()
-    record = codec.decode_body(codec.decompress(body).split(b"\n")[n - first])
-    found = store.db.execute(
-        "SELECT tools FROM toolsets JOIN rows ON rows.toolset = toolsets.id WHERE rows.n = ?", (n,)
-    ).fetchone()
-    tools = tuple(ToolSpec.from_json(t) for t in json.loads(found[0])) if found else ()
-    arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
+def _texts(store: RecordStore, where: str, cut: int) -> list[tuple[int, tuple[str, ...] | None]]:
+    """Return the texts in the index by number, None for a damaged one."""
+    records = (
+        (n, _read(store, n)) for (n,) in store.db.execute(f"SELECT n FROM rows WHERE {where}", (cut,)).fetchall()
+    )
+    return [(n, None if record is None else codec.search_text(record)) for n, record in records]
+
+
+_DAMAGE = (IndexError, KeyError, TypeError, ValueError, AttributeError)
+
+
+def _read(store: RecordStore, n: int) -> TrajectoryRecord | None:
+    """Return a trajectory, without its tokens if these are damaged; None if its text is."""
+    try:
+        first, body, tokens = store.db.execute(
+            "SELECT first_n, body, tokens FROM chunks WHERE first_n <= ? ORDER BY first_n DESC LIMIT 1", (n,)
+        ).fetchone()
+        record = codec.decode_body(codec.decompress(body).split(b"\n")[n - first])
+        found = store.db.execute(
+            "SELECT tools FROM toolsets JOIN rows ON rows.toolset = toolsets.id WHERE rows.n = ?", (n,)
+        ).fetchone()
+        tools = tuple(ToolSpec.from_json(t) for t in json.loads(found[0])) if found else ()
+    except _DAMAGE:
+        return None
+    arrays = None
+    with suppress(*_DAMAGE):
+        arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
     return replace(record, trajectory=replace(record.trajectory, tools=tools), tokens=arrays)

@@ -53,6 +53,40 @@ def test_later_steps_are_removed_from_everything(run_dir: Path, make_record):
     resumed.close()
 
 
+@pytest.mark.parametrize("damaged", [17, 33, 49], ids=["around the cut", "a late evaluation", "behind the cut"])
+def test_a_damaged_text_costs_itself_and_not_the_steps_that_follow(run_dir: Path, make_record, damaged: int):
+    """24 trajectories of step 1, eight of step 2, 16 of step 1 that came late, 16 of step 3."""
+    writer = RunWriter(run_dir)
+    given = [(1, i) for i in range(24)] + [(2, i) for i in range(8)]
+    for step, chosen in ((1, given[:24]), (2, given[24:])):
+        writer.trajectories(step, [make_record(step, i, answer=f"early{step}") for _, i in chosen])
+        assert writer.flush(20)
+    writer.trajectories(1, [make_record(1, i, answer="late") for i in range(24, 40)])
+    assert writer.flush(20)
+    writer.trajectories(3, [make_record(3, i, answer="later") for i in range(16)])
+    assert writer.flush(20)
+    writer.close()
+    db = sqlite3.connect(run_dir / "record.sqlite")
+    (body,) = db.execute("SELECT body FROM chunks WHERE first_n = ?", (damaged,)).fetchone()
+    spoilt = body[: len(body) // 2] + bytes(b ^ 0xA5 for b in body[len(body) // 2 :])
+    db.execute("UPDATE chunks SET body = ? WHERE first_n = ?", (spoilt, damaged))
+    db.commit()
+    db.close()
+    resumed = RunWriter(run_dir, resume_from_step=1)
+    resumed.trajectories(2, [make_record(2, i + 100, answer="again") for i in range(8)])
+    assert resumed.flush(20) and resumed.dropped == 0
+    resumed.close()
+    late = 0 if damaged == 33 else 16
+    with RunReader(run_dir) as reader:
+        assert [row.step for row in reader.rollouts.page()] == [1] * (24 + late) + [2] * 8
+        assert [row.n for row in reader.rollouts.page(Query(search="again"))] == list(range(25 + late, 33 + late))
+        assert reader.rollouts.count(Query(search="early2")) == reader.rollouts.count(Query(search="later")) == 0
+        assert reader.rollouts.count(Query(search="late")) == late
+        assert reader.bodies.trajectory(25 + late).trajectory.id == "t2-100"
+        messages = [e.message for e in reader.events(["record"])]
+        assert [m[:41] for m in messages] == ["16 earlier trajectories could not be read"] * (not late)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     steps=st.lists(st.integers(1, 6), min_size=1, max_size=6),
