@@ -7,6 +7,7 @@ because neighbours of a group share their prompt. `search` is a full-text index 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -151,8 +152,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         from .remote.mirror import connect
 
         return cast("sqlite3.Connection", connect(address))  # with the methods that readers use
-    location = quote(str(path.absolute()))
-    problem: sqlite3.Error | None = None
+    location = quote(os.fsencode(path.absolute()))
+    problem: Exception | None = None
     # A record on a read-only disk has no -shm file and none can be made: then nobody writes, and it is immutable.
     for suffix in ("mode=ro", "mode=ro&immutable=1"):
         db = sqlite3.connect(f"file:{location}?{suffix}", uri=True, isolation_level=None, check_same_thread=False)
@@ -161,7 +162,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
             db.execute("PRAGMA busy_timeout = 2000")
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return db
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: sqlite3 quotes a damaged schema
             problem = error
             db.close()
     raise RecordDamaged(

@@ -140,7 +140,8 @@ class Bodies:
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
-            texts.update(self._record.all(f"SELECT id, text FROM vocabulary WHERE id IN ({marks})", part))
+            sql = f"SELECT id, text FROM vocabulary WHERE typeof(text) = 'text' AND id IN ({marks})"  # not if damaged
+            texts.update(self._record.all(sql, part))
         return [texts.get(int(i), f"<{int(i)}>") for i in ids]
 
     @cached_property

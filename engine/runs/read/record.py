@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..control.status import number, process_names
+from ..control.status import look, number, process_names
 from ..durable import read_json
 from ..errors import QueryInterrupted, RecordDamaged
 from ..labels import Labels, clean
@@ -35,20 +35,19 @@ def committed(run_dir: Path) -> int:
     return int(max((number(n) or 0 for n in said), default=0))
 
 
-def missing_trajectories(run_dir: Path, found: int) -> str | None:
+def missing_trajectories(place: Path | str, written: int, found: int) -> str | None:
     """Return one sentence when fewer trajectories are found than were committed: a log that was lost leaves no other
     trace."""
-    written = committed(run_dir)
     if found >= written:
         return None
-    return f"{written - found} of {written} trajectories that were recorded are missing from {run_dir / DATABASE}"
+    return f"{written - found} of {written} trajectories that were recorded are missing from {place}"
 
 
 def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
     """Return one sentence when the record is not whole: its pages are checked, for some seconds at most."""
-    path = run_dir / DATABASE
+    path, written = run_dir / DATABASE, committed(run_dir)
     if not path.exists():
-        return missing_trajectories(run_dir, 0)
+        return missing_trajectories(path, written, 0)
     deadline = time.monotonic() + seconds
     try:
         with closing(connect_reader(path)) as db:
@@ -59,7 +58,7 @@ def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
             last = 0
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():
                 (last,) = db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()
-            return missing_trajectories(run_dir, last)
+            return missing_trajectories(path, written, last)
     except RecordDamaged as error:
         return str(error)
     except sqlite3.Error as error:
@@ -208,8 +207,9 @@ class Record:
 
     def _open(self) -> None:
         path = self.run_dir / DATABASE
+        written = committed(self.run_dir)  # before the rows are counted, because an active run writes both
         if not path.exists():
-            if lost := missing_trajectories(self.run_dir, 0):
+            if lost := missing_trajectories(path, written, 0):
                 self.tell(lost)
             return
         try:
@@ -224,5 +224,8 @@ class Record:
         except (RecordDamaged, sqlite3.Error) as error:
             self.tell(str(error))
             return
-        if lost := missing_trajectories(self.run_dir, self.extent()[0]):
-            self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves the readable part")
+        if lost := missing_trajectories(connection.path, written, self.extent()[0]):
+            if connection.path is path:
+                self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves the readable part")
+            elif not look(self.run_dir).active:  # else its newest rows are in a write-ahead log on its machine
+                self.tell(lost)

@@ -140,9 +140,9 @@ class Rollouts:
     def each(self, query: Query = EVERYTHING) -> Iterator[TrajectoryRow]:
         """Yield all rows of a query, read in pages."""
         offset = 0
-        while rows := self.page(query, offset=offset, limit=_SOME):
-            yield from rows
-            offset += len(rows)
+        while numbers := self._view(query).page(offset, _SOME):
+            yield from self.rows(numbers)
+            offset += len(numbers)
 
     def seek(self, n: int, direction: int, query: Query = EVERYTHING) -> TrajectoryRow | None:
         """Return the row after (`+1`) or before (`-1`) trajectory `n`, which need not itself match the query."""

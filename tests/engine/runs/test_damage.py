@@ -19,6 +19,7 @@ import pytest
 from grpo_tui.engine.runs.columns import SCHEMA_VERSION
 from grpo_tui.engine.runs.errors import QueryInterrupted, RecordDamaged, RecordError
 from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.read.record import Record
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.write.writer import RunWriter
 
@@ -67,6 +68,23 @@ def test_garbage_instead_of_a_database(copy: Path):
         assert "cannot be opened" in reader.problems[0] and "config, logs and checkpoints" in reader.problems[0]
 
 
+@pytest.mark.parametrize("name", [b"r\xff\xe9n", b"100%25 #1?a"])
+def test_a_folder_may_have_any_name(copy: Path, name: bytes):
+    moved = copy.rename(copy.with_name(os.fsdecode(name)))
+    with RunReader(moved) as reader:
+        assert everything(reader) == 600 and reader.problems == []
+
+
+def test_a_damaged_schema_is_told_in_a_sentence(copy: Path):
+    path = copy / "record.sqlite"
+    path.write_bytes(
+        path.read_bytes().replace(b"tablemeta", b"table\x89eta").replace(b"CREATE TABLE meta", b"\x89" * 17)
+    )
+    with RunReader(copy) as reader:
+        everything(reader)
+        assert "cannot be opened" in reader.problems[0]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_pages_of_garbage_cost_only_what_is_on_them(copy: Path, seed: int):
     path = copy / "record.sqlite"
@@ -102,6 +120,21 @@ def test_one_damaged_blob_costs_its_own_trajectories(copy: Path):
             reader.bodies.trajectory(20)
         assert reader.bodies.trajectory(40).trajectory.steps
         assert len(reader.rollouts.page(limit=600)) == 600
+
+
+def test_all_rows_are_read_once_around_damage(copy: Path):
+    db = sqlite3.connect(copy / "record.sqlite")
+    (page,) = db.execute("SELECT pageno FROM dbstat WHERE name = 'cards' AND pagetype = 'leaf' ORDER BY pageno LIMIT 1")
+    (size,) = db.execute("PRAGMA page_size").fetchone()
+    db.close()
+    with (copy / "record.sqlite").open("r+b") as file:
+        file.seek((page[0] - 1) * size)
+        file.write(bytes(size))
+    with RunReader(copy) as reader:
+        for query in (Query(), Query("step>0"), Query(sort="step")):
+            numbers = [row.n for row in reader.rollouts.each(query)]
+            assert 0 < len(numbers) < 600 and len(set(numbers)) == len(numbers) and 600 in numbers
+        assert reader.problems
 
 
 def test_an_empty_file_is_a_run_that_has_just_begun(run_dir: Path, make_record):
@@ -162,6 +195,25 @@ def test_a_finished_record_on_a_read_only_disk(recorded):
         finally:
             for path in (Path(folder), copy, *copy.rglob("*")):
                 path.chmod(0o755)
+
+
+def test_nothing_is_missing_from_a_run_that_goes_on_while_it_is_opened(run_dir: Path, make_record, monkeypatch):
+    writer = RunWriter(run_dir)
+    writer.trajectories(1, [make_record(1, i) for i in range(4)])
+    assert writer.flush(10)
+    extent = Record.extent
+
+    def counted_before_the_next_step(record: Record) -> tuple[int, str | None]:
+        found = extent(record)
+        writer.trajectories(2, [make_record(2, i) for i in range(4)])
+        writer.status("running", step=2)
+        assert writer.flush(10)
+        return found
+
+    monkeypatch.setattr(Record, "extent", counted_before_the_next_step)
+    with RunReader(run_dir) as reader:
+        assert reader.problems == []
+    writer.close()
 
 
 def test_two_viewers_and_a_writer_at_once(run_dir: Path, make_record):

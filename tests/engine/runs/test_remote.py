@@ -140,6 +140,32 @@ def test_an_active_run_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         writer.close()
 
 
+def test_rows_that_are_not_folded_in_yet_are_missing_only_once_the_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("aiohttp", reason="http addresses need aiohttp: pip install aiohttp")
+    writer = RunWriter(tmp_path / "run")
+    writer.trajectories(1, [make(1, i) for i in range(8)])
+    assert writer.flush(30)
+    writer.close()
+    writer = RunWriter(tmp_path / "run")
+    writer.trajectories(2, [make(2, i) for i in range(8)])
+    writer.status("running", step=2)
+    assert writer.flush(30)
+    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    state = tmp_path / "killed" / "processes" / "training.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "status": "crashed"}))
+    try:
+        with serving(tmp_path) as server:
+            with opened(f"{server.address}/run") as remote:
+                assert remote.rollouts.total() == 8 and remote.problems == []
+            with opened(f"{server.address}/killed") as remote:
+                (problem,) = remote.problems
+                assert problem == f"8 of 16 trajectories that were recorded are missing from {server.address}/killed"
+    finally:
+        writer.close()
+
+
 def wait_for(true: Callable[[], bool]) -> bool:
     """Wait for rows that the writer folds into the database while nothing else is written."""
     until = time.monotonic() + 40
