@@ -68,7 +68,8 @@ class RolloutSummary:
     written: int = 0
     """Tokens between the start and the end of the agent's turns; 0: not known. `tokens` are those in the loss."""
     advantage: float | None = None
-    """The mean over the agent's tokens; 0 in a group that was filtered out."""
+    """The mean over the agent's tokens; 0 in a group that was filtered out; None: not known, or not from a comparison
+    of rewards."""
     surprise: float | None = None
     """Minus the mean log-prob of the tokens in the agent's turns, in nats, by the policy that sampled them."""
     entropy: float | None = None

@@ -295,14 +295,15 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     return [Finding("surprising_tokens", message, surprise, limit, ids, began=began)]
 
 
-@detector("no_diversity", need.TEXTS)
+@detector("no_diversity", need.TEXTS, reads=(metric.ENTROPY,))
 def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups whose rollouts are all the same text, although the tasks are not solved, or before any update."""
     groups = [g for g in groups_of(rollouts_of(batches[-STEPS:])) if len(g) > 2]
     alike = [g for g in groups if len({r.text for r in g}) == 1]
     share = len(alike) / len(groups) if groups else 0.0
     wrong = [g for g in alike if not all(r.correct for r in g)]
-    at_first = len(batches) == STEPS and batches[0].step in (0, 1) and share > ALL_ALIKE
+    certain = any(b.metrics.get(metric.ENTROPY, math.inf) < LEAST_ENTROPY for b in batches[-STEPS:])
+    at_first = len(batches) == STEPS and batches[0].step in (0, 1) and share > ALL_ALIKE and not certain
     solved = len(wrong) <= (1 - ALIKE) * len(groups)
     if len(groups) < ENOUGH or share <= ALIKE or (solved and not at_first):
         return []

@@ -24,6 +24,9 @@ CONTRADICTED = 0.25
 """Share of right answers that are rejected."""
 QUIETER = 0.2
 """Rise in the share of rollouts without an answer."""
+IN_ORDER = 0.9
+"""Share of right answers that earn more than a wrong one of their group. With few right answers and graded rewards, the
+correlation is small, too."""
 CHANCE = 1e-4
 """Probability that a reward becomes constant by chance."""
 
@@ -74,8 +77,9 @@ def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rewards that do not follow the verdicts within their groups."""
     latest = newest(batches)
-    correlation = correlation_within(groups_of(rollouts_of(latest)), _verdict, goal, lambda r: len(r.actions))
-    if correlation is None or correlation >= ORDERED:
+    groups = groups_of(rollouts_of(latest))
+    correlation = correlation_within(groups, _verdict, goal, lambda r: len(r.actions))
+    if correlation is None or correlation >= ORDERED or _ordered(groups) > IN_ORDER:
         return []
     what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
     message = (
@@ -89,9 +93,7 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 @detector("rejected_answers", need.ANSWERS, need.SUCCESS)
 def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find answers that equal the expected one and count as wrong."""
-    equal = [
-        r for r in rollouts_of(newest(batches)) if r.answer is not None and _plain(r.answer) == _plain(r.expected or "")
-    ]
+    equal = list(filter(_is_expected, rollouts_of(newest(batches))))
     wrong = [r for r in equal if r.correct is False]
     share = len(wrong) / len(equal) if equal else 0.0
     if len(equal) < ENOUGH or share <= CONTRADICTED:
@@ -162,7 +164,8 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     else:
         held_out = batches[-1].held_out
         solves = held_out is not None and (held_out.success or 0.0) > NOISE
-        found = (totals[0] > 0 or solves) and batches[0].step in (0, 1)
+        solved = fmean(r.correct is True and _is_expected(r) for r in latest) > SOLVED
+        found = (totals[0] > 0 or solves) and batches[0].step in (0, 1) and not solved
         fault = "the reward does not depend on the answer"
     if not found:
         return []
@@ -224,6 +227,12 @@ def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     return [Finding("silence_paid", message, share, SOLVED, ids, began=began)]
 
 
+def _ordered(groups: Sequence[Sequence[RolloutSummary]]) -> float:
+    """Return the share of pairs of a right and a wrong answer of a group in which the right one earns more."""
+    pairs = [(goal(a), goal(b)) for g in groups for a in g if a.correct for b in g if not b.correct]
+    return fmean(right > wrong for right, wrong in pairs) if pairs else 0.0
+
+
 def _silent(batch: Batch) -> float:
     return batch.fact("silent", lambda b: fmean(not _answers(r) for r in b.rollouts))
 
@@ -234,6 +243,10 @@ def _verdict(rollout: RolloutSummary) -> float:
 
 def _answers(rollout: RolloutSummary) -> bool:
     return not rollout.unreadable and bool((rollout.answer or "").strip())
+
+
+def _is_expected(rollout: RolloutSummary) -> bool:
+    return rollout.answer is not None and _plain(rollout.answer) == _plain(rollout.expected or "")
 
 
 def _plain(text: str) -> str:

@@ -34,7 +34,9 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
     """Run the detectors over a whole record. config: that of the run, if it has one."""
     diagnosis = Diagnosis(None if config is None else config.rewards.diagnosis)
     apart = SHAPED if config is not None and config.training.shaping_apart else ()
-    rollouts = _Rollouts(reader, apart)
+    # of the method `reward` they are rewards that are compared with nothing, and a teacher adds its own
+    compared = config is None or not (config.training.advantages == "reward" or config.training.distillation.teacher)
+    rollouts = _Rollouts(reader, apart, compared)
     steps = _by_step(reader, "split:train" if reader.rollouts.first("train") is not None else "")
     evaluations = deque(_evaluations(reader, rollouts))
     values = _metrics(reader, diagnosis)
@@ -75,9 +77,10 @@ def _by_step(reader: RunReader, filter_: str) -> Iterator[tuple[int | None, list
 
 
 class _Rollouts:
-    def __init__(self, reader: RunReader, apart: tuple[str, ...]) -> None:
+    def __init__(self, reader: RunReader, apart: tuple[str, ...], compared: bool) -> None:
         self._reader = reader
         self._apart = apart
+        self._compared = compared
         self._dump = isinstance(reader, DumpReader)
         self._group: tuple[int | None, str] | None = None
         found = ({row.n for row in reader.rollouts.each(Query(filter=f))} for f in ("nan", "unparsed", "error"))
@@ -106,7 +109,7 @@ class _Rollouts:
             record.breakdown,
             tokens or row.tokens or 0,
             self._apart,
-            advantage=row.advantage,
+            advantage=row.advantage if self._compared else None,
             surprise=surprise,
             entropy=None if loss is None else loss.entropy,
             masked=loss is not None and loss.tokens == 0,
@@ -131,5 +134,5 @@ class _Rollouts:
             call_failed=row.n in self._failed,
             task=row.prompt_id,
             answer=row.answer,
-            advantage=row.advantage,
+            advantage=row.advantage if self._compared else None,
         )

@@ -64,6 +64,30 @@ def test_limits_are_those_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 1 and findings["length_collapse"]["threshold"] == 0.9
 
 
+def test_advantages_that_are_no_comparison_of_rewards_need_not_follow_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with Recorder("mine", runs_dir=tmp_path) as recorder:
+        for step in range(1, 9):
+            rollouts = [
+                {
+                    "prompt": f"{step} {group}?",
+                    "completion": f"{step} {group} {i}",
+                    "reward": float(i % 2),
+                    "advantage": (-1) ** (i // 2) * 1e-3,
+                    "group": f"{step}-{group}",
+                }
+                for group in range(8)
+                for i in range(4)
+            ]
+            recorder.rollouts(step, rollouts)
+    assert {"advantage_scale", "advantage_order"} <= found(tmp_path, capsys)[1].keys()
+    for training in ({"advantages": "reward"}, {"distillation": {"teacher": "http://127.0.0.1:8000"}}):
+        config = {"mode": "rft", "training": training}
+        (tmp_path / "mine" / "config.yaml").write_text(yaml.safe_dump(config))
+        assert not {"advantage_scale", "advantage_order"} & found(tmp_path, capsys)[1].keys()
+
+
 def test_a_record_that_cannot_be_read_is_not_a_record_without_problems(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -290,6 +290,30 @@ def test_before_any_update_rollouts_differ_also_where_tasks_are_solved():
     assert "no_diversity" not in [f.detector for f in warnings(later)], "a policy that has learned may be certain"
 
 
+def test_a_policy_that_solves_its_tasks_from_the_start_is_in_order():
+    """Every answer is the expected one; in the second training the policy is certain, and writes one text."""
+    solved = training(lambda r, *_: replace(scored(r, 1.0, True), answer=r.expected))
+    assert warnings(solved) == []
+    certain = training(
+        lambda r, *_: replace(scored(r, 1.0, True), answer=r.expected, text=f"answer {r.expected}", surprise=0.01),
+        **{metric.ENTROPY: 0.01},
+    )
+    assert warnings(certain) == []
+
+
+def test_rewards_that_few_rollouts_reach_success_with_follow_the_verdicts():
+    """A graded reward counts as success from 0.95 on, which few answers reach."""
+
+    def graded(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+        reward = (step * 13 + task * 7 + i * 29) % 41 / 41
+        return scored(replace(r, answer=f"{reward}", expected=None), reward, reward > 0.95)
+
+    found = {f.detector for f in warnings(training(graded))}
+    assert "reward_order" not in found
+    turned = training(lambda *given: replace(graded(*given), correct=not graded(*given).correct))
+    assert "reward_order" in {f.detector for f in warnings(turned)}
+
+
 def test_a_reward_that_pays_for_short_texts_is_found_as_well():
     found = warnings(training(brevity_paid))
     assert found[0].detector == "length_reward" and "short texts" in found[0].message

@@ -67,7 +67,9 @@ class Findings(RunCallback):
         )
 
     def _summaries(self, rollouts: Sequence[Rollout], loss: Mapping[str, LossTerms]) -> list[RolloutSummary]:
-        apart = SHAPED if self.trainer.pipeline.scorer.method.shaping_apart else ()
+        scorer = self.trainer.pipeline.scorer
+        apart = SHAPED if scorer.method.shaping_apart else ()
+        compared = not scorer.method.on_last_token and scorer.distillation is None
         firsts = {r.trajectory.group: r.key for r in reversed(rollouts) if r.trajectory is not None}
         return [
             rollout_of(
@@ -75,7 +77,7 @@ class Findings(RunCallback):
                 r.breakdown,
                 r.agent_tokens,
                 apart,
-                advantage=None if r.advantages is None else r.advantage,
+                advantage=r.advantage if compared and r.advantages is not None else None,
                 surprise=None
                 if r.logprobs is None
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
