@@ -243,6 +243,7 @@ class RecordStore:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.db = connect_writer(path)
         self.rows = RowTables(self.db)
         self.metrics = MetricTables(self.db)

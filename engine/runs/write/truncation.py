@@ -7,9 +7,10 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from ....envs.tools import ToolSpec
 from .. import codec
-from ..learning import LATER_BITS, OWN_BITS, USE_COLUMNS, Use, use_of
+from ..errors import RecordDamaged
+from ..learning import LATER_BITS, LATER_KINDS, OWN_BITS, Use
+from ..read.reader import RunReader
 from ..schema import TIMELINE
 from ..types import TrajectoryRecord
 from .store import RecordStore
@@ -29,14 +30,14 @@ def truncate_after(store: RecordStore, step: int) -> int:
         _forget_uses_after(store, step)
         if cut is not None:
             late = db.execute("SELECT n, step FROM rows WHERE n >= ? AND step <= ?", (cut, step)).fetchall()
-            kept = [(s, _read(store, n), _uses_of(store, n)) for n, s in late]
-            removed = store.last_n() - cut + 1 - len(kept)
-            _remove_from(store, cut)
-            for kept_step, record, uses in kept:
-                if record is not None:
-                    store.add_trajectories(kept_step, [record])
-                    store.rows.add_uses([(record.trajectory.id, use) for use in uses])
-            if lost := sum(record is None for _, record, _ in kept):
+            removed = store.last_n() - cut + 1 - len(late)
+            with RunReader(store.path.parent) as reader:  # as it was before this transaction
+                kept = [(s, record) for n, s in late if (record := _read(reader, n, step)) is not None]
+                _remove_from(store, cut, reader)
+            for kept_step, (record, uses) in kept:
+                store.add_trajectories(kept_step, [record])
+                store.rows.add_uses([(record.trajectory.id, use) for use in uses])
+            if lost := len(late) - len(kept):
                 message = f"{lost} earlier trajectories could not be read when the run was resumed, and are missing"
                 store.add_event("record", message, step, time.time(), b"{}")
         store.metrics.remove_after(step)
@@ -64,20 +65,15 @@ def _forget_uses_after(store: RecordStore, step: int) -> None:
     store.db.execute("DELETE FROM uses WHERE step > ?", (step,))
 
 
-def _uses_of(store: RecordStore, n: int) -> list[Use]:
-    rows = store.db.execute(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step", (n,)).fetchall()
-    return [use for row in rows if (use := use_of(*row)) is not None]
-
-
-def _remove_from(store: RecordStore, cut: int) -> None:
+def _remove_from(store: RecordStore, cut: int, reader: RunReader) -> None:
     db = store.db
-    gone = _texts(store, "n >= ?", cut)
+    gone = _texts(store, "n >= ?", cut, reader)
     if all(text is not None for _, text in gone):
         for n, text in gone:
             store.rows.remove_search(n, text or ())
     else:  # what a damaged text has in the index is not known
         db.execute("INSERT INTO search (search) VALUES ('delete-all')")
-        store.rows.add_search((n, text) for n, text in _texts(store, "n < ?", cut) if text is not None)
+        store.rows.add_search((n, text) for n, text in _texts(store, "n < ?", cut, reader) if text is not None)
     head = db.execute(
         "SELECT first_n, body, tokens FROM chunks WHERE first_n < ? AND first_n + count > ?", (cut, cut)
     ).fetchone()
@@ -100,31 +96,21 @@ def _remove_from(store: RecordStore, cut: int) -> None:
             store.put_chunk(first, lines, arrays)
 
 
-def _texts(store: RecordStore, where: str, cut: int) -> list[tuple[int, tuple[str, ...] | None]]:
+def _texts(store: RecordStore, where: str, cut: int, reader: RunReader) -> list[tuple[int, tuple[str, ...] | None]]:
     """Return the texts in the index by number, None for a damaged one."""
-    records = (
-        (n, _read(store, n)) for (n,) in store.db.execute(f"SELECT n FROM rows WHERE {where}", (cut,)).fetchall()
-    )
-    return [(n, None if record is None else codec.search_text(record)) for n, record in records]
+    rows = store.db.execute(f"SELECT n FROM rows WHERE {where}", (cut,)).fetchall()
+    found = ((n, _read(reader, n)) for (n,) in rows)
+    return [(n, None if read is None else codec.search_text(read[0])) for n, read in found]
 
 
-_DAMAGE = (IndexError, KeyError, TypeError, ValueError, AttributeError)
-
-
-def _read(store: RecordStore, n: int) -> TrajectoryRecord | None:
-    """Return a trajectory, without its tokens if these are damaged; None if its text is."""
+def _read(reader: RunReader, n: int, step: int = 0) -> tuple[TrajectoryRecord, list[Use]] | None:
+    """Return a trajectory and the later updates up to a step that used it, without its tokens if these are damaged;
+    None if its text is."""
     try:
-        first, body, tokens = store.db.execute(
-            "SELECT first_n, body, tokens FROM chunks WHERE first_n <= ? ORDER BY first_n DESC LIMIT 1", (n,)
-        ).fetchone()
-        record = codec.decode_body(codec.decompress(body).split(b"\n")[n - first])
-        found = store.db.execute(
-            "SELECT tools FROM toolsets JOIN rows ON rows.toolset = toolsets.id WHERE rows.n = ?", (n,)
-        ).fetchone()
-        tools = tuple(ToolSpec.from_json(t) for t in json.loads(found[0])) if found else ()
-    except _DAMAGE:
+        record = reader.bodies.trajectory(n)
+    except (RecordDamaged, LookupError):
         return None
-    arrays = None
-    with suppress(*_DAMAGE):
-        arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
-    return replace(record, trajectory=replace(record.trajectory, tools=tools), tokens=arrays)
+    with suppress(RecordDamaged):
+        record = replace(record, tokens=reader.bodies.tokens(n))
+    uses = reader.bodies.uses(n, record)
+    return record, [use for use in uses if use.kind in LATER_KINDS and use.step <= step]
