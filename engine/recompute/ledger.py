@@ -76,7 +76,8 @@ class Report:
         """Compare the numbers of a rollout's tokens. Only the first that differs is reported."""
         self.compared[kind] += len(recorded)
         for t, (old, new) in enumerate(zip(recorded, computed, strict=True)):
-            if not abs(old - new) <= tolerance * max(1e-12, abs(old), abs(new), size):
+            both_nan = math.isnan(old) and math.isnan(new)
+            if not (both_nan or abs(old - new) <= tolerance * max(1e-12, abs(old), abs(new), size)):
                 self.wrong.append(Wrong(f"{place}, token {t + 1}", kind, old, new))
                 return
 

@@ -7,6 +7,7 @@ the frame. It holds a line of JSON and the arrays that the line names, in their 
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from array import array
@@ -15,9 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-import orjson
-
-from .codec import compress, decompress
+from .codec import compress, decompress, encode_json
 
 FOLDER = "updates"
 _NAME = re.compile(r"(.+)-(\d+)\.bin")
@@ -56,7 +55,7 @@ class UpdateLog:
         """Append a block, which a reader sees at once."""
         sizes = {name: len(values) for name, values in block.arrays.items()}
         line = {"kind": block.kind, "step": block.step, "data": block.data, "arrays": sizes}
-        parts = [orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY), b"\n"]
+        parts = [encode_json(line, finite=False), b"\n"]
         for values in block.arrays.values():
             arrays = values if hasattr(values, "tobytes") else array("f", values)  # NumPy's arrays have it
             parts.append(cast(Any, arrays).tobytes())
@@ -97,7 +96,7 @@ def _blocks(path: Path, process: str) -> Iterator[Block]:
                 line, payload = decompress(frame).split(b"\n", 1)
             except ValueError:
                 return
-            header = orjson.loads(line)
+            header = json.loads(line)
             arrays, offset = {}, 0
             for name, size in header["arrays"].items():
                 arrays[name] = array("f", payload[offset : offset + 4 * size])

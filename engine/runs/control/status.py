@@ -235,7 +235,7 @@ def _recorded_step(run_dir: Path) -> int | None:
     try:
         with contextlib.closing(sqlite3.connect(f"{(run_dir / DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as db:
             return db.execute("SELECT max(step) FROM steps").fetchone()[0]
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return None
 
 

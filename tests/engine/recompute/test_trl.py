@@ -18,6 +18,7 @@ from benchmarks.mutants.catalogue import CONFIGURATIONS, MUTATIONS
 from benchmarks.mutants.training import run, source_of
 from grpo_tui.engine.recompute.ledger import Report
 from grpo_tui.engine.recompute.trl import recompute_trl
+from grpo_tui.engine.recompute.trl.check import Walk
 from grpo_tui.engine.recompute.trl.generation import score
 from grpo_tui.engine.recompute.trl.loss import Row, expected
 from grpo_tui.engine.recompute.trl.settings import Settings
@@ -164,6 +165,30 @@ def test_a_later_start_replaces_the_steps_that_it_repeats(tmp_path: Path) -> Non
     found = [(b.step, b.data["by"]) for b in read_updates(tmp_path)]
     assert found == [(1, "first"), (2, "first"), (3, "second"), (4, "second"), (5, "second"), (6, "second")]
     assert all(list(b.arrays["values"]) == [1.5, 2.5] for b in read_updates(tmp_path))
+
+
+def test_numbers_of_a_training_that_diverged_are_kept_and_compared(tmp_path: Path) -> None:
+    """The loss is NaN, and so is the mean of a reward function that applied to no rollout."""
+    nan = math.nan
+    metrics = {"rewards/rare/mean": nan, "reward": 0.5}
+    lists: dict[str, list[Any]] = {name: [] for name in ("ids", "lengths", "ended", "in_mask", "in_loss")}
+    scored = {**lists, "items": None, "tools": True, "pad_is_eos": False, "metrics": metrics}
+    row = {"id": "a", "advantage": 0.5, "tokens": 2, "outside": 0.0, "entropy": nan}
+    lost = {"loss": nan, "scale": 1.0, "items": None, "accumulated": 1, "dtype": "float32", "metrics": {"kl": nan}}
+    arrays = {"logps": [nan, -1.0], "gradient": [nan, nan]}
+    log = UpdateLog(tmp_path, "training")
+    log.write(Block("generation", 1, scored))
+    log.write(Block("loss", 1, {**lost, "rows": [row], "by_token": False}, arrays))
+    log.write(Block("log", 1, {"metrics": {**metrics, "loss": nan}}))
+    log.close()
+    blocks = list(read_updates(tmp_path))
+    assert math.isnan(blocks[0].data["metrics"]["rewards/rare/mean"]) and math.isnan(blocks[1].data["loss"])
+    report = Report()
+    Walk(report, Settings(loss_type="grpo"), resumed=True).step(1, [], blocks)
+    assert report.wrong[0].kind == "rollouts in the loss that were not sampled"
+    wrong = len(report.wrong)
+    report.numbers("a rollout", "gradient", [nan, 1.0], [nan, 1.0], tolerance=1e-6, size=1.0)
+    assert len(report.wrong) == wrong
 
 
 @pytest.mark.parametrize("name", ["cispo over stale parts", "sequence ratios, used three times"])
