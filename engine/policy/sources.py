@@ -52,7 +52,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     except Exception as error:
         raise ModelLoadError(explain(config.base, error, "tokenizer")) from error
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or next(map(str, tokenizer.added_tokens_decoder.values()), None)
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template(config.chat_template, tokenizer)
     return tokenizer
@@ -92,14 +92,16 @@ IM_END = "<|im_end|>"
 def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the template of `model.chat_template`: `chatml`, or a file's. Raises ModelLoadError.
 
-    A base model that never saw `<|im_end|>` ends its turns with the end-of-text token that it knows.
+    A base model that never saw `<|im_end|>` ends its turns with the end-of-text token that it knows. If its tokenizer
+    begins every text with a token, it was taught with that, so `chatml` begins with it, too.
     """
     if name == "chatml":
         known = tokenizer.convert_tokens_to_ids(IM_END) not in (None, tokenizer.unk_token_id)
         end = IM_END if known else tokenizer.eos_token
         if end is None:
             raise ModelLoadError("model.chat_template: chatml needs a tokenizer with an end-of-text token (eos_token)")
-        return CHATML.replace("@END@", str(end))
+        begins = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
+        return (str(tokenizer.bos_token) if begins else "") + CHATML.replace("@END@", str(end))
     try:
         return Path(name).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
 
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
@@ -171,6 +173,17 @@ def test_four_bits_are_asked_of_transformers_where_there_is_a_gpu(base, monkeypa
         models._quantized(config(base, quantization="nf4"))
 
 
+def test_a_tokenizer_without_an_end_of_text_pads_with_another_of_its_special_tokens(base, tmp_path):
+    from grpo_tui.engine.policy.sources import load_tokenizer
+
+    shutil.copytree(base, tmp_path / "endless")
+    file = tmp_path / "endless" / "tokenizer_config.json"
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps({k: v for k, v in facts.items() if k not in ("eos_token", "pad_token")}))
+    made = load_tokenizer(config(tmp_path / "endless"))
+    assert made.eos_token is None and made.pad_token_id in made.added_tokens_decoder
+
+
 def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
     from grpo_tui.engine.agents.chat import ChatBridge
     from grpo_tui.engine.policy.sources import load_tokenizer
@@ -182,6 +195,14 @@ def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
     talk: list[Message] = [{"role": "user", "content": "What?"}]
     made = load_tokenizer(config(tmp_path / "bare", chat_template="chatml"))
     assert ChatBridge(made).prompt_text(talk) == "<|im_start|>user\nWhat?" + _ends(made) + "\n<|im_start|>assistant\n"
+    bos = made.convert_ids_to_tokens(0)
+    bare.bos_token = bos
+    begun: Any = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, 0)])
+    bare.backend_tokenizer.post_processor = begun
+    bare.save_pretrained(tmp_path / "begins")
+    (tmp_path / "begins" / "config.json").write_text((base / "config.json").read_text())
+    told = ChatBridge(load_tokenizer(config(tmp_path / "begins", chat_template="chatml"))).prompt(talk)
+    assert told[0] == 0 and told.count(0) == 1 and told[1:] == ChatBridge(made).prompt(talk)
     (tmp_path / "mine.jinja").write_text(
         "{% for m in messages %}[{{ m.role }}] {{ m.content }}</s>{% endfor %}{{ 'think ' if thinking else 'say ' }}"
     )
