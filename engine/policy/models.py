@@ -209,12 +209,12 @@ def save_adapters(model: PeftModel, folder: Path | str, tensors: Mapping[str, Te
     return folder
 
 
-def save_policy(model: PeftModel | PreTrainedModel, folder: Path | str) -> Path:
+def save_policy(model: PeftModel | PreTrainedModel, folder: Path) -> None:
     """Write the adapters or all weights as safetensors, for plain `from_pretrained`."""
     if isinstance(model, PeftModel):
-        return save_adapters(model, folder)
-    model.save_pretrained(str(folder))
-    return Path(folder)
+        save_adapters(model, folder)
+    else:
+        model.save_pretrained(str(folder))
 
 
 def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> PeftModel:

@@ -137,7 +137,7 @@ def _cut(
     for i, (ids, columns) in enumerate(zip(token_ids, scored, strict=True)):
         cut, end = (columns[0], columns[-1] + 1) if len(columns) else (len(ids), len(ids))
         prompt = np.ascontiguousarray(ids[:cut], dtype=np.int64)
-        key = _prompt_key(prompt, i)
+        key: Hashable = prompt.tobytes()
         if seen is not None:
             key = (key, *(image.key for image in seen.between(i, ids, 0, cut)))
         if key not in prompts:
@@ -147,8 +147,3 @@ def _cut(
         own.append(np.asarray(ids[cut:end], dtype=np.int64))
     first = Pieces.of(list(prompts.values()), 0)
     return Cut(first, Pieces.of(own, len(first.tokens)), np.array(prompt_of)), firsts
-
-
-def _prompt_key(prompt: np.ndarray, row: int) -> Hashable:
-    """Rows with equal keys share one copy of their prompt."""
-    return prompt.tobytes()

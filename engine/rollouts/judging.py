@@ -36,9 +36,9 @@ def make_judge(config: EnvironmentConfig, rows: Sequence[Row], special_tokens: S
     if not config.reward_funcs:
         return None
     functions = RewardFunctions.load(config.reward_funcs, config.reward_errors)
-    judge = Judge(functions, config.success_score, tuple(special_tokens))
-    judge.check(rows)
-    return judge
+    for columns in {tuple(_columns(row.task_data)) for row in rows}:
+        functions.check_columns(columns)
+    return Judge(functions, config.success_score, tuple(special_tokens))
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,6 @@ class Judge:
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     _graded: threading.Event = field(default_factory=threading.Event, compare=False)
-
-    def check(self, rows: Sequence[Row]) -> None:
-        """Raise RewardFunctionError when a function needs a column that some row does not have."""
-        for columns in {tuple(_columns(row.task_data)) for row in rows}:
-            self.functions.check_columns(columns)
 
     def take_metrics(self, prefix: str = "") -> dict[str, float]:
         """Return means of the numbers that functions logged since the last call, under TRL's names."""

@@ -155,10 +155,7 @@ class Rollout:
 
     def reward_by_turn(self) -> np.ndarray:
         """The environment's per-token rewards summed over each turn, float32 [S]."""
-        out = np.zeros(self.turns, np.float32)
-        for turn in range(self.turns):
-            out[turn] = self.rewards[self.turn_ids == turn].sum()
-        return out
+        return np.array([self.rewards[self.turn_ids == turn].sum() for turn in range(self.turns)], np.float32)
 
     def without_gradient(self) -> Rollout:
         """Return the same with advantages of 0, so that a filtered rollout does not act as amplified noise."""

@@ -187,7 +187,5 @@ def _held_out(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Row
     where the configuration asks for some."""
     n = config.sft.eval_tasks
     n = (64 if config.sft.data is None else 0) if n is None else n
-    if n == 0:
-        return []
     environment = config.environment.model_copy(update={"eval_tasks": n})
     return load_rows(environment, "eval", config.seed, tokenizer, config.data)[:n]
