@@ -67,7 +67,7 @@ def small(config: RunConfig, folder: Path) -> RunConfig:
     )
     environment = config.environment.model_copy(update={"train_tasks": 1, "eval_tasks": 0})
     logging = config.logging.model_copy(update={"wandb": "off", "report_to": [], "record_tokens": True})
-    data = config.data.model_copy(update={"rows": config.data.rows or 64})
+    data = config.data.model_copy(update={"rows": config.data.rows or 64, "sampler": "uniform", "pass_rates": None})
     return config.model_copy(
         update={"training": training, "environment": environment, "logging": logging, "data": data}
     )
