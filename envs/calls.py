@@ -7,10 +7,11 @@ between `<tool_call>` tags. Other text raises nothing: a turn without a readable
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 MAX_CANDIDATES = 64
 """Opening braces that are tried as the start of a call; bounds the work on hostile text."""
@@ -18,7 +19,12 @@ MAX_CANDIDATES = 64
 MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<|tool_call_start|>", "to=functions.")
 """With these a model begins a call; a turn that has one and no call that can be read is no answer."""
 
-_DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(name))
+DEEPEST = 100
+"""Levels of lists and objects in a call. Deeper ones cannot be recorded."""
+
+DECODER = json.JSONDecoder(parse_constant=lambda name: _finite(name), parse_float=lambda digits: _finite(digits))
+_THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)
+_CLOSE = len("</think>")
 _OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
 
 
@@ -57,27 +63,46 @@ def parse_calls(text: str) -> ToolCall:
 
 def means_call(call: ToolCall, names: Container[str]) -> bool:
     """Return whether a turn that may also be plain words is a call, or an attempt at one. names: those of the tools."""
-    named = call.name is not None and call.name in names
-    return named or any(marker in call.text for marker in MARKERS) or '"arguments"' in call.text
+    named, said = call.name is not None and call.name in names, without_thoughts(call.text)
+    return named or any(marker in said for marker in (*MARKERS, '"arguments"'))
+
+
+def without_thoughts(text: str) -> str:
+    """Return a turn of the same length with blanks in place of its thoughts.
+
+    A thought ends with `</think>`. It begins with a line of `<think>`, or at the start of the turn if the template
+    wrote that tag. The same tags inside the strings of a call are no thoughts.
+    """
+    parts, end = [], 0
+    while (close := text.find("</think>", end)) != -1:
+        before, opened = text[end:close], _THOUGHT.search(text, end, close)
+        if opened is not None:
+            begin = opened.start()
+        else:
+            begin = 0 if end == 0 and ("{" not in before or before.rstrip(" ").endswith("\n")) else close + _CLOSE
+        parts += [text[end:begin], " " * (close + _CLOSE - begin)]
+        end = close + _CLOSE
+    return "".join([*parts, text[end:]])
 
 
 def _calls(text: str) -> Iterator[ToolCall]:
     """Yield the calls of a turn in their order. Without any, yield one call with the error."""
     first_problem: str | None = None
-    start, tried, found = text.find("{"), 0, False
+    said = without_thoughts(text)
+    start, tried, found = said.find("{"), 0, False
     while start != -1 and tried < MAX_CANDIDATES:
         tried += 1
         try:
-            value, end = _DECODER.raw_decode(text, start)
+            value, end = DECODER.raw_decode(said, start)
         except (ValueError, RecursionError) as problem:
-            first_problem = first_problem or _json_problem(problem, text, start)
-            start = text.find("{", start + 1)
+            first_problem = first_problem or _json_problem(problem, said, start)
+            start = said.find("{", start + 1)
             continue
         if "name" in value:
             found = True
             yield _understand(value, text, _OPENERS.sub("", text[:start].rstrip()).strip())
         first_problem = first_problem or 'the JSON object has no "name" of a tool'
-        start = text.find("{", end)
+        start = said.find("{", end)
     if not found:
         problem = first_problem or ("empty turn" if not text.strip() else "no JSON object in the turn")
         yield ToolCall(None, {}, text, text.strip(), problem)
@@ -94,18 +119,20 @@ def clean_text(text: str) -> str:
 
 def _understand(value: dict[str, object], text: str, thought: str) -> ToolCall:
     name, arguments = value["name"], value.get("arguments", value.get("parameters", {}))
-    if not isinstance(name, str) or not name.strip():
-        return ToolCall(None, {}, text, thought, f'"name" must be the name of a tool, not {_shown(name)}')
     if isinstance(arguments, str):  # OpenAI-style: the arguments are JSON in a string
         try:
-            arguments = _DECODER.decode(arguments)
+            arguments = DECODER.decode(arguments)
         except (ValueError, RecursionError):
             return ToolCall(None, {}, text, thought, '"arguments" is a string that is not JSON')
-    if arguments is None:
-        arguments = {}
+    try:
+        name, arguments = clean_json(name), clean_json({} if arguments is None else arguments)
+    except ValueError as problem:
+        return ToolCall(None, {}, text, thought, str(problem))
+    if not isinstance(name, str) or not name.strip():
+        return ToolCall(None, {}, text, thought, f'"name" must be the name of a tool, not {_shown(name)}')
     if not isinstance(arguments, dict):
         return ToolCall(None, {}, text, thought, f'"arguments" must be an object, not {_shown(arguments)}')
-    return ToolCall(clean_text(name), {clean_text(k): _clean(v) for k, v in arguments.items()}, text, thought)
+    return ToolCall(name, arguments, text, thought)
 
 
 def _json_problem(problem: Exception, text: str, start: int) -> str:
@@ -116,16 +143,26 @@ def _json_problem(problem: Exception, text: str, start: int) -> str:
     return "the JSON object is nested too deeply" if isinstance(problem, RecursionError) else f"invalid JSON: {problem}"
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number")
+def _finite(written: str) -> float:
+    number = float(written)
+    if not math.isfinite(number):
+        raise ValueError(f"{written[:24]} is not a number")
+    return number
 
 
-def _clean(value: object) -> object:
+def clean_json(value: object, depth: int = 0) -> Any:
+    """Return a value of JSON without lone surrogates. Raises ValueError for any other, and for deep nesting."""
+    if depth > DEEPEST:
+        raise ValueError("the JSON object is nested too deeply")
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, dict):
-        return {clean_text(k): _clean(v) for k, v in value.items()}
-    return [_clean(v) for v in value] if isinstance(value, list) else value
+        return {clean_text(str(k)): clean_json(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean_json(v, depth + 1) for v in value]
+    if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
+        raise ValueError(f"{_shown(str(value))} is no value of JSON")
+    return value
 
 
 def _shown(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from .agent import Message
 from .base import EnvOptions, StepResult
-from .calls import ToolCall
+from .calls import ToolCall, without_thoughts
 from .content import Block, Content
 from .multi_turn import MultiTurnEnv
 from .pictures import picture_of
@@ -21,8 +21,8 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
     Content is text, or blocks: `{"type": "text", "text": "…"}` and `{"type": "image", "image": "file.png"}` (or a data
     URL in the place of the file), which a policy that sees is shown.
 
-    There is no tool: the text of the policy is the answer. It is right and earns 1 if it equals a known `answer` apart
-    from blanks and case.
+    There is no tool: the text of the policy after its thoughts is the answer. It is right and earns 1 if it equals a
+    known `answer` apart from blanks and case.
     """
 
     name = "chat"
@@ -53,7 +53,7 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
         return ""
 
     def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
-        text = str(call.arguments["text"])
+        text = without_thoughts(str(call.arguments["text"])).strip()
         expected = self.expected(state)
         correct = None if expected is None else " ".join(text.lower().split()) == " ".join(expected.lower().split())
         return StepResult("", reward=float(bool(correct)), done=True, answer=text, correct=correct)

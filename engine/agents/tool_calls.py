@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import Message
-from ...envs.calls import MARKERS, ToolCall, clean_text, parse_calls
+from ...envs.calls import MARKERS, ToolCall, clean_json, clean_text, parse_calls, without_thoughts
 from ..policy.versions import typed_by_tools
 from .chat import ChatBridge, ChatTemplateError
 
@@ -98,7 +98,10 @@ class NativeCalls:
         calls = _python_calls(text, tools) or list(self._parsed(text, tools)) or list(_written(text, tools))
         if not calls:
             return parse_calls(text)
-        first, *others = calls
+        try:
+            first, *others = [replace(call, arguments=clean_json(call.arguments)) for call in calls]
+        except ValueError as problem:
+            return ToolCall(None, {}, text, calls[0].thought, str(problem))
         return replace(first, further=tuple(others))
 
     def _parsed(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
@@ -158,14 +161,15 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def _written(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
     """Yield calls in forms without a JSON object that has a name."""
-    for match in (*_MISTRAL.finditer(text), *_HARMONY.finditer(text)):
+    said = without_thoughts(text)
+    for match in (*_MISTRAL.finditer(said), *_HARMONY.finditer(said)):
         try:
-            arguments, _ = json.JSONDecoder().raw_decode(text, match.end())
+            arguments, _ = json.JSONDecoder().raw_decode(said, match.end())
         except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
             yield ToolCall(match[1], arguments, text, _MARK.sub("\n", text[: match.start()]).strip())
-    for match in _FUNCTION.finditer(text):
+    for match in _FUNCTION.finditer(said):
         name, body = match[1], match[2].strip()
         arguments = _json(body) if body.startswith("{") else _parameters(name, body, tools)
         if isinstance(arguments, dict):
@@ -178,7 +182,7 @@ def _python_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCal
     give one call without a name.
     """
     calls: list[ToolCall] = []
-    for match in _PYTHON.finditer(text):
+    for match in _PYTHON.finditer(without_thoughts(text)):
         written, thought = match[1].strip(), text[: match.start()].strip()
         if written.startswith(("{", "[{")):  # LFM2 can be asked for JSON
             continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from ..agent import Message
 from ..base import Demonstrator, EnvOptions, FixedTurns, Split, StepResult
-from ..calls import ToolCall, format_call
+from ..calls import ToolCall, format_call, without_thoughts
 from ..extraction import ENVIRONMENT, make_extractor
 from ..multi_turn import MultiTurnEnv
 from ..tools import ANSWER, Argument, ToolSpec
@@ -108,7 +108,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
         if self.extract is not None:
             return ToolCall("ANSWER", {"text": self.extract(text) or ""}, text)
         tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-        return ToolCall("ANSWER", {"text": (tagged[-1] if tagged else text).strip()}, text)
+        return ToolCall("ANSWER", {"text": (tagged[-1] if tagged else without_thoughts(text)).strip()}, text)
 
     def step(self, state: dict[str, object], call: ToolCall) -> StepResult:
         text = call.arguments["text"]

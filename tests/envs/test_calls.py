@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.envs.calls import clean_text, format_call, parse_call
+from grpo_tui.envs.calls import clean_text, format_call, means_call, parse_call, without_thoughts
+from grpo_tui.envs.chat import ChatEnv
+
+from .scripts import ByteAgent
 
 CALL = '{"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 31, "y": 40}}'
 
@@ -46,12 +49,52 @@ def test_a_call_is_read_wherever_it_stands(text: str, thought: str):
         ('{"name": "A", "arguments": "x"}', "not JSON"),
         ('{"a":' * 5000, "nested too deeply"),
         ("{" * 200_000, "invalid JSON"),
+        ('{"name": "A", "arguments": {"x": 1e999}}', "1e999 is not a number"),
+        *(
+            ('{"name": "A", "arguments": {"x":' + "[" * n + "]" * n + "}}", "nested too deeply")
+            for n in (101, 600, 980)
+        ),
+        ('{"name":' + "[" * 900 + "]" * 900 + "}", "nested too deeply"),
     ],
 )
 def test_an_unreadable_turn_says_why(text: str, why: str):
     call = parse_call(text)
     assert call.name is None
     assert call.error is not None and why in call.error
+
+
+DRAFT = '{"name": "DRAFT", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<think>\nMaybe {DRAFT}?\n</think>\n\n{CALL}",
+        f"Maybe {DRAFT}?\n</think>\n\n{CALL}",  # the template wrote <think>
+        f"<think>a</think>\n<think>{DRAFT}</think>\n{CALL}",
+        f"{CALL}\n<think>{DRAFT}</think>",
+    ],
+)
+def test_a_call_in_a_thought_is_no_call(text: str):
+    call = parse_call(text)
+    assert (call.name, call.text) == ("SEGMENT_OBJECT_AT", text)
+    assert not means_call(parse_call(f"<think>\n{DRAFT} or <tool_call>\n</think>\n7"), ("DRAFT",))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<think>", "a</think>", "x <think>a</think> {", "<think>a</think>", "</think>" * 3]
+)
+def test_tags_of_thoughts_in_arguments_are_kept(text: str):
+    call = parse_call(format_call("A", {"text": text}))
+    assert call.arguments == {"text": text}
+    assert len(without_thoughts(text)) == len(text)
+
+
+def test_a_thought_is_no_part_of_an_answer():
+    task = {"messages": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}
+    said = "<think>\n2 + 2 = 4\n</think>\n\n4"
+    (trajectory,) = ChatEnv().run_trial([task], ByteAgent(lambda *_: said), 1)["trajectories"]
+    assert trajectory.correct is True and trajectory.answer == "4" and trajectory.steps[0].text == said
 
 
 @given(st.text())

@@ -69,7 +69,7 @@ class HarnessRollouts(MultiTurnEnv):
     def step(self, state: Rollout, call: ToolCall) -> StepResult:
         """Pass the turn on. Messages that the environment adds are the observation."""
         state.turns += 1
-        made = () if call.name == "ANSWER" else (call, *call.further)
+        made = () if call.name in (None, "ANSWER") else (call, *call.further)
         text = call.thought if made else call.text
         for token in self._special:
             text = text.replace(token, "")

@@ -153,6 +153,10 @@ def test_python_calls_hold_what_json_holds_and_run_nothing() -> None:
     for broken in ("[f(a=]", "[f(a=open('x'))]", "[f(**{})]", "[" * 300, "17"):
         call = calls.read(f"<|tool_call_start|>{broken}<|tool_call_end|>", TOOLS)
         assert call.name is None and call.error == "the call is not written as name(argument=value)"
+    for other in ("{'a'}", "b'a'", "[1e999]", "2j"):
+        call = calls.read(f"<|tool_call_start|>[f(a={other})]<|tool_call_end|>", TOOLS)
+        assert call.name is None and "is no value of JSON" in str(call.error)
+    assert calls.read("<|tool_call_start|>[f(a=(1, 2))]<|tool_call_end|>", TOOLS).arguments == {"a": [1, 2]}
 
 
 WRITES_CALLS = (
@@ -198,6 +202,16 @@ def test_several_calls_and_broken_ones() -> None:
         "{" * 500,
     ):
         assert calls.read(broken, TOOLS).name is None
+
+
+def test_native_arguments_hold_what_json_holds() -> None:
+    calls = NativeCalls.of(ChatBridge(tokenizer("qwen3", "<|im_end|>", "<|im_start|>")))
+    assert calls is not None
+    half = calls.read('<tool_call>\n{"name": "look_up", "arguments": {"word": "\\ud800"}}\n</tool_call>', TOOLS)
+    assert half.arguments == {"word": "?"}
+    for value in ("NaN", "1e999", "[" * 300 + "]" * 300):
+        read = calls.read(f"<function=look_up><parameter=times>{value}</parameter></function>", TOOLS)
+        assert read.name is None, value
 
 
 def test_a_template_without_tools_has_no_syntax_of_its_own() -> None:
