@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from .base import EnvOptions, StepResult
@@ -11,6 +12,9 @@ from .chat import ChatEnv
 from .explain import OPTIONAL_CALLS, explain_calls
 from .function_tools import load_tools
 from .tools import ANSWER, ToolSpec
+
+MAX_RESULT = 20_000
+"""Characters of a tool's answer that the policy may read; more would fill any context."""
 
 
 class DatasetEnv(ChatEnv):
@@ -60,7 +64,8 @@ class DatasetEnv(ChatEnv):
 
     def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
         if call.name in self.functions:
-            return self.functions[call.name].run(call.arguments)
-        if state.get("answer") is not None:
-            return super().step(state, call)
-        return StepResult("", done=True, answer=str(call.arguments["text"]))
+            result = self.functions[call.name].run(call.arguments)
+            if (length := len(result.observation)) <= MAX_RESULT:
+                return result
+            return replace(result, observation=f"{result.observation[:MAX_RESULT]} … ({length} characters)")
+        return super().step(state, call)

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from .plugins.mcp import McpTool
 
-MAX_RESULT = 20_000
-"""Characters of a tool's answer that the policy may read; more would fill any context."""
-
 EXAMPLE = '''
 def search(query: str) -> str:
     """
@@ -55,13 +52,12 @@ class FunctionTool:
                 result = asyncio.run(awaited(result))
         except Exception as problem:
             text = one_line(problem)
-            return StepResult(f"error: {text[:MAX_RESULT]}", error=text)
+            return StepResult(f"error: {text}", error=text)
         try:
             text, images = _shown(result)
         except (TypeError, ValueError, RecursionError) as problem:
             error = f"the tool returned a value that cannot be written as JSON: {one_line(problem)}"
             return StepResult(f"error: {error}", error=error)
-        text = text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]} … ({len(text)} characters)"
         return StepResult(text, images=images)
 
 

@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     from mcp import ClientSession
     from pydantic import BaseModel
 
+    Opened = asyncio.Future[tuple[ClientSession, asyncio.Event]]
+    """A session, and what ends it."""
+
 START_SECONDS = 30.0
 """Seconds in which a server must list its tools."""
 CALL_SECONDS = 600.0
 """The limit of a call without another limit; `environment.turn_timeout_s` is the limit that people set."""
+LOST = frozenset({-32000, -32001, -32600, 32600, 408})
+"""Codes of errors with which the library and servers report a session that is closed, unknown or out of time."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,7 @@ class McpServer:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self._session: asyncio.Future[ClientSession] | None = None
-        self._stop: asyncio.Event | None = None
+        self._opened: Opened | None = None
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the answer of `tools/list`. Raises the exceptions of the connection."""
@@ -88,7 +92,7 @@ class McpServer:
             raise RuntimeError(f"the MCP server {self.target} did not answer {name}: {_reason(problem)}") from problem
 
     async def _list(self) -> list[dict[str, Any]]:
-        session = await self._open()
+        session, _ = await asyncio.shield(self._open())
         answer = _plain(await session.list_tools())
         found = [*answer["tools"]]
         while answer.get("nextCursor"):
@@ -97,39 +101,44 @@ class McpServer:
         return found
 
     async def _call(self, name: str, arguments: dict[str, object]) -> dict[str, Any]:
-        session = await self._open()
+        opened = self._open()
+        session, stop = await asyncio.shield(opened)
         try:
             return _plain(await session.call_tool(name, arguments))
-        except BaseException:
-            if self._stop is not None:
-                self._stop.set()
-            self._session = None  # the next call starts anew, also before the lost session has been left
+        except BaseException as problem:
+            error = getattr(problem, "error", None)  # of JSON-RPC
+            if error is not None and error.code not in LOST:
+                return {"isError": True, "content": [{"type": "text", "text": error.message}]}
+            stop.set()
+            self._forget(opened)  # the next call starts anew, also before the lost session has been left
             raise
 
-    async def _open(self) -> ClientSession:
-        if self._session is None:
-            opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
-            submit(self._hold(opened))
-            self._session = opened
-        return await asyncio.shield(self._session)
+    def _open(self) -> Opened:
+        if self._opened is None:
+            self._opened = asyncio.get_running_loop().create_future()
+            submit(self._hold(self._opened))
+        return self._opened
 
-    async def _hold(self, opened: asyncio.Future[ClientSession]) -> None:
+    def _forget(self, opened: Opened) -> None:
+        if self._opened is opened:
+            self._opened = None
+
+    async def _hold(self, opened: Opened) -> None:
         """Keep the session open until it ends: the task that entered its contexts must leave them."""
-        stop = self._stop = asyncio.Event()
+        stop = asyncio.Event()
         try:
             async with contextlib.AsyncExitStack() as stack:
                 streams = await stack.enter_async_context(_transport(self.target))
                 client = optional("mcp", "mcp").ClientSession
                 session = await stack.enter_async_context(client(streams[0], streams[1]))
                 await session.initialize()
-                opened.set_result(session)
+                opened.set_result((session, stop))
                 await stop.wait()
         except BaseException as problem:
             if not opened.done():
                 opened.set_exception(problem if isinstance(problem, Exception) else RuntimeError(one_line(problem)))
         finally:
-            if self._session is opened:
-                self._session = None
+            self._forget(opened)
 
 
 def _transport(target: str) -> contextlib.AbstractAsyncContextManager[Sequence[Any]]:

@@ -1,10 +1,13 @@
 # pyright: reportMissingImports=false
 """A small real server: `python mcp_server.py [PORT]`, over standard input and output, or over HTTP at PORT."""
 
+import asyncio
 import os
 import sys
 
 from mcp.server.fastmcp import FastMCP
+from mcp.shared.exceptions import McpError
+from mcp.types import CallToolRequest, ErrorData, ServerResult
 
 server = FastMCP("shelf", port=int(sys.argv[1]) if len(sys.argv) > 1 else 8000)
 
@@ -22,6 +25,25 @@ def stop() -> str:
     """Ends the server, as a crash would."""
     os._exit(3)
 
+
+@server.tool()
+async def wait() -> str:
+    """Answers after a while."""
+    await asyncio.sleep(1)
+    return "waited"
+
+
+_carry_out = server._mcp_server.request_handlers[CallToolRequest]
+
+
+async def carry_out(request: CallToolRequest) -> ServerResult:
+    """Refuse some arguments with an error of the protocol, as many servers do."""
+    if (request.params.arguments or {}).get("pieces") == 0:
+        raise McpError(ErrorData(code=-32602, message="pieces must be positive"))
+    return await _carry_out(request)
+
+
+server._mcp_server.request_handlers[CallToolRequest] = carry_out
 
 if __name__ == "__main__":
     server.run("streamable-http" if len(sys.argv) > 1 else "stdio")

@@ -85,6 +85,14 @@ def test_a_server_that_dies_fails_its_rollout_and_is_started_again(stdio: Datase
     assert played(stdio, call("price", item="pear"), "4").steps[0].observation == "4"
 
 
+def test_an_error_of_the_protocol_is_the_policy_s_and_ends_no_other_call(stdio: DatasetEnv) -> None:
+    turns = [[call("price", item="apple", pieces=0), "6"], [call("wait"), "6"]]
+    agent = ByteAgent(lambda row, turn, seen: turns[row][turn])
+    refused, waited = stdio.run_trial([TASK], agent, 2)["trajectories"]
+    assert refused.steps[0].error == "pieces must be positive" and refused.correct is True
+    assert waited.steps[0].observation == "waited"
+
+
 def test_over_http(address: str) -> None:
     env = DatasetEnv(tools=[f"mcp:{address}"])
     assert played(env, call("price", item="apple", pieces=2), "6").steps[0].observation == "6"
