@@ -44,11 +44,11 @@ class StepResult:
     """The answer of the environment to one call.
 
     `produced` are ids of new resources by kind (`{"mask": ("2",)}`), to which later calls may refer. `done` ends the
-    rollout with the final `answer` and whether it is `correct` (None: not known). `error`: the tool could not carry out
-    the call, and the rollout continues. `calls` are all calls of a turn that has several, with their results. `images`
-    are pictures that the step made. A policy that sees gets them with the observation. `mask` and `overlay` are marks
-    on the picture `on_image` (default: the task's first). `display` are views for people, such as a board, which the
-    policy does not see.
+    rollout with the final `answer`. `correct`: whether the rollout is right so far (None: not known). `error`: the tool
+    could not carry out the call, and the rollout continues. `calls` are all calls of a turn that has several, with
+    their results. `images` are pictures that the step made. A policy that sees gets them with the observation. `mask`
+    and `overlay` are marks on the picture `on_image` (default: the task's first). `display` are views for people, such
+    as a board, which the policy does not see.
     """
 
     observation: str
@@ -124,6 +124,8 @@ class Env(ABC, Generic[State, Task]):
     modality: str = "text"
     answers_misuse: ClassVar[bool] = False
     """Whether `step` answers calls that do not fit the declared tools itself, as others' environments do."""
+    knows_success: bool = True
+    """Whether a rollout that a limit ends is wrong, unless a step called it `correct`. If False, it is not known."""
 
     def __init__(self, tokenizer: object = None, **config: object) -> None:
         if config:

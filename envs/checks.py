@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from .calls import ToolCall
 from .tools import Argument, Bound, ToolSpec
@@ -86,11 +87,11 @@ def find_fault(argument: Argument, value: object, context: StepContext) -> Fault
         return Fault(f"{name} must be one of {choices}", f"{name} is one of {choices}")
     if argument.type in ("integer", "number") and isinstance(value, int | float):
         low, high = resolve_bound(argument.minimum, context.facts), resolve_bound(argument.below, context.facts)
-        right = (f"{low:g} <= " if low is not None else "") + name + (f" < {high:g}" if high is not None else "")
+        right = (f"{low:.12g} <= " if low is not None else "") + name + (f" < {high:.12g}" if high is not None else "")
         if low is not None and value < low:
-            return Fault(f"{name} {brief(value)} < {low:g}", right)
+            return Fault(f"{name} {brief(value)} < {low:.12g}", right)
         if high is not None and value >= high:
-            return Fault(f"{name} {brief(value)} >= {high:g}", right)
+            return Fault(f"{name} {brief(value)} >= {high:.12g}", right)
     return None
 
 
@@ -103,7 +104,7 @@ def resolve_bound(bound: Bound | None, facts: Mapping[str, object]) -> float | N
     """Return a bound as a number, looking up the fact that it names; None if it is unbounded or unknown."""
     if isinstance(bound, str):
         value = facts.get(bound)
-        return float(value) if isinstance(value, (int, float)) else None
+        return float(value) if isinstance(value, Real) else None
     return None if bound is None else float(bound)
 
 
@@ -139,5 +140,5 @@ def _box_fault(name: str, box: Sequence[float], context: StepContext) -> Fault |
     width, height = resolve_bound("width", context.facts), resolve_bound("height", context.facts)
     if x0 >= 0 and y0 >= 0 and (width is None or x1 <= width) and (height is None or y1 <= height):
         return None
-    edges = [f"{edge} <= {size:g}" for edge, size in (("x1", width), ("y1", height)) if size is not None]
+    edges = [f"{edge} <= {size:.12g}" for edge, size in (("x1", width), ("y1", height)) if size is not None]
     return Fault(f"{name} outside image", f"{name} has {', '.join(['x0 >= 0', 'y0 >= 0', *edges])}")

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from .user_code import one_line
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -124,13 +126,8 @@ def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
     try:
         return Outcome(function(item), seconds=time.perf_counter() - began)
     except BaseException as problem:  # a sys.exit() in an environment must not end the training either
-        return Outcome(error=_sentence(problem), detail=traceback.format_exc(), seconds=time.perf_counter() - began)
-
-
-def _sentence(problem: BaseException) -> str:
-    text = " ".join(str(problem).split())
-    kind = type(problem).__name__
-    return f"{kind}: {text[:300]}" if text else kind
+        error, detail = one_line(problem)[:300], traceback.format_exc()
+        return Outcome(error=error, detail=detail, seconds=time.perf_counter() - began)
 
 
 def describe(value: object) -> str:

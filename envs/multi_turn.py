@@ -278,7 +278,7 @@ class MultiTurnEnv(Env[State, Task]):
     def _context(self, rollout: RolloutUnderWay) -> StepContext:
         """Return the facts of the environment, with the resources that its steps have produced."""
         context = checked_context(self.context(rollout.state))
-        merged = dict(context.resources)
+        merged = {kind: tuple(map(str, ids)) for kind, ids in context.resources.items()}
         for kind, ids in rollout.resources.items():
             merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
         return replace(context, resources=merged) if merged != context.resources else context
@@ -304,7 +304,12 @@ class MultiTurnEnv(Env[State, Task]):
         except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
             logger.warning("%s could not prefetch", env_name(self), exc_info=True)
         rollouts = [
-            RolloutUnderWay(task, number, keep_images=self.image_store is not None and index < self.image_tasks)
+            RolloutUnderWay(
+                task,
+                number,
+                knows_success=self.knows_success,
+                keep_images=self.image_store is not None and index < self.image_tasks,
+            )
             for index, task in enumerate(tasks)
             for number in range(num_rollouts)
         ]

@@ -10,13 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import UnionType
+from typing import TypeVar
 
 import numpy as np
 
 from .base import Picture, StepResult, Verdict
 from .calls import ToolCall
 from .guard import describe
-from .trajectory import DISPLAYS, Display, Overlay, StepContext
+from .trajectory import DISPLAYS, Call, Display, Overlay, StepContext
+
+T = TypeVar("T")
 
 
 def checked_call(call: ToolCall) -> ToolCall:
@@ -40,9 +43,7 @@ def checked_context(context: StepContext) -> StepContext:
 
 def checked_pictures(pictures: object) -> tuple[Picture, ...]:
     """Return `pictures` as a tuple, if all of them are."""
-    if not isinstance(pictures, (tuple, list)) or not all(isinstance(p, Picture) for p in pictures):
-        raise TypeError("pictures must be a tuple of Picture")
-    return tuple(pictures)
+    return _all(pictures, Picture, "pictures")
 
 
 def checked_result(result: StepResult) -> StepResult:
@@ -60,12 +61,11 @@ def checked_result(result: StepResult) -> StepResult:
         raise TypeError(f"the reward is {describe(result.reward)}, not a number")
     if not math.isfinite(float(result.reward)):
         raise ValueError(f"the reward is {result.reward}")
-    if result.produced:
-        _check_ids(result.produced, "produced")
-    if result.images:
-        checked_pictures(result.images)
-    if any(not isinstance(d, Display) or d.kind not in DISPLAYS for d in result.display):
-        raise TypeError(f"display must hold Display of a kind among {', '.join(DISPLAYS)}")
+    _check_ids(result.produced, "produced")
+    checked_pictures(result.images)
+    _all(result.calls, Call, "calls")
+    if any(d.kind not in DISPLAYS or not isinstance(d.content, str) for d in _all(result.display, Display, "display")):
+        raise TypeError(f"display must hold text of a kind among {', '.join(DISPLAYS)}")
     if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
         return result
     return replace(
@@ -92,6 +92,12 @@ def checked_verdicts(verdicts: object, n: int) -> list[Verdict | None]:
 def _check_ids(resources: object, what: str) -> None:
     if not isinstance(resources, Mapping) or not all(isinstance(ids, (tuple, list)) for ids in resources.values()):
         raise TypeError(f'{what} must map a kind to ids, such as {{"mask": ("1",)}}')
+
+
+def _all(values: object, kind: type[T], name: str) -> tuple[T, ...]:
+    if not isinstance(values, (tuple, list)) or not all(isinstance(value, kind) for value in values):
+        raise TypeError(f"{name} must be a tuple of {kind.__name__}")
+    return tuple(values)
 
 
 def _expect(value: object, kind: type | UnionType, problem: str) -> None:

@@ -183,6 +183,8 @@ class RolloutUnderWay:
     steps: list[Step] = field(default_factory=list)
     answer: str | None = None
     correct: bool | None = None
+    """Whether it was right at the last step that judged it."""
+    knows_success: bool = True
     stop_reason: str | None = None
     done: bool = False
     """Whether the environment ended it; its last turn may have been cut by a limit all the same."""
@@ -262,7 +264,9 @@ class RolloutUnderWay:
             cut = turn.stop_reason == "turn_limit"
             self.stop_reason = StopReason.TURN_LIMIT if cut else StopReason.ANSWER
         if result.done:
-            self.done, self.answer, self.correct = True, result.answer, result.correct
+            self.done, self.answer = True, result.answer
+        if result.done or result.correct is not None:
+            self.correct = result.correct
 
     def judged(self, verdict: Verdict) -> None:
         self.verdict = verdict
@@ -279,7 +283,7 @@ class RolloutUnderWay:
             return None
         if self.verdict.correct is not None:
             return self.verdict.correct
-        return self.correct if self.done else False
+        return self.correct if self.done or not self.knows_success else bool(self.correct)
 
     def trajectory(
         self,

@@ -143,6 +143,9 @@ def _module_of_file(file: Path, path: str) -> ModuleType:
 
 
 def one_line(problem: BaseException) -> str:
-    """Return an exception as one line: its type and its message."""
-    text = " ".join(str(problem).split())
+    """Return an exception as one line: its type and its message, if that can be written."""
+    try:
+        text = " ".join(str(problem).split())
+    except Exception:
+        text = ""
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

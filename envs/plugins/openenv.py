@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ..agent import Message
 from ..base import EnvOptions, Split, StepResult, Verdict
-from ..calls import ToolCall
+from ..calls import ToolCall, without_thoughts
 from ..multi_turn import MultiTurnEnv
 from ..seeds import split_seeds
 from ..tools import ToolSpec, tool_of_schema
@@ -62,7 +62,8 @@ class OpenEnvEnv(MultiTurnEnv):
             raise ValueError(f'url is the address of an OpenEnv server, such as "http://127.0.0.1:8000", not {url!r}')
         self.url = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
         self.observation, self.instruction = observation, instruction
-        self.options, self.success_score = dict(options or {}), success_score
+        self.options = dict(options or {})
+        self.success_score, self.knows_success = success_score, success_score is not None
         optional("websockets.sync.client", "openenv")
         fields = self._action_fields()
         self.mcp = {"tool_name", "arguments"} <= fields.keys()
@@ -95,7 +96,7 @@ class OpenEnvEnv(MultiTurnEnv):
         if self.mcp:
             data: Mapping[str, object] = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
         elif self.field is not None:
-            data = {self.field: arguments["text"]}
+            data = {self.field: without_thoughts(arguments["text"]).strip()}
         else:
             data = arguments
         try:
@@ -105,7 +106,7 @@ class OpenEnvEnv(MultiTurnEnv):
         reward = float(answer.get("reward") or 0.0)
         state.total += reward
         done = bool(answer.get("done"))
-        correct = None if self.success_score is None or not done else state.total >= self.success_score
+        correct = None if self.success_score is None else state.total >= self.success_score
         text = self._text(answer.get("observation"))
         return StepResult(text, reward, done, call.text.strip() if done else None, correct)
 

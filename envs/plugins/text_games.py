@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ..agent import Message
 from ..base import EnvOptions, Split, StepResult
-from ..calls import ToolCall
+from ..calls import ToolCall, without_thoughts
 from ..multi_turn import MultiTurnEnv
 from ..seeds import split_seeds
 from ..tools import Argument, ToolSpec
 from ..trajectory import Display
 from ..user_code import one_line
 from . import optional
+
+if TYPE_CHECKING:
+    from gymnasium import Env
 
 LIBRARIES = ("textarena", "gymnasium")
 ACT = "ACT"
@@ -54,7 +58,7 @@ class TextGameEnv(MultiTurnEnv["Player", Mapping[str, int | str]]):
         if self.library not in LIBRARIES or not self.game:
             raise ValueError(f'game is "textarena:NAME" or "gymnasium:NAME", not {game!r}')
         self.options, self.instruction = dict(options or {}), instruction
-        self.success_score = success_score
+        self.success_score, self.knows_success = success_score, success_score is not None
         number = self._start(0).actions  # what is wrong is said now
         if number is not None:
             action = Argument("action", "integer", "the number of an action", minimum=0, below=number)
@@ -72,10 +76,10 @@ class TextGameEnv(MultiTurnEnv["Player", Mapping[str, int | str]]):
         return super().explain() if self.tools else ""
 
     def step(self, state: Player, call: ToolCall) -> StepResult:
-        action = call.arguments["action"] if self.tools else str(call.arguments["text"])
+        action = call.arguments["action"] if self.tools else without_thoughts(call.arguments["text"]).strip()
         text, reward, done = state.game.act(action)
         state.total += reward
-        correct = None if self.success_score is None or not done else state.total >= self.success_score
+        correct = None if self.success_score is None else state.total >= self.success_score
         board = state.game.board()
         display = (Display("ansi", board),) if board and board not in text else ()
         return StepResult(text, reward, done, str(action) if done else None, correct, display=display)
@@ -155,6 +159,7 @@ class GymnasiumGame:
 
     def __init__(self, library: ModuleType, name: str, options: Mapping[str, object], seed: int) -> None:
         self._env = library.make(name, **options)
+        weakref.finalize(self, _close, self._env)  # it may hold a process, a window or a file
         space = self._env.action_space
         discrete = isinstance(space, library.spaces.Discrete)
         if not discrete and not isinstance(space, library.spaces.Text):
@@ -178,6 +183,11 @@ class GymnasiumGame:
             return str(self._env.render() or "")
         except Exception:  # environments raise what they like, and a view is not worth a rollout
             return ""
+
+
+def _close(env: Env) -> None:
+    with suppress(Exception):  # environments raise what they like
+        env.close()
 
 
 Game = TextArenaGame | GymnasiumGame

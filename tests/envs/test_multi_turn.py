@@ -12,7 +12,7 @@ from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.calls import ToolCall, format_call
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 from grpo_tui.envs.tools import Argument, ToolSpec
-from grpo_tui.envs.trajectory import StepContext, token_rewards
+from grpo_tui.envs.trajectory import Display, StepContext, token_rewards
 
 from .scripts import ByteAgent, demonstrating
 
@@ -182,6 +182,12 @@ def test_a_broken_step_costs_its_own_rollout(what: str, stop_reason: str, error:
         ({"overlay": (1, 2)}, "overlay is a tuple, not an Overlay"),
         ({"produced": {"mask": "12"}}, "produced must map a kind to ids"),
         ({"produced": 3}, "produced must map a kind to ids"),
+        ({"produced": None}, "produced must map a kind to ids"),
+        ({"images": None}, "pictures must be a tuple of Picture"),
+        ({"calls": None}, "calls must be a tuple of Call"),
+        ({"calls": ["DO"]}, "calls must be a tuple of Call"),
+        ({"display": None}, "display must be a tuple of Display"),
+        ({"display": [Display("text", 5)]}, "display must hold text of a kind"),  # pyright: ignore
         ({"answer": 7}, "the answer is a int, not text"),
         ({"error": 7}, "the error is a int, not text"),
         ({"correct": "yes"}, "correct is a str, not a bool"),
@@ -220,6 +226,37 @@ def test_numbers_of_numpy_are_numbers():
     trajectory = env.run_trial([{"rubbish": rubbish}], ByteAgent(lambda *_: do("rubbish")), 1)["trajectories"][0]
     assert (trajectory.env_reward, trajectory.correct, trajectory.stop_reason) == (0.5, True, "answer")
     assert type(trajectory.steps[0].reward) is float and type(trajectory.correct) is bool
+
+
+def test_numbers_of_numpy_bound_arguments_and_name_resources():
+    class Counted(TroubleEnv):
+        def context(self, state: Any) -> StepContext:
+            return StepContext("image", {"width": np.int64(10)}, {"thing": (np.int64(7), 8)})  # pyright: ignore
+
+    texts = [format_call("POINT", {"x": 12}), format_call("USE", {"thing": 7}), format_call("USE", {"thing": 9})]
+    trajectory = Counted(max_turns=3).run_trial([{}], ByteAgent(lambda row, turn, _: texts[turn]), 1)["trajectories"][0]
+    assert [s.error for s in trajectory.steps] == ["x 12 >= 10", None, "no thing 9"]
+
+
+def test_an_exception_that_cannot_be_printed_costs_its_own_rollout_at_once():
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    class SilentEnv(TroubleEnv):
+        def step(self, state: Any, call: ToolCall) -> StepResult:
+            raise Unprintable
+
+    trajectory = SilentEnv().run_trial([{}], ByteAgent(lambda *_: do("go")), 1)["trajectories"][0]
+    assert trajectory.stop_reason == "error" and trajectory.error == "step 1: Unprintable"
+
+
+@pytest.mark.parametrize(("knows", "correct"), [(True, False), (False, None)])
+def test_a_limit_means_a_wrong_answer_only_where_success_is_known(knows: bool, correct: bool | None):
+    env = TroubleEnv(max_turns=2)
+    env.knows_success = knows
+    trajectory = env.run_trial([{}], ByteAgent(lambda *_: do("go")), 1)["trajectories"][0]
+    assert trajectory.stop_reason == "max_turns" and trajectory.correct is correct
 
 
 def test_pictures_that_cannot_be_shown_cost_nothing_else():

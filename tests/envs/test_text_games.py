@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import string
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,8 +20,12 @@ gymnasium = pytest.importorskip("gymnasium", reason="needs the extra gymnasium")
 class Corridor(gymnasium.Env):
     """Walk right to the end. words: actions are text."""
 
-    def __init__(self, length: int = 3, words: bool = False, observes: str = "text") -> None:
-        self.length, self.observes = length, observes
+    open: ClassVar[list[int]] = []
+    """1 for each that was made, -1 for each that was closed."""
+
+    def __init__(self, length: int = 3, words: bool = False, observes: str = "text", step: float = 0.0) -> None:
+        self.length, self.observes, self.each = length, observes, step
+        self.open.append(1)
         self.action_space = gymnasium.spaces.Text(10) if words else gymnasium.spaces.Discrete(2, start=1)
         self.observation_space = gymnasium.spaces.Text(100, charset=string.printable)
 
@@ -33,7 +37,10 @@ class Corridor(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.place += 1 if action in (2, "right") else -1
         done = self.place >= self.length
-        return f"place {self.place}", float(done), done, False, {}
+        return f"place {self.place}", float(done) or self.each, done, False, {}
+
+    def close(self) -> None:
+        self.open.append(-1)
 
 
 gymnasium.register("Corridor-v0", Corridor)
@@ -55,6 +62,29 @@ def test_numbered_actions_are_a_tool() -> None:
     (won,) = env.run_trial([{"seed": 1}], agent, 1)["trajectories"]
     assert won.steps[0].error == "action 2 >= 2"
     assert won.env_reward == 1.0
+
+
+@pytest.mark.parametrize(("score", "correct"), [(None, None), (0.4, True), (0.6, False)])
+def test_a_limit_ends_a_game_with_its_score(score: float | None, correct: bool | None) -> None:
+    env = TextGameEnv(
+        game="gymnasium:Corridor-v0", options={"words": True, "step": 0.25}, success_score=score, max_turns=2
+    )
+    (ended,) = env.run_trial([{"seed": 1}], ByteAgent(lambda *_: "left"), 1)["trajectories"]
+    assert ended.stop_reason == "max_turns" and ended.env_reward == 0.5 and ended.correct is correct
+
+
+def test_games_of_gymnasium_are_closed_after_their_rollouts() -> None:
+    Corridor.open.clear()
+    env = TextGameEnv(game="gymnasium:Corridor-v0", options={"words": True})
+    env.run_trial([{"seed": 1}], ByteAgent(lambda *_: "right"), 3)
+    assert len(Corridor.open) == 8 and sum(Corridor.open) == 0
+
+
+def test_a_thought_is_no_part_of_an_action() -> None:
+    env = TextGameEnv(game="gymnasium:Corridor-v0", options={"words": True, "length": 2}, success_score=1.0)
+    agent = ByteAgent(lambda *_: "<think>\nleft or right?\n</think>\n\nright")
+    (won,) = env.run_trial([{"seed": 1}], agent, 1)["trajectories"]
+    assert won.correct is True
 
 
 def test_a_game_of_textarena_is_the_same_for_a_seed_whatever_else_draws() -> None:
