@@ -48,12 +48,13 @@ def read_pixels(content: bytes, name: str) -> np.ndarray:
     try:
         with open_picture(io.BytesIO(content)) as image:
             upright = ImageOps.exif_transpose(image)
-            return np.asarray(_as_rgb(upright), dtype=np.uint8)
+            return np.asarray(as_rgb(upright), dtype=np.uint8)
     except ValueError as problem:
         raise ValueError(f"{name} cannot be read as a picture: {problem}") from problem
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Return a picture of any mode in RGB: transparency on white, more than 8 bits scaled to 8."""
     if image.mode.startswith("I") or image.mode == "F":  # 16 bits and more: to the range of 8
         values = np.asarray(image, dtype=np.float64)
         top = max(float(values.max(initial=0)), 255.0)

@@ -188,7 +188,10 @@ def _text(message: Mapping[str, Any]) -> str:
     """Return a turn as text: thoughts in tags, the content, and each call in the form of Hermes."""
     thought = message.get("reasoning_content") or message.get("reasoning")
     parts = [f"<think>\n{thought}\n</think>"] if isinstance(thought, str) and thought.strip() else []
-    if content := message.get("content"):
+    content = message.get("content")
+    if isinstance(content, list):  # Mistral's models that think answer with parts
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    if content:
         parts.append(str(content))
     for call in message.get("tool_calls") or []:
         arguments = call["function"].get("arguments")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def model_card(run_dir: Path, result: Path, *, merged: bool = False) -> str:
         parts += ["## Record", f"SHA-256 of metrics and rollouts of run {run_dir.name}: `{record_hash(reader)}`"]
     settings = (run_dir / CONFIG_FILE).read_text(encoding="utf-8").strip()
     parts += ["## Configuration", f"```yaml\n{settings}\n```"]
-    return "\n\n".join(parts).replace(str(Path.home()), "~") + "\n"
+    text, home = "\n\n".join(parts) + "\n", os.path.expanduser("~")
+    return text if home == "/" else text.replace(home, "~")
 
 
 def record_hash(reader: RunReader) -> str:

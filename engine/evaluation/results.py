@@ -222,13 +222,17 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     if first.success is not None and second.success is not None:
         unit = 1 / math.lcm(first.spec.samples, second.spec.samples)
         rates = _difference([b.rate - a.rate for a, b in pairs], unit)
-    names = [n for n in first.components if n in second.components]
+    both = {n: [(a, b) for a, b in pairs if n in a.components and n in b.components] for n in first.components}
     return Comparison(
         first,
         second,
         rates,
         _difference([fmean(b.rewards) - fmean(a.rewards) for a, b in pairs]),
-        {n: _difference([fmean(b.components[n]) - fmean(a.components[n]) for a, b in pairs]) for n in names},
+        {
+            name: _difference([fmean(b.components[name]) - fmean(a.components[name]) for a, b in known])
+            for name, known in both.items()
+            if known
+        },
         [n for n, (a, b) in zip(shared, pairs, strict=True) if rates is not None and b.rate > a.rate],
         [n for n, (a, b) in zip(shared, pairs, strict=True) if rates is not None and b.rate < a.rate],
     )

@@ -17,6 +17,8 @@ POWER = 0.8
 DRAWS = 10_000
 """Random sign vectors of a permutation test whose exact distribution is out of reach."""
 NORMAL = NormalDist()
+ROUNDING = 1e-20
+"""A variance of rates below this is the rounding of equal rates."""
 _LARGEST_EXACT = 20_000
 """Largest sum of absolute differences, in units, whose distribution is counted exactly."""
 
@@ -78,7 +80,7 @@ def rate_interval(rates: Sequence[float]) -> Interval:
         return Interval(math.nan, math.nan, math.nan, 0)
     p = fmean(rates)
     spread = pvariance(rates, p)
-    size = n * p * (1 - p) / spread if spread > 0 else float(n)
+    size = n * p * (1 - p) / spread if spread > ROUNDING else float(n)
     estimated = any(0 < rate < 1 for rate in rates)  # of one sample a task the variance follows from p
     z = t_quantile(0.5 + LEVEL / 2, n - 1) if estimated and n > 1 else NORMAL.inv_cdf(0.5 + LEVEL / 2)
     centre = (p + z * z / (2 * size)) / (1 + z * z / size)

@@ -88,7 +88,7 @@ def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject
     if at == BASE:
         return Subject(text, config, folder=path)
     if at:
-        folder = kept.get(int(at)) if at.isdigit() else None
+        folder = kept.get(int(at)) if at.isdecimal() else None
         if folder is None:
             steps = ", ".join(map(str, kept)) or "none"
             raise EvaluationError(f"run {run.id} has no checkpoint of step {at}; it has {steps}, and `{run.id}@base`")

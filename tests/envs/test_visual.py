@@ -388,6 +388,38 @@ def test_own_pictures_are_scaled_down_and_named_by_content(tmp_path: Path):
     assert clip_of_task({"frames": [str(file)] * 3}, 300).load().shape == (3, 100, 300, 3)
 
 
+def test_own_pictures_show_transparency_on_white_and_all_of_their_bits(tmp_path: Path):
+    Image.new("RGBA", (20, 20), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    Image.fromarray(np.full((20, 20), 2**14, np.uint16)).save(tmp_path / "deep.png")
+    assert (clip_of_task({"image": str(tmp_path / "clear.png")}, 64).load() == 255).all()
+    assert np.ptp(clip_of_task({"image": str(tmp_path / "deep.png")}, 64).load()) == 0
+
+
+def test_rows_may_hold_line_separators_and_their_file_a_byte_order_mark(tmp_path: Path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
+    row = {"image": "a.png", "question": "one\u2028two\x85?", "answer": "a", "split": "train"}
+    (tmp_path / "questions.jsonl").write_text("\ufeff" + json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
+    assert visual(images=str(tmp_path)).own_tasks["train"][0]["question"] == row["question"]
+
+
+@pytest.mark.parametrize("box", [[127.6, 0, 128, 9], [127, 100.6, 128, 100.9], [0, 0, 0.4, 0.4]])
+@pytest.mark.parametrize("tool", ["READ_TEXT", "ZOOM_IN"])
+def test_a_box_between_two_edges_of_pixels_is_the_pixel_that_it_is_in(tool: str, box: list[float], tmp_path: Path):
+    Image.new("RGB", (128, 128)).save(tmp_path / "a.png")
+    env = visual(max_turns=1, image_store=Kept(), questions=("text",))
+    task = {"image": str(tmp_path / "a.png"), "question": "?", "answer": "x"}
+    (done,) = env.run_trial([task], ByteAgent(lambda *_: format_call(tool, {"box": box})), 1)["trajectories"]
+    assert done.stop_reason == "max_turns" and done.steps[0].error is None
+    assert len(done.steps[0].images) == (tool == "ZOOM_IN")
+
+
+class Kept:
+    """A store that keeps nothing."""
+
+    def save_image(self, array: np.ndarray, name: str, /) -> str:
+        return name
+
+
 @pytest.mark.parametrize(
     "line, message",
     [

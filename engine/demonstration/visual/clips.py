@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ....configs.pictures import check_size, open_picture
+from ....envs.pictures import as_rgb
 from . import render
 from .scenes import Scene
 
@@ -111,7 +112,7 @@ def _read_frames(paths: Sequence[str], max_side: int) -> np.ndarray:
                 for index in range(min(getattr(image, "n_frames", 1), MAX_FRAMES)):
                     image.seek(index)
                     check_size(image.size)
-                    upright = ImageOps.exif_transpose(image.convert("RGB"))
+                    upright = as_rgb(ImageOps.exif_transpose(image))
                     if size is None:
                         factor = min(1.0, max_side / max(upright.size))
                         size = (max(1, round(upright.width * factor)), max(1, round(upright.height * factor)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import re
 import threading
@@ -316,8 +317,12 @@ def _spread(frames: int) -> list[int]:
 
 
 def _box(values: Sequence[float]) -> tuple[int, int, int, int]:
-    x0, y0, x1, y1 = (round(v) for v in values)
-    return x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)
+    """Return the nearest whole pixels; of a box between two edges of pixels, the pixel that it is in."""
+    (x0, x1), (y0, y1) = (
+        (round(low), round(high)) if round(low) < round(high) else (math.floor(low), math.floor(low) + 1)
+        for low, high in (values[::2], values[1::2])
+    )
+    return x0, y0, x1, y1
 
 
 def _answers(task: Mapping[str, object]) -> list[str]:

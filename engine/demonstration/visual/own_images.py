@@ -32,7 +32,7 @@ def read_tasks(path: str | Path) -> dict[Split, list[dict[str, Any]]]:
             )
         file = found[0]
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # text may hold other line ends
     except (OSError, UnicodeDecodeError) as problem:
         raise ValueError(f"images: {file} cannot be read: {problem}") from problem
     tasks: dict[Split, list[dict[str, object]]] = {"train": [], "eval": []}

@@ -21,6 +21,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training import evaluate
 from grpo_tui.rewards.chat_completions import ChatError
 from tests.e2e.world import variables
+from tests.engine.evaluation import endpoint_server
 from tests.engine.evaluation.endpoint_server import ChatServer, Refusal, serving
 from tests.forked import forked_processes
 
@@ -126,6 +127,25 @@ def test_without_tools_the_prompt_explains_them(folder: Path, server: ChatServer
     assert all("CALCULATE" in str(body["messages"][:-1] or body["messages"]) for body in asked[1:])
     assert all("max_tokens" not in body and body["temperature"] == 0.5 for body in asked)
     assert len({body["seed"] for body in asked[1:]}) == len(asked) - 1
+
+
+def test_drafts_in_thoughts_and_parts_of_contents(
+    folder: Path, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = endpoint_server.answer
+
+    def answer(body: dict[str, Any], wrong: str) -> dict[str, Any]:
+        message = right(body, wrong)
+        draft = json.dumps({"name": "ANSWER", "arguments": {"text": "0"}})
+        if "tools" in body:
+            return {**message, "reasoning_content": f"I could write {draft}."}
+        thought = {"type": "thinking", "thinking": [{"type": "text", "text": draft}]}
+        return {**message, "content": [thought, {"type": "text", "text": message["content"]}]}
+
+    monkeypatch.setattr(endpoint_server, "answer", answer)
+    for name in ("auto", "json"):
+        found = run(folder, server, name, tool_calls=name)
+        assert found.success is not None and found.success.estimate == 1.0
 
 
 def test_a_busy_server_is_asked_again(folder: Path, server: ChatServer) -> None:

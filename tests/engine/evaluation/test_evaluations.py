@@ -11,7 +11,7 @@ import pytest
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.sections import EvaluationConfig
 from grpo_tui.configs.writing import to_yaml
-from grpo_tui.engine.evaluation.results import TASK, compare, read_evaluation
+from grpo_tui.engine.evaluation.results import TASK, Evaluation, Task, compare, read_evaluation
 from grpo_tui.engine.runs.control.requests import Request
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -149,6 +149,18 @@ def test_an_evaluation_that_was_stopped_continues_with_the_same_numbers(
     assert compare(whole, stopped).reward.p == 1.0
     for a, b in zip(whole.tasks.values(), stopped.tasks.values(), strict=True):
         assert (a.prompt_id, a.right, a.rewards) == (b.prompt_id, b.right, b.rewards)
+
+
+def evaluation(*tasks: Task) -> Evaluation:
+    return Evaluation(Path("run"), EvaluationConfig(), dict(enumerate(tasks)))
+
+
+def test_a_task_that_its_environment_failed_has_no_components_to_compare() -> None:
+    right = [Task(str(n), "?", [n], [True], [1.0], {"task": [1.0]}) for n in range(2)]
+    failed = Task("1", "?", [1], [False], [0.0])
+    found = compare(evaluation(*right), evaluation(right[0], failed))
+    assert found.components["task"].interval.n == 1 and found.reward.interval.n == 2
+    assert not compare(evaluation(right[1]), evaluation(failed)).components
 
 
 def test_portions_are_consecutive_tasks() -> None:

@@ -44,6 +44,13 @@ def test_with_one_sample_a_task_the_interval_of_a_rate_is_wilson_s(n: int, share
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
+@pytest.mark.parametrize("n", [3, 7, 48, 100])
+@pytest.mark.parametrize("rate", [1 / 3, 0.1, 0.7])
+def test_equal_rates_keep_their_uncertainty(n: int, rate: float) -> None:
+    found = rate_interval([rate] * n)
+    assert found.low < rate - 0.3 / n and found.high > rate + 0.3 / n
+
+
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
 def test_the_exact_test_counts_all_sign_vectors(steps: list[int]) -> None:
     vectors = list(itertools.product((1, -1), repeat=len(steps)))
