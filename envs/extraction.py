@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from functools import cache
 from importlib.util import find_spec
 
@@ -58,7 +58,7 @@ def normal(text: str) -> str | None:
     try:
         number = Decimal(plain.replace(",", "") if _NUMBER.fullmatch(plain) else plain)
         if number.is_finite() and abs(number.adjusted()) < 50:
-            return f"{number.normalize():f}" if number else "0"
+            return f"{number.normalize(Context(prec=len(plain))):f}" if number else "0"
     except InvalidOperation:
         pass
     return plain or None

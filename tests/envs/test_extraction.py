@@ -20,6 +20,7 @@ from grpo_tui.envs.extraction import AnswerFormError, make_extractor
         ("last_number", "First 3, then the answer is 1,234.50.", "1234.5"),
         ("last_number", "The larger number is **73**.", "73"),
         ("last_number", "from -7 to -0.0", "0"),
+        ("last_number", "it is 1234567890123456789012345678901.50", "1234567890123456789012345678901.5"),
         ("last_number", "none at all", None),
         ("last_number", "x = \u22122.5", "-2.5"),
         ("choice", "I think A is wrong. The answer is (b).", "b"),
