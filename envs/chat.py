@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from .agent import Message
+from .agent import ROLES, Message
 from .base import EnvOptions, StepResult
 from .calls import ToolCall, without_thoughts
 from .content import Block, Content
 from .multi_turn import MultiTurnEnv
 from .pictures import picture_of
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
@@ -21,8 +19,8 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
     Content is text, or blocks: `{"type": "text", "text": "…"}` and `{"type": "image", "image": "file.png"}` (or a data
     URL in the place of the file), which a policy that sees is shown.
 
-    There is no tool: the text of the policy after its thoughts is the answer. It is right and earns 1 if it equals a
-    known `answer` apart from blanks and case.
+    There is no tool: the text of the policy is the answer. It is right and earns 1 if it equals a known `answer` apart
+    from thoughts, blanks and case.
     """
 
     name = "chat"
@@ -53,9 +51,9 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
         return ""
 
     def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
-        text = without_thoughts(str(call.arguments["text"])).strip()
-        expected = self.expected(state)
-        correct = None if expected is None else " ".join(text.lower().split()) == " ".join(expected.lower().split())
+        text, expected = str(call.arguments["text"]), self.expected(state)
+        said = without_thoughts(text).lower().split()
+        correct = None if expected is None else said == expected.lower().split()
         return StepResult("", reward=float(bool(correct)), done=True, answer=text, correct=correct)
 
 
