@@ -6,6 +6,7 @@ act together. The answers of the environment are appended as tokens, so agent te
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, runtime_checkable
@@ -13,6 +14,8 @@ from typing import Any, Protocol, TypedDict, runtime_checkable
 from .calls import ToolCall
 from .content import Content, Picture
 from .trajectory import TokenArrays
+
+ROLES = ("system", "user", "assistant", "tool")
 
 
 class Message(TypedDict, total=False):
@@ -87,6 +90,14 @@ class SeeingSession(AgentSession, Protocol):
 @runtime_checkable
 class AsyncAgentSession(AgentSession, Protocol):
     """A session in which each row may write its next turn once it is ready."""
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        """Let these rows write their next turn. Not inside a running event loop."""
+
+        async def all_rows() -> list[AgentTurn]:
+            return await asyncio.gather(*map(self.act_alone, rows))
+
+        return asyncio.run(all_rows())
 
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn. Any number of rows may write at once."""

@@ -40,10 +40,7 @@ def guarded_map(function: Callable[[T], R], items: Sequence[T], *, timeout_s: fl
     given up: Python cannot end a thread, so it stays as a daemon and its result is dropped. No exception of `function`
     leaves this call, not even SystemExit.
     """
-    if not items:
-        return []
-    batch = _Batch(function, items, timeout_s, max(1, workers))
-    return batch.run()
+    return _Batch(function, items, timeout_s, workers).run()
 
 
 class _Batch(Generic[T, R]):
@@ -68,7 +65,7 @@ class _Batch(Generic[T, R]):
                 waiting = self.next_item < len(self.items)
                 if waiting and (not self.started or (stalled and len(self.started) < self.workers)):
                     self._hire()
-        return [o if o is not None else Outcome(error="the call was lost") for o in self.outcomes]
+        return [outcome for outcome in self.outcomes if outcome is not None]
 
     def _hire(self) -> None:
         # The first item is taken here, not by the new thread, so that it counts as under way at once.

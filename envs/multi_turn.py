@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, ClassVar, cast, get_args
 
 from .agent import (
+    ROLES,
     Agent,
     AgentSession,
     AgentTurn,
@@ -332,11 +333,9 @@ class MultiTurnEnv(Env[State, Task]):
         if not isinstance(messages, (list, tuple)) or not messages:
             raise TypeError("reset returned no messages")
         for message in messages:
-            if not isinstance(message, Mapping) or not isinstance(message.get("content"), (str, list, tuple)):
-                raise TypeError('every message of reset must be {"role": str, "content": str or blocks}')
-            if message.get("role") not in ("system", "user", "assistant", "tool"):
-                raise ValueError(f"a message of reset has the role {message.get('role')!r}")
-        told: list[Message] = [{**m, "content": cleaned(m.get("content", ""))} for m in messages]
+            if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+                raise ValueError(f"a message of reset is no mapping with a role of {', '.join(ROLES)}")
+        told: list[Message] = [{**m, "content": cleaned(m.get("content"))} for m in messages]
         asked = rollout.task.get("system_prompt")
         if isinstance(asked, str) and asked.strip():
             told = with_system(clean_text(asked), told)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -282,7 +282,7 @@ class Trajectory:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary without `tools` (the record stores those once per environment)."""
-        return _plain({f.name: getattr(self, f.name) for f in fields(self) if f.name != "tools"})
+        return {name: value for name, value in asdict(self).items() if name != "tools"}
 
 
 @dataclass(frozen=True)
@@ -307,18 +307,6 @@ class TokenArrays(Generic[A]):
 
     def __len__(self) -> int:
         return len(self.token_ids)  # type: ignore[arg-type] - both have a length
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if hasattr(value, "item"):  # a numpy scalar
-        return value.item()
-    return value
 
 
 def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:

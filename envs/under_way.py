@@ -296,7 +296,6 @@ class RolloutUnderWay:
         expected: str | None,
         meta: Mapping[str, object],
     ) -> Trajectory:
-        """Return the rollout as far as it got."""
         branch = {} if self.parent is None else {PARENT: self.parent.number, SHARED: self.shared}
         said = [Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt]
         return Trajectory(

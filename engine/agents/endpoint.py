@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...configs.schema import RunConfig
-from ...envs.agent import AgentTurn, Message, Seed
+from ...envs.agent import AgentTurn, AsyncAgentSession, Message, Seed
 from ...envs.calls import ToolCall, parse_calls
 from ...envs.content import text_of
 from ...envs.seeds import seed_of
@@ -109,7 +109,7 @@ class _Conversation:
     tokens: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)])
 
 
-class EndpointSession:
+class EndpointSession(AsyncAgentSession):
     """An `AsyncAgentSession` (`envs.agent`). Servers report the number of tokens but not their ids, which are 0."""
 
     def __init__(self, agent: EndpointAgent, rows: Sequence[_Conversation], tools: Sequence[Mapping[str, Any]]) -> None:
@@ -121,12 +121,6 @@ class EndpointSession:
         if self.tools:
             body["tools"] = self.tools
         return {name: value for name, value in body.items() if value is not None}
-
-    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        async def all_rows() -> list[AgentTurn]:
-            return await asyncio.gather(*map(self.act_alone, rows))
-
-        return asyncio.run(all_rows())
 
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn. Raises ChatError."""

@@ -57,7 +57,6 @@ class SeenRows:
         return 1 if self.model.image_id == 0 else 0
 
     def images_came(self, row: int) -> None:
-        """Update the positions of a row after its last observation brought images."""
         self._positions[row] = self._positions_of(row)
 
     def _positions_of(self, row: int) -> Positions | None:

@@ -96,7 +96,6 @@ def _nearest(run_dir: Path, config: RunConfig, version: int) -> Subject:
 
 
 def _evaluated(config: RunConfig, name: str) -> Subject:
-    """Return the policy of an evaluation."""
     return Subject(name, config, step=config.evaluation.step)
 
 

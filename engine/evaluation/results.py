@@ -47,7 +47,6 @@ class Task:
 
     @property
     def rate(self) -> float:
-        """Share of right samples."""
         return sum(map(bool, self.right)) / len(self.right)
 
 
@@ -70,14 +69,12 @@ class Evaluation:
 
     @cached_property
     def success(self) -> Interval | None:
-        """Success rate over tasks."""
         if not self.tasks or any(None in task.right for task in self.tasks.values()):
             return None
         return rate_interval([task.rate for task in self.tasks.values()])
 
     @cached_property
     def reward(self) -> Interval:
-        """Mean reward over tasks."""
         return mean_interval([fmean(task.rewards) for task in self.tasks.values()])
 
     @cached_property

@@ -36,7 +36,6 @@ class Subject:
 
     @property
     def is_adapters(self) -> bool:
-        """Whether the weights are adapters."""
         return self.weights is not None and (Path(self.weights).expanduser() / "adapter_config.json").is_file()
 
     def configure(self, config: RunConfig) -> RunConfig:

@@ -225,7 +225,7 @@ class RolloutPipeline:
         if made is None:
             with servers.waiting():
                 made = self._run(rows, 0, seed, step)
-        for spans in (servers.spans, servers.agent.spans):
+        for spans in (servers.spans, servers.agent.pool.spans):
             self.phases.spans.extend(spans.take())
         return made
 

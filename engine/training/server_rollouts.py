@@ -114,7 +114,7 @@ class ServerRollouts:
             if server in self._suspected:
                 continue
             self._suspected.add(server)
-            if self.agent.dismiss(server, reason):
+            if self.agent.pool.leave(server, reason):
                 self._dismissed.add(server)
         if any(turn.server in self._dismissed for r in sampled if r.trajectory for turn in r.trajectory.steps):
             self._times[metric.ROLLOUTS_DROPPED] += len(sampled)
@@ -127,7 +127,7 @@ class ServerRollouts:
                 f"mean, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
                 "precision of model.compute, and ask `grpo-tui doctor --server URL` what it lacks"
             )
-        self.agent.measured(by_server(sampled, present, step))
+        self.agent.pool.measured(by_server(sampled, present, step))
         ratios = log_ratios(sampled, present)
         every = np.abs(np.concatenate([np.zeros(0), *ratios]))
         metrics: Metrics = {

@@ -9,6 +9,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Unpack
 
 from ..agent import Message
@@ -67,8 +68,8 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
         self.instruction = instruction
         self.extract = make_extractor(answer)
         self.tools = (NOTE, ANSWER) if scratch_pad else ()
-        self._made: dict[int, ProceduralDataset] = {}
-        self._entries: dict[tuple[int, int], dict[str, object]] = {}
+        self._data = cache(self._make_data)
+        self._entry = lru_cache(20_000)(self._make_entry)
         self._lock = threading.Lock()
         self._data(0)  # a wrong name or option is said now, not in the first rollout
 
@@ -141,23 +142,16 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
             return 0.0
         return min(1.0, max(0.0, score)) if score == score else 0.0
 
-    def _entry(self, seed: int, index: int) -> dict[str, object]:
+    def _make_entry(self, seed: int, index: int) -> dict[str, object]:
         with self._lock:
-            entry = self._entries.get((seed, index))
-            if entry is None:
-                if len(self._entries) > 20_000:
-                    self._entries.clear()
-                entry = self._entries[seed, index] = self._data(seed)[index]
-            return entry
+            return self._data(seed)[index]
 
-    def _data(self, seed: int) -> ProceduralDataset:
-        if seed not in self._made:
-            reasoning_gym = optional("reasoning_gym", "reasoning-gym")
-            try:
-                self._made[seed] = reasoning_gym.create_dataset(self.dataset, seed=seed, size=SIZE, **self.options)
-            except (TypeError, ValueError, AssertionError) as problem:
-                raise ValueError(_explain(self.dataset, self.options, problem)) from problem
-        return self._made[seed]
+    def _make_data(self, seed: int) -> ProceduralDataset:
+        reasoning_gym = optional("reasoning_gym", "reasoning-gym")
+        try:
+            return reasoning_gym.create_dataset(self.dataset, seed=seed, size=SIZE, **self.options)
+        except (TypeError, ValueError, AssertionError) as problem:
+            raise ValueError(_explain(self.dataset, self.options, problem)) from problem
 
 
 def _explain(dataset: str, options: Mapping[str, object], problem: Exception) -> str:

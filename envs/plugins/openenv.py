@@ -82,7 +82,6 @@ class OpenEnvEnv(MultiTurnEnv):
         return [{"url": self.url, "seed": number} for number in split_seeds(split, n, seed)]
 
     def reset(self, task: Mapping[str, int | str]) -> tuple[Episode, list[Message]]:
-        """Open a connection for this rollout, reset with the task's seed."""
         episode = Episode(self.url, self.turn_timeout_s)
         answer = episode.ask("reset", {**self.options, **({"seed": task["seed"]} if "seed" in task else {})})
         text = "\n\n".join(part for part in (self.instruction, self._text(answer.get("observation"))) if part)

@@ -32,7 +32,7 @@ ACT = "ACT"
 """The tool by which a numbered action is given."""
 
 
-class TextGameEnv(MultiTurnEnv["Player", Mapping[str, int | str]]):
+class TextGameEnv(MultiTurnEnv["Game", Mapping[str, int | str]]):
     """A game of TextArena or Gymnasium. Its rewards are the environment's own.
 
     game: `textarena:NAME` or `gymnasium:NAME`. options: arguments of its `make`. instruction: text before the first
@@ -67,20 +67,20 @@ class TextGameEnv(MultiTurnEnv["Player", Mapping[str, int | str]]):
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         return [{"game": f"{self.library}:{self.game}", "seed": number} for number in split_seeds(split, n, seed)]
 
-    def reset(self, task: Mapping[str, int | str]) -> tuple[Player, list[Message]]:
-        player = Player(self._start(int(task["seed"])))
-        text = "\n\n".join(part for part in (self.instruction, player.game.text) if part)
-        return player, [Message(role="user", content=text or "Begin.")]
+    def reset(self, task: Mapping[str, int | str]) -> tuple[Game, list[Message]]:
+        game = self._start(int(task["seed"]))
+        text = "\n\n".join(part for part in (self.instruction, game.text) if part)
+        return game, [Message(role="user", content=text or "Begin.")]
 
     def explain(self) -> str:
         return super().explain() if self.tools else ""
 
-    def step(self, state: Player, call: ToolCall) -> StepResult:
+    def step(self, state: Game, call: ToolCall) -> StepResult:
         action = call.arguments["action"] if self.tools else without_thoughts(call.arguments["text"]).strip()
-        text, reward, done = state.game.act(action)
+        text, reward, done = state.act(action)
         state.total += reward
         correct = None if self.success_score is None else state.total >= self.success_score
-        board = state.game.board()
+        board = state.board()
         display = (Display("ansi", board),) if board and board not in text else ()
         return StepResult(text, reward, done, str(action) if done else None, correct, display=display)
 
@@ -95,19 +95,14 @@ class TextGameEnv(MultiTurnEnv["Player", Mapping[str, int | str]]):
             raise ValueError(f"{self.library} cannot make {self.game}: {one_line(problem)}") from problem
 
 
-class Player:
-    """A rollout's state. total: the sum of the rewards so far."""
-
-    def __init__(self, game: Game) -> None:
-        self.game, self.total = game, 0.0
-
-
 class TextArenaGame:
     """A game of TextArena for one player. Its games draw from Python's global generator, so each keeps its own state of
     it."""
 
     actions: int | None = None
     """The number of numbered actions (None: an action is text)."""
+    total = 0.0
+    """The sum of the rewards so far."""
     _turn = threading.Lock()
 
     def __init__(self, library: ModuleType, name: str, options: Mapping[str, object], seed: int) -> None:
@@ -156,6 +151,8 @@ class TextArenaGame:
 
 class GymnasiumGame:
     """An environment of Gymnasium that observes in words."""
+
+    total = 0.0
 
     def __init__(self, library: ModuleType, name: str, options: Mapping[str, object], seed: int) -> None:
         self._env = library.make(name, **options)

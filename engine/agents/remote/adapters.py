@@ -75,8 +75,6 @@ class AdapterPublisher:
         *,
         counted: str = "s",
     ) -> None:
-        if len(text) < 2:
-            raise ValueError("the fixed text needs two tokens at least")
         self.prefix = f"{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{counted}"
         self.folder = folder
         self.served = served.rstrip("/")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy as np
 from peft import PeftModel
 
-from ....envs.agent import AgentTurn, Seed
+from ....envs.agent import AgentTurn, AsyncAgentSession, Seed
 from ....envs.seeds import seed_of
-from ....envs.spans import Spans
 from ...policy.sight.processor import Encoded, SightError
 from ...runs.control.live import LiveBatch
 from ..chat import ChatBridge
@@ -25,7 +23,7 @@ from .pool import ServerPool
 from .protocol import GenerateRequest
 
 
-class RemoteSession(ChatSession):
+class RemoteSession(ChatSession, AsyncAgentSession):
     """An `AsyncAgentSession` with prompt-major rows. `placement.py` chooses the server of each.
 
     A turn depends only on the seed of its prompt, the row's index in its group and the turn's number, so a repeated
@@ -58,16 +56,6 @@ class RemoteSession(ChatSession):
         self._name = f"{adapter.name}-{np.random.default_rng().integers(2**32):08x}"
         self._open = True
         publisher.use(adapter)
-
-    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        """Let these rows write their next turn. Returns one `AgentTurn` per row, in order. Not inside a running event
-        loop.
-        """
-
-        async def all_rows() -> list[AgentTurn]:
-            return await asyncio.gather(*(self.act_alone(row) for row in rows))
-
-        return asyncio.run(all_rows())
 
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn. A row without room for a token writes nothing: `token_limit`."""
@@ -161,17 +149,6 @@ class RemoteAgent(ChatAgent):
     def publish(self, step: int) -> Adapter:
         """Make the present policy, after `step` optimiser steps, the acting version."""
         return self.publisher.publish(self.model, step)
-
-    @property
-    def spans(self) -> Spans:
-        """When each server wrote."""
-        return self.pool.spans
-
-    def dismiss(self, server: str, reason: str) -> bool:
-        return self.pool.leave(server, reason)
-
-    def measured(self, servers: Mapping[str, tuple[float, float]]) -> None:
-        self.pool.measured(servers)
 
     def _open(
         self,

@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
 
@@ -112,11 +112,11 @@ class ServerClient:
                 self._free.notify_all()
 
     async def version(self) -> str:
-        return str(self._object(await self._admin("GET", "/version"))["version"])
+        return str(self._field(await self._admin("GET", "/version"), "version"))
 
     async def models(self) -> dict[str, str]:
         """Return the served names, the base model's first, and the folder of each."""
-        found = self._object(await self._admin("GET", "/v1/models"))["data"]
+        found = self._field(await self._admin("GET", "/v1/models"), "data")
         try:
             return {str(m["id"]): str(m.get("root") or "") for m in found}  # type: ignore[attr-defined]
         except (TypeError, KeyError, AttributeError):
@@ -167,14 +167,11 @@ class ServerClient:
         raise ServerTrouble(f"it answered {answer.status_code} to {path} ({said})")
 
     @staticmethod
-    def _object(body: bytes) -> Mapping[str, object]:
+    def _field(body: bytes, name: str) -> object:
         try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or not ({"version", "data"} & set(found)):
-            raise ServerTrouble("its answer cannot be read")
-        return found
+            return json.loads(body)[name]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise ServerTrouble("its answer cannot be read") from None
 
 
 def open_http() -> httpx.AsyncClient:

@@ -167,7 +167,6 @@ class VisualEnv(MultiTurnEnv):
         return show(task, route, seed)
 
     def expected(self, task: Mapping[str, object]) -> str | None:
-        """Return the right answer, or the first of several."""
         answers = _answers(task)
         return answers[0] if answers else None
 

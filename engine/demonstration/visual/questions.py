@@ -56,7 +56,6 @@ class Question:
     box: tuple[int, int, int, int] | None = None
 
     def to_task(self) -> dict[str, Any]:
-        """Return a task as a JSON row."""
         task = {"question": self.kind, "answer": self.answer, "points": self.points, "box": self.box}
         stated = {name: value for name, value in task.items() if value}
         # Through JSON, so that a row is the same before and after it was in a file.

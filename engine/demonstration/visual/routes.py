@@ -168,14 +168,12 @@ _RIGHT: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
 
 
 def _look(point: Sequence[int]) -> Generator[str, str, Properties]:
-    """Segment the object at a point and ask for its properties."""
     observation = yield _segment(point)
     observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
     return _properties(observation)
 
 
 def _both(task: Mapping[str, Any]) -> Generator[str, str, tuple[Properties, Properties]]:
-    """Segment both objects, then look at both."""
     one = yield _segment(task["points"][0])
     other = yield _segment(task["points"][1])
     first = yield _call("GET_PROPERTIES", mask=_mask(one))

@@ -48,7 +48,6 @@ class HarnessRollouts(MultiTurnEnv):
 
     answers_misuse = True
     id: str
-    has_calls = False
 
     def __init__(self, tokenizer: object, *, max_turns: int, **config: Unpack[EnvOptions]) -> None:
         super().__init__(tokenizer, max_turns=max_turns, **config)
@@ -110,7 +109,6 @@ class VerifiersEnv(HarnessRollouts):
     ) -> None:
         self.id = id
         self.env = load(id, dict(args or {}))
-        self.has_calls = bool(self.env.tool_defs)
         own_limit = getattr(self.env, "max_turns", -1)
         limit = own_limit if isinstance(own_limit, int) and own_limit > 0 else MAX_TURNS
         super().__init__(tokenizer, max_turns=max_turns or limit, **config)

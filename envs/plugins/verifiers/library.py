@@ -12,11 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from ....configs.sections.rewards import COMPONENTS
-from ...agent import Message
+from ...agent import ROLES, Message
 from ...trajectory import Score
 from ...user_code import UserCodeError, find_module, one_line
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 def library() -> ModuleType:
@@ -76,7 +74,6 @@ class RubricParts:
 
     @classmethod
     def of(cls, rubric: Any) -> RubricParts:
-        """Return the parts of a rubric, or of a group of rubrics."""
         vf = library()
         weights: dict[str, float] = {}
         for part in getattr(rubric, "rubrics", None) or [rubric]:
@@ -90,7 +87,6 @@ class RubricParts:
         return cls(weights)
 
     def scores(self, metrics: Mapping[str, object], reward: float) -> tuple[tuple[Score, ...], dict[str, float]]:
-        """Return a state's scores and its other columns."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         if self.weights is None:
             return (Score(TOTAL, reward),), numbers

@@ -65,7 +65,6 @@ class TasksetEnv(HarnessRollouts):
             raise ValueError(f"the taskset {id} has no tasks")
         super().__init__(tokenizer, max_turns=max_turns or MAX_TURNS, **config)
         self.tools = self._first_tools()
-        self.has_calls = bool(self.tools)
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         """Return at most `n` tasks in an order of `seed`. A tenth is held out, by a hash of their keys."""
@@ -101,7 +100,6 @@ class TasksetEnv(HarnessRollouts):
         return tools
 
     async def _played(self, task: Any, exchange: Exchange) -> Any:
-        """Play one episode; return it."""
         served = self._served
         await served.open()
         context = await self._endpoint.context(served.v1)
