@@ -42,9 +42,7 @@ class DatasetEnv(ChatEnv):
 
     def explain(self) -> str:
         """Explain the tools. Without tools, leave the user's prompts unchanged."""
-        if not self.functions:
-            return ""
-        return explain_calls(self.offered(), OPTIONAL_CALLS)
+        return explain_calls(self.offered(), OPTIONAL_CALLS) if self.functions else ""
 
     def offered(self) -> Sequence[ToolSpec]:
         return [tool.spec for tool in self.functions.values()]

@@ -80,13 +80,16 @@ def checked_verdicts(verdicts: object, n: int) -> list[Verdict | None]:
     """Return `verdicts` if they are `n` sound ones."""
     if not isinstance(verdicts, (list, tuple)) or len(verdicts) != n:
         raise TypeError(f"finish returned {describe(verdicts)}, not a list of {n} verdicts")
-    for verdict in verdicts:
-        if verdict is not None and not isinstance(verdict, Verdict):
-            raise TypeError(f"finish returned {describe(verdict)} among its verdicts")
-        for score in verdict.scores if verdict is not None else ():
-            if score.value is not None and not math.isfinite(score.value):
-                raise ValueError(f"finish gave {score.value} as the score {score.name}")
-    return list(verdicts)
+    return [None if verdict is None else _checked_verdict(verdict) for verdict in verdicts]
+
+
+def _checked_verdict(verdict: Verdict) -> Verdict:
+    """Return a verdict. A score that is no number is a fault of its own rollout."""
+    _expect(verdict, Verdict, "finish returned {} among its verdicts")
+    for score in verdict.scores:
+        if score.value is not None and not math.isfinite(score.value):
+            return Verdict(error=f"finish gave {score.value} as the score {score.name}")
+    return verdict
 
 
 def _check_ids(resources: object, what: str) -> None:

@@ -19,6 +19,8 @@ from ...envs.content import Block, Content, ImageBlock, Picture, TextBlock, pict
 from ..policy.sight.processor import Encoded, Sight, SightError
 
 AGENT, OBSERVATION = "SENTINELAGENTTURN", "SENTINELOBSERVATION"
+KEPT = 1000
+"""Characters of an observation whose tokens are kept. Longer ones rarely come again, and would take much memory."""
 NO_PICTURE = Picture("none", lambda: np.zeros((1, 1, 3), np.uint8))
 """A placeholder where only the text around a picture is needed."""
 
@@ -112,10 +114,10 @@ class ChatBridge:
 
     def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
         """Return the token ids and images between two turns, for an observation with `pictures`. Raises SightError."""
-        if self.sight is None:
-            return Encoded(list(self.bridge(last_token, observation)), ())
-        if not pictures:
-            return self.sight.agreed(self.bridge(last_token, observation), ())
+        if self.sight is None or not pictures:
+            bridge = self.bridge if len(observation) <= KEPT else self._bridge
+            tokens = bridge(last_token, observation)
+            return Encoded(list(tokens), ()) if self.sight is None else self.sight.agreed(tokens, ())
         close, opening = self._around(len(pictures))
         tokens, images = self.sight.encode(close + observation + opening, pictures)
         return Encoded(self._after_own_end(tokens, last_token), images)
@@ -167,8 +169,7 @@ class ChatBridge:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the agent's text without the token that ended the turn."""
         kept = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
-        text = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return cast(str, text)
+        return str(self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _cut(self, role: str, images: int) -> tuple[str, str]:
         """Return the text between the agent's text and an observation (with signs for the images), and the text after

@@ -12,6 +12,9 @@ from ...envs.trajectory import TokenArrays
 from ..policy.sight.processor import Encoded, SightError
 from .chat import ChatBridge
 
+LONGEST_TOKEN = 1024
+"""No token has more characters. So a text may be too long for a row without being tokenised."""
+
 
 class TokenHistory:
     """Growing rows of tokens. All arrays are `[rows, width]`, valid up to `length[row]`."""
@@ -128,6 +131,9 @@ class ChatSession:
             if self._exhausted[row] or row in self._refused:
                 continue
             end = int(self.history.length[row])
+            if len(observation) > LONGEST_TOKEN * (self._limit - end):
+                self._exhausted[row] = True
+                continue
             try:
                 tokens, images = self.chat.answer_seen(int(self.history.ids[row, end - 1]), observation, shown)
             except SightError as problem:

@@ -163,9 +163,6 @@ class EndpointSession(AsyncAgentSession):
             turn=np.array([turn for turn, _ in said], np.int16),
         )
 
-    def close(self) -> None:
-        pass
-
     def _count(self, said: _Conversation, usage: Mapping[str, Any]) -> int:
         """Add the tokens of a turn and of the text before it. Returns the place of its first token."""
         before, written = usage.get("prompt_tokens"), usage.get("completion_tokens")

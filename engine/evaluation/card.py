@@ -97,10 +97,9 @@ def _success(reader: RunReader, run_dir: Path, result: Path) -> Iterator[str]:
     for run in list_runs(run_dir.parent):
         if run.mode == "eval" and run.status == "finished":
             try:
-                model = read_config(run.path).model
-                if result.resolve() not in (
-                    Path(p).expanduser().resolve() for p in (model.sft_adapters, model.base) if p
-                ):
+                config = read_config(run.path)
+                weights = (Path(p).expanduser().resolve() for p in (config.model.sft_adapters, config.model.base) if p)
+                if config.evaluation.branch.run or result.resolve() not in weights:
                     continue
                 made = read_evaluation(Path(run.path))
             except (GrpoTuiError, OSError):

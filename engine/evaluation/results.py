@@ -113,13 +113,17 @@ def read_evaluation(run_dir: Path) -> Evaluation:
         raise EvaluationError(f"{run_dir} is a run of mode {config.mode}, not an evaluation")
     tasks: dict[int, Task] = {}
     with RunReader(run_dir) as reader:
-        for row in reader.rollouts.page(limit=reader.rollouts.total()):
-            record = reader.bodies.trajectory(row.n)
-            task = tasks.setdefault(int(row.extra.get(TASK, -1)), Task(row.prompt_id, row.prompt))
-            if len(task.numbers) < config.evaluation.samples:  # killed while recording, a task is repeated
-                _add(task, row, record)
+        for (number, _), row in _rows(reader).items():
+            task = tasks.setdefault(number, Task(row.prompt_id, row.prompt))
+            _add(task, row, reader.bodies.trajectory(row.n))
     whole = {n: task for n, task in sorted(tasks.items()) if len(task.numbers) == config.evaluation.samples}
     return Evaluation(run_dir, config.evaluation, whole)
+
+
+def _rows(reader: RunReader) -> dict[tuple[int, int], TrajectoryRow]:
+    """Return the newest row of each sample by task and place: killed while recording, a task is repeated."""
+    rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
+    return {(int(row.extra.get(TASK, -1)), row.rollout): row for row in rows}
 
 
 def _add(task: Task, row: TrajectoryRow, record: TrajectoryRecord) -> None:
@@ -170,8 +174,7 @@ def _evaluations_of(run: RunInfo) -> dict[Path, object]:
 def finished_tasks(run_dir: Path, samples: int) -> set[int]:
     """Numbers of the tasks whose samples are all recorded."""
     with RunReader(run_dir) as reader:
-        rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
-    counts = Counter(int(row.extra.get(TASK, -1)) for row in rows)
+        counts = Counter(number for number, _ in _rows(reader))
     return {number for number, count in counts.items() if count >= samples}
 
 

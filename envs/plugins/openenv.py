@@ -168,7 +168,7 @@ class Episode:
             )
         except Exception as problem:
             raise ConnectionError(f"{address} takes no connection: {one_line(problem)}") from problem
-        self._closing = weakref.finalize(self, _close, self._socket)
+        self.close = weakref.finalize(self, _close, self._socket)
 
     def ask(self, kind: str, data: Mapping[str, object]) -> dict[str, Any]:
         """Return the answer to one message. Raises ActionRefused, ConnectionError."""
@@ -190,9 +190,6 @@ class Episode:
         if code == "VALIDATION_ERROR" and kind == "step":
             raise ActionRefused(message)
         raise ConnectionError(f"the OpenEnv server failed at {kind}: {message}")
-
-    def close(self) -> None:
-        self._closing()
 
 
 def _close(socket: ClientConnection) -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from grpo_tui.envs.agent import Message
-from grpo_tui.envs.base import StepResult
+from grpo_tui.envs.base import StepResult, Verdict
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.calls import ToolCall, format_call
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 from grpo_tui.envs.tools import Argument, ToolSpec
-from grpo_tui.envs.trajectory import Display, StepContext, token_rewards
+from grpo_tui.envs.trajectory import Display, Score, StepContext, token_rewards
 
 from .scripts import ByteAgent, demonstrating
 
@@ -282,6 +282,16 @@ def test_a_broken_reset_costs_its_own_rollouts(how: str):
     assert all(t.error.startswith("reset: ") and "\n" not in t.error for t in out["trajectories"][:2])
     assert len(out["tokens"]) == 4
     assert not any(tokens.agent_mask.any() for tokens in out["tokens"][:2])
+
+
+def test_a_score_that_is_no_number_costs_its_own_rollout():
+    class Judging(TroubleEnv):
+        def finish(self, states: Any) -> list[Verdict]:
+            return [Verdict((Score("style", float("nan") if i else 0.5),), correct=True) for i in range(len(states))]
+
+    first, second = Judging().run_trial([{}], ByteAgent(lambda *_: do("end")), 2)["trajectories"]
+    assert first.correct and first.steps[-1].scores == (Score("style", 0.5),)
+    assert second.stop_reason == "error" and second.error == "finish gave nan as the score style"
 
 
 def test_hanging_rollouts_wait_together_not_one_after_the_other():

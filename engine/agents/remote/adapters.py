@@ -11,6 +11,7 @@ import re
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -91,8 +92,8 @@ class AdapterPublisher:
         """Those that every available server serves, by name."""
         self._unloaded = self._left_over()
         """Folders of versions that no server serves any more."""
-        self._users: dict[str, int] = {}
-        self._counting = threading.Lock()
+        self._users = Counter[str]()
+        self._counting = threading.RLock()
         self._doing: Future[None] | None = None
         self._ends = False
         pool.admit = self._admit
@@ -153,7 +154,7 @@ class AdapterPublisher:
         """Unload versions that are neither current nor in use. Their folders are deleted at the next call."""
         self._delete()
         with self._counting:
-            kept = {*self._users, "" if self.current is None else self.current.name}
+            kept = {*+self._users, "" if self.current is None else self.current.name}
             old = [a for a in self._wanted if a.name not in kept]
             self._wanted = [a for a in self._wanted if a.name in kept]
             self._proved = {name: a for name, a in self._proved.items() if name in kept}
@@ -166,18 +167,16 @@ class AdapterPublisher:
         with self._counting:
             held = next((a for a in self._proved.values() if a.step == step), None)
             if held is not None:
-                self._users[held.name] = self._users.get(held.name, 0) + 1
+                self.use(held)
         return held
 
     def use(self, adapter: Adapter) -> None:
         with self._counting:
-            self._users[adapter.name] = self._users.get(adapter.name, 0) + 1
+            self._users[adapter.name] += 1
 
     def release(self, adapter: Adapter) -> None:
         with self._counting:
             self._users[adapter.name] -= 1
-            if not self._users[adapter.name]:
-                del self._users[adapter.name]
 
     def end(self) -> None:
         """Cancel calls of `offer` and `retire` on another thread (CancelledError)."""

@@ -7,7 +7,7 @@ import logging
 import random
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from ...agent import Message
@@ -37,10 +37,9 @@ class Rollout:
 
     exchange: Exchange
     turns: int = 0
-    _given_up: weakref.finalize = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._given_up = weakref.finalize(self, self.exchange.give_up)
+        weakref.finalize(self, self.exchange.give_up)
 
 
 class HarnessRollouts(MultiTurnEnv):
@@ -54,9 +53,7 @@ class HarnessRollouts(MultiTurnEnv):
         self._special = tuple(map(str, getattr(tokenizer, "all_special_tokens", None) or ()))
 
     def explain(self) -> str:
-        if not self.tools:
-            return ""
-        return explain_calls(self.tools, OPTIONAL_CALLS)
+        return explain_calls(self.tools, OPTIONAL_CALLS) if self.tools else ""
 
     def parse(self, text: str) -> ToolCall:
         if self.tools:

@@ -5,6 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.engine.agents.chat import ChatBridge, ChatTemplateError
+from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.envs.agent import Message
 
 from .models import TEXTS
@@ -65,6 +66,19 @@ def test_a_turn_that_was_cut_is_closed(end):
     cut = bridge.bridge(tok.encode("re")[-1], "mask 12")
     assert cut[-len(bridge.bridge(stop, "mask 12")) :] == bridge.bridge(stop, "mask 12")
     assert str(tok.decode(list(cut))).lstrip().startswith(end)
+
+
+def test_long_observations_take_neither_time_nor_memory(monkeypatch: pytest.MonkeyPatch):
+    agent = ScriptedAgent([["red"]], tokenizer(CHATML, "<|im_end|>"), max_trajectory_tokens=3000)
+    session = agent.start([[{"role": "user", "content": "What?"}]], 3)
+    session.act([0, 1, 2])
+    kept = agent.chat.bridge.cache_info().currsize
+    session.observe([0, 1], ["short", "mask 12 " * 200])
+    assert agent.chat.bridge.cache_info().currsize == kept + 1
+    monkeypatch.setattr(agent.chat, "encode", None)  # what cannot fit is not tokenised
+    session.observe([2], ["x" * 4_000_000])
+    assert session.act([2])[0].stop_reason == "token_limit"
+    assert len(session.tokens(1)) > len(session.tokens(0)) > len(session.tokens(2))
 
 
 def test_templates_that_cannot_carry_a_conversation_are_refused():

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.configs.loading import load_config
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections import EvaluationConfig
 from grpo_tui.configs.writing import to_yaml
-from grpo_tui.engine.evaluation.results import TASK, Evaluation, Task, compare, read_evaluation
+from grpo_tui.engine.evaluation.results import TASK, Evaluation, Task, compare, finished_tasks, read_evaluation
 from grpo_tui.engine.runs.control.requests import Request
 from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training import evaluate
+from grpo_tui.envs.trajectory import Trajectory
 from tests.e2e.world import grpo_tui, save_model, write_world
 
 
@@ -161,6 +164,27 @@ def test_a_task_that_its_environment_failed_has_no_components_to_compare() -> No
     found = compare(evaluation(*right), evaluation(right[0], failed))
     assert found.components["task"].interval.n == 1 and found.reward.interval.n == 2
     assert not compare(evaluation(right[1]), evaluation(failed)).components
+
+
+def test_a_task_that_was_recorded_in_part_and_repeated_counts_each_sample_once(tmp_path: Path) -> None:
+    config = RunConfig(mode="eval", evaluation=EvaluationConfig(subject="model", samples=3))
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    writer = RunWriter(tmp_path)
+
+    def record(*samples: int) -> None:
+        made = [Trajectory(f"{n}", "e", "p", "g", n, "Q?", (), correct=n == 2, extra={TASK: 0}) for n in samples]
+        writer.trajectories(0, list(map(TrajectoryRecord, made)))
+        assert writer.flush(30)
+
+    try:
+        for killed in range(2):
+            record(0, 1)
+            assert finished_tasks(tmp_path, 3) == set(), killed
+        record(0, 1, 2)
+    finally:
+        writer.close()
+    assert finished_tasks(tmp_path, 3) == {0}
+    assert read_evaluation(tmp_path).tasks[0].right == [False, False, True]
 
 
 def test_portions_are_consecutive_tasks() -> None:
