@@ -56,18 +56,11 @@ def find_problem(call: ToolCall, tools: Sequence[ToolSpec], context: StepContext
             if argument.required:
                 return f"{argument.name} missing"
             continue
-        problem = _value_problem(argument, call.arguments[argument.name], context)
-        if problem:
-            return problem
-    return None
-
-
-def _value_problem(argument: Argument, value: object, context: StepContext) -> str | None:
-    fault = find_fault(argument, value, context)
-    if fault is not None:
-        return fault.brief
-    if argument.refers_to and resource_id(value) not in context.resources.get(argument.refers_to, ()):
-        return f"no {argument.refers_to} {brief(value)}"
+        value, kind = call.arguments[argument.name], argument.refers_to
+        if (fault := find_fault(argument, value, context)) is not None:
+            return fault.brief
+        if kind and resource_id(value) not in context.resources.get(kind, ()):
+            return f"no {kind} {brief(value)}"
     return None
 
 

@@ -304,13 +304,9 @@ class MultiTurnEnv(Env[State, Task]):
             self.prefetch(tasks)
         except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
             logger.warning("%s could not prefetch", env_name(self), exc_info=True)
+        kept = 0 if self.image_store is None else self.image_tasks
         rollouts = [
-            RolloutUnderWay(
-                task,
-                number,
-                knows_success=self.knows_success,
-                keep_images=self.image_store is not None and index < self.image_tasks,
-            )
+            RolloutUnderWay(task, number, knows_success=self.knows_success, keep_images=index < kept)
             for index, task in enumerate(tasks)
             for number in range(num_rollouts)
         ]

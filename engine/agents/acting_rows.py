@@ -80,7 +80,8 @@ def difference(decoder: Decoder, form: RowsOf) -> float:
         longer = [_plain(decoder, ids) for ids, _ in acted]
         if all(map(torch.equal, plain, longer)):
             raise UnsupportedModelError("its window of attention cannot be tried on short rows")
-    return max(_divergence(p, found) for p, (_, found) in zip(plain, acted, strict=True))
+    # torch's maximum is NaN if there is one
+    return max(float((p.exp() * (p - q)).sum(-1).max()) for p, (_, q) in zip(plain, acted, strict=True))
 
 
 def _conversation(decoder: Decoder, form: RowsOf) -> list[tuple[np.ndarray, torch.Tensor]]:
@@ -96,11 +97,6 @@ def _conversation(decoder: Decoder, form: RowsOf) -> list[tuple[np.ndarray, torc
         acted += _turn(decoder, rows, history, np.array([0, 3]), random, vocabulary)
     rows.clear()
     return acted
-
-
-def _divergence(true: torch.Tensor, found: torch.Tensor) -> float:
-    """Return the largest KL(true ‖ found) of log-probs [n, V]; NaN if there is one."""
-    return float((true.exp() * (true - found)).sum(-1).max())
 
 
 def _turn(

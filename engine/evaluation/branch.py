@@ -190,7 +190,7 @@ def side_of(rows: Sequence[TrajectoryRow], step: int, low: float, high: float) -
     low, high: the range of rewards.
     """
     whole = [r for r in rows if r.reward is not None and r.stop_reason not in ("error", "timeout")]
-    same = [r for r in whole if not _differs(r)] or whole
+    same = [r for r in whole if r.extra.get(DIFFERS) is None] or whole
     rewards = [r.reward for r in same if r.reward is not None]
     right = [None if r.correct is None else float(r.correct) for r in same]
     rates = [r for r in right if r is not None]
@@ -199,13 +199,9 @@ def side_of(rows: Sequence[TrajectoryRow], step: int, low: float, high: float) -
     else:
         reward, success = bounded_interval(rewards, low, high), rate_interval(rates)
     known = bool(rates) and None not in right
-    return Side(rows, reward, success if known else None, sum(map(_differs, rows)))
+    return Side(rows, reward, success if known else None, sum(r.extra.get(DIFFERS) is not None for r in rows))
 
 
 def _exactly(values: Sequence[float]) -> Interval:
     value = fmean(values) if values else math.nan
     return Interval(value, value, value, len(values))
-
-
-def _differs(row: TrajectoryRow) -> bool:
-    return row.extra.get(DIFFERS) is not None

@@ -5,6 +5,7 @@ Single-turn, where the whole turn is the answer, or with a scratch pad, where NO
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 import threading
@@ -151,16 +152,9 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
         try:
             return reasoning_gym.create_dataset(self.dataset, seed=seed, size=SIZE, **self.options)
         except (TypeError, ValueError, AssertionError) as problem:
-            raise ValueError(_explain(self.dataset, self.options, problem)) from problem
-
-
-def _explain(dataset: str, options: Mapping[str, object], problem: Exception) -> str:
-    import difflib
-
-    from reasoning_gym.factory import DATASETS
-
-    if dataset in DATASETS:
-        return f"reasoning-gym's {dataset} does not take the options {dict(options)}: {problem}"
-    near = difflib.get_close_matches(dataset, list(DATASETS), 1, 0.5)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
-    return f'reasoning-gym has no data set "{dataset}"{hint}'
+            known = reasoning_gym.factory.DATASETS
+            if self.dataset in known:
+                raise ValueError(f"{self.dataset} does not take the options {self.options}: {problem}") from problem
+            near = difflib.get_close_matches(self.dataset, known, 1, 0.5)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise ValueError(f'reasoning-gym has no data set "{self.dataset}"{hint}') from problem

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SESSION = "X-Session-ID"
 BODY = 256 * 2**20
 """Largest request in bytes."""
+USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""Tokens are counted by this project."""
 
 
 class Endpoint:
@@ -77,13 +79,13 @@ class Endpoint:
         reason = "length" if turn.cut else "tool_calls" if turn.calls else "stop"
         if not body.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": reason}
-            return web.json_response({**made, "object": "chat.completion", "choices": [choice], "usage": _usage()})
+            return web.json_response({**made, "object": "chat.completion", "choices": [choice], "usage": USAGE})
         calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", ()))]
         delta = {**message, **({"tool_calls": calls} if calls else {})}
         events = (
             {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
             {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
-            {"choices": [], "usage": _usage()},
+            {"choices": [], "usage": USAGE},
         )
         text = "".join(f"data: {json.dumps({**made, 'object': 'chat.completion.chunk', **e})}\n\n" for e in events)
         return web.Response(text=f"{text}data: [DONE]\n\n", content_type="text/event-stream")
@@ -112,8 +114,3 @@ def _plain(message: Mapping[str, Any]) -> dict[str, object]:
 
 def _error(message: str, code: str | None = None) -> dict[str, object]:
     return {"error": {"message": message, "type": "invalid_request_error", "code": code}}
-
-
-def _usage() -> dict[str, int]:
-    """Return a usage: the tokens are counted by this project."""
-    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
