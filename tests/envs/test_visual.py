@@ -399,7 +399,7 @@ def test_rows_may_hold_line_separators_and_their_file_a_byte_order_mark(tmp_path
     Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
     row = {"image": "a.png", "question": "one\u2028two\x85?", "answer": "a", "split": "train"}
     (tmp_path / "questions.jsonl").write_text("\ufeff" + json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
-    assert visual(images=str(tmp_path)).own_tasks["train"][0]["question"] == row["question"]
+    assert visual(images=str(tmp_path)).make_tasks("train", 1, 0)[0]["question"] == row["question"]
 
 
 @pytest.mark.parametrize("box", [[127.6, 0, 128, 9], [127, 100.6, 128, 100.9], [0, 0, 0.4, 0.4]])
