@@ -145,7 +145,7 @@ def compute_score(
     each function by its name, and its explanation as `NAME_why`. A function that does not apply counts as 0. Raises
     RewardFunctionError.
     """
-    columns = {"answer": ground_truth, "data_source": data_source, **(extra_info or {})}
+    columns = {**(extra_info or {}), "answer": ground_truth, "data_source": data_source}  # GSM8K's has an `answer`, too
     judges = _functions(tuple(functions), None if weights is None else tuple(weights))
     judges.check_columns(columns)
     asked = Completions(

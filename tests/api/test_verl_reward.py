@@ -41,7 +41,9 @@ def chosen(tmp_path: Path) -> dict[str, Any]:
 def test_the_score_is_the_weighted_sum_with_an_explanation(
     chosen: dict[str, Any], said: str, limit: int | None, score: float, short: float
 ) -> None:
-    found = grpo_tui.verl.compute_score("visual", said, "red", {"limit": limit, "split": "train"}, **chosen)
+    found = grpo_tui.verl.compute_score(
+        "visual", said, "red", {"limit": limit, "answer": "A cherry. #### red"}, **chosen
+    )
     assert found == {
         "score": pytest.approx(score),
         "accuracy": float("red" in said),
