@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from grpo_tui.configs.checks import check_relations
 from grpo_tui.configs.loading import load_config
-from grpo_tui.tui.cli.dry_run import small
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.tui.cli import dry_run
 from grpo_tui.tui.cli.main import run
 from grpo_tui.tui.cli.play import for_play
 
@@ -52,6 +55,15 @@ def test_what_does_not_exist_is_found_before_a_run_is_made(
     assert not (tmp_path / "runs").exists()
 
 
+def test_sigterm_stops_a_dry_run(monkeypatch: pytest.MonkeyPatch):
+    """As `timeout 60 grpo-tui train --dry-run` sends it."""
+    run, stopped = look(Path("gone")), []
+    monkeypatch.setattr(dry_run, "start_run", lambda config, runs_dir: run)
+    monkeypatch.setattr(dry_run, "look", lambda path: os.kill(os.getpid(), signal.SIGTERM) or run)
+    monkeypatch.setattr(dry_run, "stop_run", stopped.append)
+    assert dry_run.dry_run(load_config()) == 143 and stopped == [run]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -62,7 +74,7 @@ def test_what_does_not_exist_is_found_before_a_run_is_made(
 )
 def test_what_can_be_trained_can_be_tried_and_played(settings: list[str], tmp_path: Path):
     config = load_config(None, settings)
-    assert list(check_relations(small(config, tmp_path))) == []
+    assert list(check_relations(dry_run.small(config, tmp_path))) == []
     assert list(check_relations(for_play(config))) == []
 
 

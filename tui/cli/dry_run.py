@@ -14,11 +14,10 @@ from ...engine.launch.start import start_run
 from ...engine.launch.stop import stop_run
 from ...engine.runs.control.status import look
 from ...engine.runs.read.reader import RunReader
-from ...engine.runs.types import RunInfo
 from ..plain import read_whole
 from ..text import wrap
 from .common import ExitCode, fail, say
-from .follow import crash_reason
+from .follow import StopAsked, crash_reason, signals
 
 ROLLOUTS = 2
 POLL_S = 0.2
@@ -30,23 +29,18 @@ def dry_run(config: RunConfig) -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-tui-dry-run-", ignore_cleanup_errors=True) as folder:
         run = start_run(small(config, Path(folder)), runs_dir=Path(folder))
         say(f"dry run: {ROLLOUTS} rollouts of one prompt of {run.environment} with {run.model}; nothing of it is kept")
-        ended = _wait(Path(run.path))
+        try:
+            with signals():
+                while (ended := look(Path(run.path))).active:
+                    time.sleep(POLL_S)
+        except StopAsked as asked:
+            stop_run(run)
+            return asked.exit_code
         if ended.status == "crashed":
             fail(crash_reason(ended) or "the dry run crashed without a message")
         with RunReader(Path(run.path)) as reader:
             _tell(reader, config)
     return ExitCode.OK
-
-
-def _wait(path: Path) -> RunInfo:
-    """Return the run when it has ended. Ctrl-C stops it first."""
-    try:
-        while (run := look(path)).active:
-            time.sleep(POLL_S)
-    except BaseException:
-        stop_run(look(path))
-        raise
-    return run
 
 
 def small(config: RunConfig, folder: Path) -> RunConfig:
