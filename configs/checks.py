@@ -269,6 +269,9 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     """Find files and folders that are named but missing. Not for the stored configuration of an old run."""
     if config.seed >= 2**32 and config.mode in ("sft", "rft"):
         yield Problem("seed", f"{config.seed} is no seed of NumPy", "at most 4294967295")
+    serve = config.online.serve
+    if config.mode == "online" and serve is not None and not re.fullmatch(r".*:\d{1,5}", serve):
+        yield Problem("online.serve", f"{serve!r} names no port", "HOST:PORT, such as 127.0.0.1:8000")
     adapters, template = config.model.sft_adapters, config.model.chat_template
     rewards, environment = config.rewards, config.environment
     named = [

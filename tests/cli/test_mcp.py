@@ -328,3 +328,10 @@ def test_the_skill_is_short_and_names_real_tools(capsys: pytest.CaptureFixture[s
     for name in (*vars(RunTools), *vars(RolloutTools)):
         if not name.startswith("_") and name != "notes":
             assert f"`{name}`" in text
+
+
+async def test_a_number_that_no_record_holds_is_refused_in_a_sentence(tmp_path: Path):
+    record(tmp_path / "runs", "small")
+    async with client(tmp_path / "runs") as session:
+        for tool, arguments in (("metrics", {"names": ["kl/mean"], "to_step": 2**70}), ("events", {"offset": 2**70})):
+            assert "a number is larger than any" in await refused(session, tool, run="small", **arguments)

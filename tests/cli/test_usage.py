@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ HERE = Path(__file__).parent
         (["online", "--requests", "a", "--serve", "b"], "exclude each other"),
         ([], "needs a terminal"),
         (["inspect"], "RUN"),
+        (["inspect", "~nobody-at-all/run"], "the name of no user"),
+        (["online", "--serve", "8000"], "--serve: online.serve: '8000' names no port"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, arguments: list[str], said: str):
@@ -219,3 +222,19 @@ def test_the_app_does_not_open_on_a_terminal_that_cannot_show_it(tmp_path: Path)
     os.close(inner)
     os.close(main)
     assert answer.returncode == 2 and "the app needs a terminal" in answer.stderr
+
+
+def test_sigterm_ends_the_servers_of_rollouts_serve(tmp_path: Path) -> None:
+    server = tmp_path / "vllm"
+    server.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    server.chmod(0o755)
+    words = [sys.executable, "-m", "grpo_tui.tui.cli", "rollouts", "serve", "builtin:tiny"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with subprocess.Popen(words, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL) as command:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.terminate()
+        assert command.wait(30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -80,6 +80,8 @@ def _answer(tool: Callable[..., Any], arguments: dict[str, object]) -> tuple[obj
         return None, "this part of the record is damaged; `grpo-tui repair RUN` saves the readable part"
     except GrpoTuiError as error:
         return None, visible(str(error)[:MESSAGE])
+    except OverflowError:
+        return None, "a number is larger than any of a record"
     except jsonschema.ValidationError as error:
         log.warning("%s: %s", tool.__name__, error.message[:MESSAGE])
         return None, "a value of this record has a wrong type"

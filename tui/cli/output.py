@@ -103,6 +103,9 @@ def ended_by(error: BaseException) -> int:
     if isinstance(error, OSError) and error.filename and error.errno in _OF_FILES:
         warn(f"{error.filename} cannot be used: {error.strerror}")
         return ExitCode.FAILED
+    if str(error) == "Could not determine home directory.":  # as pathlib says
+        warn("a path begins with ~ and the name of no user: write the whole path, or ./~ for a file of such a name")
+        return ExitCode.USAGE
     import tempfile
     import traceback
 
