@@ -13,7 +13,6 @@ from .checks import check_paths, check_relations
 from .errors import ConfigError, Problem
 from .expectations import field_at
 from .explain import checked
-from .model_defaults import Choice, chosen
 from .schema import RunConfig
 from .yaml_source import Source, parse_value, read_yaml
 
@@ -131,17 +130,6 @@ def load_config(
     that are named but do not exist. Raises `ConfigError` with everything that is wrong.
     """
     return validate(read_source(source, overrides, mode=mode, options=options), paths=paths)
-
-
-def choices(
-    source: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Option] | None = None,
-) -> list[Choice]:
-    """Return the values that follow from the model, with reasons: those that neither file nor options set."""
-    return chosen(read_source(source, overrides, mode=mode, options=options).data)
 
 
 def read_source(

@@ -129,8 +129,6 @@ def _snapshot(base: str, revision: str | None) -> Path | None:
 
 
 def _on_hub(base: str, revision: str | None) -> int | None:
-    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
-        return None
     try:
         from huggingface_hub import get_safetensors_metadata
 

@@ -49,36 +49,34 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_that_follow(cls, data: object) -> Any:
-        return with_defaults_that_follow(data) if isinstance(data, Mapping) else data
+    def _defaults_that_follow(cls, given: object) -> Any:
+        """Fill in defaults that depend on other keys, where the user wrote nothing else.
 
-
-def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in defaults that depend on other keys, where the user wrote nothing else.
-
-    - The model decides learning rate, lengths, batch and precision (`model_defaults`).
-    - `DatasetEnv` reads a dataset of prompts.
-    - A model other than the built-in one starts without adapters. Each built-in model has its own.
-    - With the user's own data or reward functions, and in conversations, curiosity and coherence are off.
-    """
-    data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
-    follows: dict[str, dict[str, object]] = {"environment": {}, "model": {}, "rewards": {}}
-    if data.get("source") and not holds_tasks(data["source"]):
-        follows["environment"]["class_path"] = DATASET_ENV
-    if model.get("base", BUILTIN_MODEL) != BUILTIN_MODEL:
-        base = model.get("base")
-        follows["model"]["sft_adapters"] = BUILTIN_ADAPTERS.get(base) if isinstance(base, str) else None
-    class_path = environment.get("class_path", follows["environment"].get("class_path"))
-    if environment.get("reward_funcs") or class_path in (CHAT_ENV, DATASET_ENV):
-        follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
-    for choice in chosen(given):
-        section, _, key = choice.key.partition(".")
-        follows.setdefault(section, {})[key] = choice.value
-    out = dict(given)
-    for name, values in follows.items():
-        if values and isinstance(out.get(name, {}), Mapping):
-            out[name] = {**values, **out.get(name, {})}
-    return out
+        - The model decides learning rate, lengths, batch and precision (`model_defaults`).
+        - `DatasetEnv` reads a dataset of prompts.
+        - A model other than the built-in one starts without adapters. Each built-in model has its own.
+        - With the user's own data or reward functions, and in conversations, curiosity and coherence are off.
+        """
+        if not isinstance(given, Mapping):
+            return given
+        data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
+        follows: dict[str, dict[str, object]] = {"environment": {}, "model": {}, "rewards": {}}
+        if data.get("source") and not holds_tasks(data["source"]):
+            follows["environment"]["class_path"] = DATASET_ENV
+        if model.get("base", BUILTIN_MODEL) != BUILTIN_MODEL:
+            base = model.get("base")
+            follows["model"]["sft_adapters"] = BUILTIN_ADAPTERS.get(base) if isinstance(base, str) else None
+        class_path = environment.get("class_path", follows["environment"].get("class_path"))
+        if environment.get("reward_funcs") or class_path in (CHAT_ENV, DATASET_ENV):
+            follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
+        for choice in chosen(given):
+            section, _, key = choice.key.partition(".")
+            follows.setdefault(section, {})[key] = choice.value
+        out = dict(given)
+        for name, values in follows.items():
+            if values and isinstance(out.get(name, {}), Mapping):
+                out[name] = {**values, **out.get(name, {})}
+        return out
 
 
 def _written(given: Mapping[str, object], section: str) -> Mapping[str, object]:

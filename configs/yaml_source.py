@@ -41,14 +41,6 @@ _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, "-+.0123456789")
 
 
-def _float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
-    text = str(loader.construct_scalar(node)).lower()
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
-
-_CoreLoader.add_constructor("tag:yaml.org,2002:float", _float)
-
-
 class CoreDumper(yaml.SafeDumper):
     """`yaml.SafeDumper` that also quotes text which only YAML 1.2 would take for a number, such as `1e3`."""
 
@@ -82,7 +74,6 @@ class Source:
 
 def parse_yaml(text: str, name: str) -> Source:
     """Read a YAML mapping. Raises `ConfigError` with file and line for any other text."""
-    loader = None
     try:
         loader = _CoreLoader(text)
         node = loader.get_single_node()
@@ -101,9 +92,6 @@ def parse_yaml(text: str, name: str) -> Source:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([_yaml_problem(error, name)]) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 def read_yaml(path: pathlib.Path, name: str) -> Source:
@@ -120,17 +108,14 @@ def parse_value(text: str) -> Any:
     """One YAML value, as after the `=` of `--set`. Raises `ValueError` with the reason."""
     try:
         loader = _CoreLoader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            walker = _Walker(loader, "", Source())
-            value = walker.value(node, ())
-            if walker.problems:
-                raise ValueError(walker.problems[0].message)
-            return value
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        walker = _Walker(loader, "", Source())
+        value = walker.value(node, ())
+        if walker.problems:
+            raise ValueError(walker.problems[0].message)
+        return value
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(getattr(error, "problem", None) or str(error).splitlines()[0]) from None
 

@@ -8,7 +8,6 @@ from .data import DataConfig as DataConfig
 from .environment import EnvironmentConfig as EnvironmentConfig
 from .model import LoraSection as LoraSection
 from .model import ModelConfig as ModelConfig
-from .online import KLConfig as KLConfig
 from .online import OnlineConfig as OnlineConfig
 from .rewards import RewardsConfig as RewardsConfig
 from .rollouts import RolloutsConfig as RolloutsConfig

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -200,11 +199,11 @@ class RewardsConfig(Section):
     @classmethod
     def _usable_embedder(cls, value: str, info: ValidationInfo) -> str:
         if value not in EMBEDDERS:
-            near = _did_you_mean(value, EMBEDDERS)
-            if "?" in near or not _CLASS_PATH.fullmatch(value):
+            near = difflib.get_close_matches(value, EMBEDDERS, n=1)
+            if near or not _CLASS_PATH.fullmatch(value):
                 raise ValueError(
-                    f"there is no embedder {value!r}{near} Use {', '.join(EMBEDDERS)}, or a class: "
-                    "package.module.Class or path/to/file.py:Class"
+                    f"there is no embedder {value!r}{f'; did you mean {near[0]}?' if near else '.'} Use "
+                    f"{', '.join(EMBEDDERS)}, or a class: package.module.Class or path/to/file.py:Class"
                 )
         for name in ("curiosity", "coherence") if value == "none" else ():
             if (weight := info.data.get(f"w_{name}", 0)) > 0:
@@ -240,8 +239,3 @@ class RewardsConfig(Section):
         extra = self.extra_components.get(component)
         own = component if component in COMPONENTS else "functions"
         return getattr(self.normalization, own) if extra is None else extra.normalization
-
-
-def _did_you_mean(value: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(value, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else "."

@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..runs.masking import MASKED, mask
 from ..runs.paths import CONFIG_FILE, pinned
@@ -38,7 +40,7 @@ def read_config(run_dir: Path | str) -> RunConfig:
         return config
     data = config.model_dump(mode="json")
     for path, value in secrets:
-        _get(data, path[:-1])[path[-1]] = value
+        reduce(getitem, path[:-1], data)[path[-1]] = value
     return RunConfig.model_validate(data)
 
 
@@ -56,7 +58,7 @@ def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
             key = ".".join(map(str, path))
             raise LaunchError(f"{key} is a secret and not kept with the run: give it again with --set {key}=…")
     masked = mask(data)
-    secrets = [(path, value) for path, value in _leaves(data) if _get(masked, path) != value]
+    secrets = [found for found, shown in zip(_leaves(data), _leaves(masked), strict=True) if shown != found]
     shown = RunConfig.model_validate(masked) if secrets else config
     return to_yaml(shown).encode(), {SECRETS_VARIABLE: json.dumps(secrets)} if secrets else {}
 
@@ -94,12 +96,6 @@ def _leaves(data: object, path: Path_ = ()) -> Iterator[tuple[Path_, object]]:
             yield from _leaves(value, (*path, i))
     else:
         yield path, data
-
-
-def _get(data: Any, path: Path_) -> Any:
-    for part in path:
-        data = data[part]
-    return data
 
 
 def configuration_id(config: RunConfig) -> str:

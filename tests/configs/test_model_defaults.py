@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.configs.loading import choices, load_config, presets
-from grpo_tui.configs.model_defaults import TINY, steps_of, unusual
+from grpo_tui.configs.loading import load_config, presets, read_source
+from grpo_tui.configs.model_defaults import TINY, chosen, steps_of, unusual
 from grpo_tui.configs.model_facts import ModelFacts, facts_of, size_in_name
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.policy.sources import base_source
@@ -121,7 +121,7 @@ def test_what_the_user_sets_wins_and_every_other_choice_has_a_reason(tmp_path: P
     settings = [f"model.base={base}", "training.learning_rate=0.5", "training.max_steps=7"]
     training = load_config(None, settings).training
     assert (training.learning_rate, training.max_steps) == (0.5, 7)
-    reasons = {choice.key: choice.why for choice in choices(None, settings)}
+    reasons = {choice.key: choice.why for choice in chosen(read_source(None, settings).data)}
     assert reasons.keys().isdisjoint({"training.learning_rate", "training.max_steps"})
     assert "134 million" in reasons["sft.learning_rate"]
     assert all(reasons.values())

@@ -46,14 +46,14 @@ def chosen_lines(
 ) -> list[str]:
     """Return the values that follow from the model, those of one reason in a line, and a warning for each unusual
     one."""
-    from ...configs.loading import choices
-    from ...configs.model_defaults import BUILTIN, unusual
+    from ...configs.loading import read_source
+    from ...configs.model_defaults import BUILTIN, chosen, unusual
 
     if settings.model.base.startswith(BUILTIN):
         return []
     sections = {"rft": ("model", "environment", "training"), "sft": ("model", "sft"), "online": ("model", "online")}
     by_reason: dict[str, list[str]] = {}
-    for choice in choices(config, overrides or (), mode=settings.mode, options=options):
+    for choice in chosen(read_source(config, overrides or (), mode=settings.mode, options=options).data):
         section, _, key = choice.key.partition(".")
         if section in sections.get(settings.mode, ()) and choice.value is not None:
             by_reason.setdefault(choice.why, []).append(f"{key} {choice.value}")

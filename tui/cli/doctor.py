@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -98,15 +99,11 @@ def _memory(model: str, set_: list[str] | None) -> None:
     from .config import chosen_lines, load
 
     preset = model.removesuffix(".yaml")
-    if preset in presets():
-        config, chosen = load(preset, set_), chosen_lines(load(preset, set_), preset, set_)
-    else:
-        options = {"model.base": Option("--model", model)}
-        config = load(None, set_, options=options)
-        chosen = chosen_lines(config, None, set_, options)
+    source, options = (preset, {}) if preset in presets() else (None, {"model.base": Option("--model", model)})
+    config = load(source, set_, options=options)
     answer = ask("grpo_tui.engine.policy.memory", config)
     say(f"to train {config.model.base} (nothing is downloaded but its config):")
-    for line in [*answer.splitlines(), *chosen]:
+    for line in [*answer.splitlines(), *chosen_lines(config, source, set_, options)]:
         say(line)
 
 
@@ -220,7 +217,7 @@ def disk(home: Path) -> Fact:
 
     there = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(there).free / GIB
-    if not os.access(there, os.W_OK):
+    if not (there.is_dir() and os.access(there, os.W_OK)):
         return Fact("missing", f"runs cannot be written to {home}", "set GRPO_TUI_HOME or give --runs-dir")
     if kind := network_file_system(there):
         cure = "while a run is active, open it on the machine that trains, or set GRPO_TUI_HOME to a local folder"
@@ -268,17 +265,13 @@ def terminal() -> Iterator[Fact]:
 
 def services() -> Iterator[Fact]:
     """Yield the configured services. Nothing is sent to them."""
-    if os.environ.get("WANDB_API_KEY") or "api.wandb.ai" in _read(Path.home() / ".netrc"):
+    kept = b""
+    with suppress(OSError):
+        kept = (Path.home() / ".netrc").read_bytes()
+    if os.environ.get("WANDB_API_KEY") or b"api.wandb.ai" in kept:
         yield Fact("good", "wandb has a key")
     else:
         yield Fact("note", "wandb has no key", "`wandb login`, or logging.wandb: offline")
     cache = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
     yield Fact("good", f"models from the hub are kept in {cache}" + (" (HF_HUB_OFFLINE is set)" if offline else ""))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

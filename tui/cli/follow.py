@@ -114,7 +114,7 @@ def follow(run: RunInfo, *, out: Callable[[str], None] = say) -> int:
         out(f"run {run.id} {info.status} at step {info.step}; go on with: {run.resume_command}")
         return asked.exit_code
     finally:
-        progress.close()
+        progress.reader.close()
     if left := wait_until_gone(Path(run.path)):
         warn(f"the process {left[0]!r} of run {run.id} still lives; grpo-tui stop {run.id} ends it")
     tell_end(info, out)
@@ -180,7 +180,7 @@ class _Progress:
 
     def __init__(self, run: RunInfo, out: Callable[[str], None]) -> None:
         self.path, self.mode, self.out = Path(run.path), run.mode, out
-        self.reader: RunReader | None = None
+        self.reader = RunReader(self.path)
         self.metric_row = 0
         self.event_id = 0
         self.values: dict[str, float] = {}
@@ -198,8 +198,6 @@ class _Progress:
     def until_end(self) -> RunInfo | None:
         """Follow the run to its end; return None if its record is removed before."""
         while True:
-            if self.reader is None:
-                self.reader = RunReader(self.path)
             info = self.reader.info()
             if info.pid is not None and self.process is None:
                 with suppress(psutil.Error):
@@ -242,8 +240,6 @@ class _Progress:
             return False
 
     def print_new(self, *, last: bool) -> None:
-        if self.reader is None:
-            return
         self.metric_row, news = self.reader.metrics.since(self.metric_row)
         for name, points in news.items():
             values = [value for _, value in points]
@@ -273,10 +269,6 @@ class _Progress:
         mark = "! " if event.kind in ("alert", "error", "record") and event.data.get("grade") != "hint" else ""
         where = f"step {event.step}: " if event.step else ""
         self.out(f"{mark}{where}{literal(event.message)}")
-
-    def close(self) -> None:
-        if self.reader is not None:
-            self.reader.close()
 
 
 def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:

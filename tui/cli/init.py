@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -22,17 +21,6 @@ ANSWERS = ("answer", "solution", "target", "label", "output", "ground_truth")
 
 
 Hardware = StrEnum("Hardware", ["cpu", "gpu"])
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The answers to the four questions. answer: the column of right answers, where there is one."""
-
-    model: str
-    dataset: str
-    reward: str | None
-    hardware: Hardware
-    answer: str | None = None
 
 
 def init(
@@ -53,12 +41,13 @@ def init(
     for path in (CONFIG, REWARDS) if reward is None else (CONFIG,):
         if path.exists() and not force:
             fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
-    plan = _ask(model, dataset, reward, hardware)
-    plan = replace(plan, answer=_answer_column(plan.dataset))
-    if plan.reward is None:
-        REWARDS.write_text(reward_file(plan.answer), encoding="utf-8")
+    model, dataset, reward, hardware = _ask(model, dataset, reward, hardware)
+    answer = _answer_column(dataset)
+    if reward is None:
+        REWARDS.write_text(reward_file(answer), encoding="utf-8")
         say(f"wrote {REWARDS}: the score of an answer, for you to edit")
-    CONFIG.write_text(config_file(plan), encoding="utf-8")
+        reward = f"{REWARDS}:{'quality' if answer is None else 'accuracy'}"
+    CONFIG.write_text(config_file(model, dataset, reward, hardware), encoding="utf-8")
     say(f"wrote {CONFIG}")
     if check:
         from .dry_run import dry_run
@@ -68,13 +57,15 @@ def init(
     say(f"train: grpo-tui train {CONFIG} · look at the data: grpo-tui data show {CONFIG}")
 
 
-def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: Hardware | None) -> Plan:
+def _ask(
+    model: str | None, dataset: str | None, reward: str | None, hardware: Hardware | None
+) -> tuple[str, str, str | None, Hardware]:
     """Ask for the settings that no option gave. Without a terminal nothing can be asked."""
     gpu = Hardware.gpu if shutil.which("nvidia-smi") else Hardware.cpu
     if not on_terminal():
         if dataset is None:
             fail("without a terminal no question can be asked: give --dataset (and --model, --reward)", ExitCode.USAGE)
-        return Plan(model or MODEL, dataset, reward, hardware or gpu)
+        return model or MODEL, dataset, reward, hardware or gpu
     if model is None:
         model = typer.prompt("1 of 4 · which model (a hub id or a folder)", default=MODEL)
     if dataset is None:
@@ -84,7 +75,7 @@ def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: H
         reward = asked.strip() or None
     if hardware is None:
         hardware = Hardware(typer.prompt("4 of 4 · cpu or gpu", default=gpu.value, type=Hardware))
-    return Plan(str(model), str(dataset), reward, hardware)
+    return str(model), str(dataset), reward, hardware
 
 
 def _answer_column(dataset: str) -> str | None:
@@ -134,22 +125,21 @@ def accuracy(completions, {answer}, **kwargs):
 '''
 
 
-def config_file(plan: Plan) -> str:
+def config_file(model: str, dataset: str, reward: str, hardware: Hardware) -> str:
     """Return the configuration, with the next settings to look at in comments. All other values follow from the
     model."""
-    function = plan.reward or f"rewards.py:{'quality' if plan.answer is None else 'accuracy'}"
     text = partial(json.dumps, ensure_ascii=False)  # a JSON string is a YAML string, whatever stands in it
     return f"""# Made by `grpo-tui init`. Learning rate, lengths, batch and precision follow from the model, and a value
 # in this file wins. Every key with its value and meaning: `grpo-tui config show grpo.yaml`.
 mode: rft
 
 model:
-  base: {text(plan.model)}
-  # The memory it needs: grpo-tui doctor --model {plan.model}
-  device: {"cuda" if plan.hardware is Hardware.gpu else "cpu"}
+  base: {text(model)}
+  # The memory it needs: grpo-tui doctor --model {model}
+  device: {"cuda" if hardware is Hardware.gpu else "cpu"}
 
 data:
-  source: {text(plan.dataset)}
+  source: {text(dataset)}
   completions: messages
   # As the policy reads it: grpo-tui data show grpo.yaml
   # system_prompt: Think step by step, then answer.
@@ -158,5 +148,5 @@ data:
 environment:
   # Functions with TRL's signature and their weights; the first also says what counts as a success.
   reward_funcs:
-    {text(function)}: 1.0
+    {text(reward)}: 1.0
 """

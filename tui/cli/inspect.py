@@ -70,10 +70,9 @@ def inspect(
     """
 
     listing = filter_ is not None or search is not None or (limit is not None and trajectory is None)
-    plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
+    plain = as_json or text or limit is not None or trajectory is not None or report is not None or not on_terminal()
     if text and (at is None or as_json):
         fail("--text prints one rollout: name it with --at, and give no --json", ExitCode.USAGE)
-    plain = plain or text
     if (at is not None or live) and plain and not text:
         fail("--at and --live open the app: they need a terminal, and no option that prints", ExitCode.USAGE)
     listing = listing and report is None  # a report holds the rollouts that match

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .common import ExitCode, Home, SetOption, fail, say, warn
 from .config import ConfigArgument, chosen_lines, load
 from .train import DatasetOption, ModelOption, RewardOption, own, watch
-
-if TYPE_CHECKING:
-    from ...configs.loading import Option
 
 
 def online(
@@ -40,6 +37,8 @@ def online(
     over HTTP (--serve HOST:PORT).
     """
     from ...configs.loading import Option
+    from ...configs.model_defaults import BUILTIN
+    from ...configs.schema import CHAT_ENV
     from ...engine.launch.find import find_run
 
     if requests is not None and serve is not None:
@@ -55,8 +54,10 @@ def online(
     source = str(Path(old.path) / "config.yaml") if old is not None else config
     if requests is not None and requests != "-" and not Path(requests).is_file():
         fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
-    if "model.base" in options and "data.source" not in options and config is None:
-        options |= _conversations(model or "", set_ or [])
+    elsewhere = config or dataset or any(o.startswith(("environment.", "data.")) for o in set_ or ())
+    if model and not model.startswith(BUILTIN) and not elsewhere:  # a model of the user's own holds conversations
+        options["environment.class_path"] = Option("--model", CHAT_ENV)
+        options["environment.eval_tasks"] = Option("--model", 0)
     given = {"online.requests": Option("--requests", requests), "online.serve": Option("--serve", serve)}
     options |= {key: option for key, option in given.items() if option.value is not None}
     settings = load(source, set_, "online", options=options, paths=old is None)
@@ -77,17 +78,3 @@ def online(
     )
     # in a pipe standard output carries the answers, so what is told goes to standard error
     watch(home, run, headless=headless or piped, out=warn if piped else say)
-
-
-def _conversations(model: str, overrides: list[str]) -> dict[str, Option]:
-    """Let a model of the user's own hold conversations, unless another environment or data is set."""
-    from ...configs.loading import Option
-    from ...configs.model_defaults import BUILTIN
-    from ...configs.schema import CHAT_ENV
-
-    if model.startswith(BUILTIN) or any(o.startswith(("environment.", "data.")) for o in overrides):
-        return {}
-    return {
-        "environment.class_path": Option("--model", CHAT_ENV),
-        "environment.eval_tasks": Option("--model", 0),
-    }

@@ -106,8 +106,9 @@ def train(
         say(line)
     if quick:
         _shorten(settings)
-    if old is None and settings.mode == "rft":
-        _check_code(settings)
+    code = settings.environment.reward_funcs or settings.environment.tools
+    if code and old is None and settings.mode == "rft" and not missing():  # before a run is made
+        ask("grpo_tui.engine.training.previews", settings, "code", code=ExitCode.USAGE)
     if dry_run:
         from .dry_run import dry_run as try_out
 
@@ -134,13 +135,6 @@ def train(
 
         raise typer.Exit(train_seeds(home, settings, seeds, run_id, start))
     watch(home, start(settings, run_id, old.id if old is not None else None), headless=headless)
-
-
-def _check_code(settings: RunConfig) -> None:
-    """End the command before a run is made if the tools or reward functions cannot be used."""
-
-    if (settings.environment.reward_funcs or settings.environment.tools) and not missing():
-        ask("grpo_tui.engine.training.previews", settings, "code", code=ExitCode.USAGE)
 
 
 def _recorded(
