@@ -10,10 +10,8 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from functools import reduce
-from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..runs.masking import MASKED, mask
 from ..runs.paths import CONFIG_FILE, pinned
@@ -40,7 +38,10 @@ def read_config(run_dir: Path | str) -> RunConfig:
         return config
     data = config.model_dump(mode="json")
     for path, value in secrets:
-        reduce(getitem, path[:-1], data)[path[-1]] = value
+        place: Any = data
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = value
     return RunConfig.model_validate(data)
 
 
