@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from ..runs.paths import DATABASE, RUN_FILE
 from ..runs.remote.address import is_address
@@ -24,7 +25,7 @@ class Opened(NamedTuple):
     more: bool
 
 
-class Opening:
+class Opening(AbstractContextManager["Opening"]):
     """A dump that another process opens and indexes, while this one still loads its screens.
 
     options: `Options.to_json()`.
@@ -46,9 +47,6 @@ class Opening:
         if isinstance(answer, str):
             return answer
         return Opened(Path(os.fsdecode(bytes(answer["folder"]))), answer["summary"], answer["more"])
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._answers.close()

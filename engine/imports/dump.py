@@ -64,19 +64,32 @@ def items_at(dump: Path, place: tuple[str, str, int, int], formats: Sequence[For
 
 
 def files_of(dump: Path) -> list[Path]:
-    """Return the files of a dump without hidden files and records, sorted by name, numbers as numbers."""
+    """Return the files of a dump without hidden files and records, each once however many links lead to it, sorted by
+    name, numbers as numbers. A folder that cannot be listed is one of them.
+    """
     if dump.is_file():
         return [dump]
-    found: list[Path] = []
-    for folder, folders, names in os.walk(dump):
-        if RUN_FILE in names or DATABASE in names:
-            folders.clear()
-            continue
-        folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
-        found.extend(Path(folder, name) for name in names if not name.startswith("."))
-        if len(found) > MAX_FILES:
-            raise DumpError(f"{dump} holds more than {MAX_FILES:,} files; name a folder inside it")
-    return sorted(found, key=lambda p: natural(p.relative_to(dump).as_posix()))
+    found: dict[str, Path] = {}
+    waiting, known = [str(dump)], set[str]()
+    while waiting:  # a folder behind a link comes after all others, which may hold it
+        for folder, folders, names in os.walk(
+            waiting.pop(0), onerror=lambda e: found.update({e.filename: Path(e.filename)})
+        ):
+            place = os.path.realpath(folder)
+            if RUN_FILE in names or DATABASE in names or place in known:
+                folders.clear()
+                continue
+            known.add(place)
+            folders[:] = (f for f in folders if not f.startswith("."))
+            waiting += filter(os.path.islink, (os.path.join(folder, f) for f in folders))
+            for path in (Path(folder, name) for name in names if not name.startswith(".")):
+                if path.is_symlink():
+                    found.setdefault(os.path.realpath(path), path)
+                else:
+                    found[os.path.join(place, path.name)] = path
+            if len(found) > MAX_FILES:
+                raise DumpError(f"{dump} holds more than {MAX_FILES:,} files; name a folder inside it")
+    return sorted(found.values(), key=lambda p: natural(p.relative_to(dump).as_posix()))
 
 
 def natural(name: str) -> tuple[tuple[int, str | int], ...]:

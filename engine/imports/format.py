@@ -9,9 +9,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from .containers.base import loads
 from .rollout import Item
-from .values import Document, mapping
+from .values import Document, mapping, parsed
 
 NOT_WRITTEN = {
     "reward": "rewards are not written",
@@ -118,11 +117,7 @@ class Origin:
 
 @lru_cache(maxsize=256)
 def _side_file(path: Path) -> Document:
-    try:
-        data = loads(_side_bytes(path))
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
+    return mapping(parsed(_side_bytes(path).decode("utf-8", "replace")))
 
 
 def _side_bytes(path: Path) -> bytes:

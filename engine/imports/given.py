@@ -121,10 +121,8 @@ def _plain(value: Any) -> Any:
     """Return the value of a column. Numbers of numpy, torch and `decimal` become plain ones."""
     if value is None or isinstance(value, (str, bool, int, float, bytes, Mapping, list, tuple)):
         return value
-    if getattr(value, "shape", ()) and hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # keeps whole numbers and truth values apart
         return value.tolist()
-    if hasattr(value, "item"):  # keeps whole numbers and truth values apart
-        return value.item()
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -8,9 +8,11 @@ growing files are followed. Text search is a second pass, because it costs sever
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -114,7 +116,7 @@ _DIAGNOSED = 50_000
 """The largest dump that the detectors check on their own. That takes a few seconds in the background."""
 
 
-class Indexer:
+class Indexer(AbstractContextManager["Indexer"]):
     """Makes and continues the index of one dump, in one process at a time."""
 
     def __init__(self, dump: Path, folder: Path, options: Options | None = None) -> None:
@@ -129,9 +131,6 @@ class Indexer:
 
     def close(self) -> None:
         self.tables.close()
-
-    def __enter__(self) -> Indexer:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -299,7 +298,10 @@ class Indexer:
         for path in files:
             try:
                 size, changed = stat_of(path)
-            except OSError:
+            except OSError as error:
+                if os.path.islink(path):
+                    self.tables.unskip(path)
+                    self.tables.skip(path, None, f"the link leads to no file ({error.strerror})")
                 continue
             if path not in known:
                 self._add_source(path, size, changed)

@@ -32,7 +32,6 @@ _COLUMN_TEXT = 400
 _COLUMN_DEPTH = 2
 _COLUMN_ITEMS = 16
 _COLUMNS = 100
-_PLANS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +170,7 @@ class Mapped:
     def first(self, document: Document, role: str) -> Any:
         return self._plan(tuple(document)).first(document, role)
 
-    @lru_cache(maxsize=_PLANS)  # noqa: B019 - the formats live as long as the process
+    @lru_cache(maxsize=4096)  # noqa: B019 - the formats live as long as the process
     def _plan(self, present: tuple[str, ...]) -> _Plan:
         """Return the plan for a document's keys. Documents of one file mostly share them, so plans are kept."""
         held = set(present)

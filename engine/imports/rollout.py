@@ -14,7 +14,7 @@ from typing import Any
 from ...envs.trajectory import Call as Call
 from ...envs.trajectory import Display as Display
 from ..runs.types import TokenArrays
-from .values import Document
+from .values import Document, text
 
 AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
 """Roles of the policy."""
@@ -62,7 +62,8 @@ class Rollout:
     that differ from the reasons of the format.
 
     A plain text as prompt is a message of the user, one as completion a message of the assistant; the recorder converts
-    mappings such as `{"role": "user", "content": …}`. Raises TypeError for anything else.
+    mappings such as `{"role": "user", "content": …}`. Raises TypeError for anything else. Ids, groups, answers and
+    errors of other types become text.
     """
 
     prompt: tuple[Message, ...] = ()
@@ -104,6 +105,9 @@ class Rollout:
                 wrong = type(given[0] if isinstance(given, Sequence) else given).__name__
                 right = 'a text, or messages such as [Message("user", "What is 5 + 1?")]'
                 raise TypeError(f"{name} of a Rollout holds a {wrong}; right would be {right}")
+        for name in ("id", "group", "prompt_id", "answer", "expected", "error"):
+            if not isinstance(given := getattr(self, name), str | None):
+                object.__setattr__(self, name, text(given))
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 Document = Mapping[str, Any]
 """A JSON object."""
 
@@ -22,7 +20,7 @@ def number(value: object) -> float | None:
             return float(value)
         except OverflowError:
             return math.inf if value > 0 else -math.inf
-    if isinstance(value, str) and len(value) < 64:
+    if isinstance(value, str) and len(value) < 64 and "_" not in value:  # `3_1` names a part of something
         try:
             return float(value)
         except ValueError:
@@ -79,10 +77,9 @@ def objects(value: object) -> list[Document]:
 
 def parsed(value: str) -> Any:
     """Return the value of JSON text, NaN allowed, or None."""
+    from .containers.base import loads  # here: containers load what readers of an index do without
+
     try:
-        return orjson.loads(value)
+        return loads(value.encode())
     except ValueError:
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+        return None

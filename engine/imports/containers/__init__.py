@@ -36,4 +36,8 @@ def container_of(path: Path) -> Container | None:
         raise DumpError(f"{path}: {_TORCH}")
     if head[:2] in _UTF_16:
         raise DumpError(f"{path}: it is text in UTF-16; write it as UTF-8")
-    return next((c for c in CONTAINERS if c.detect(head)), None)
+    found = next((c for c in CONTAINERS if c.detect(head)), None)
+    if isinstance(found, json_lines.JsonLines) and b"\n" not in head:
+        with open(path, "rb") as file:
+            return BY_NAME["json"] if json_file.is_long_line(file) else found
+    return found

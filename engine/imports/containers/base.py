@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from ...runs.labels import clean
 from ..errors import DumpError
 
 HEAD = 1 << 16
@@ -89,14 +90,14 @@ def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., 
 
 
 def loads(data: bytes) -> Any:
-    """Parse JSON, NaN and infinity allowed. Raises ValueError, also if it is nested too deeply."""
+    """Parse JSON, NaN and infinity allowed. Lone surrogates become U+FFFD. Raises ValueError, also if too deep."""
     data = data.removeprefix(MARK)
     try:
         document = orjson.loads(data)
         return _by_json(data) if type(document) is dict and _has_huge(document) else document
     except orjson.JSONDecodeError as error:
         # Only orjson refuses NaN, lone surrogates, and numbers that are too large.
-        known = b"NaN" in data or b"Infinity" in data or b"\\ud" in data or b"\\uD" in data
+        known = b"NaN" in data or b"Infinity" in data or b"\\ud" in data.lower()
         if not known and not str(error).startswith("number"):
             raise ValueError(_short(error)) from None
         return _by_json(data)
@@ -109,7 +110,9 @@ def _has_huge(document: dict[str, object]) -> bool:
 
 def _by_json(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        document = json.loads(data)
+        halves = b"\\ud" in data.lower()
+        return json.loads(clean(json.dumps(document, ensure_ascii=False))) if halves else document
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:

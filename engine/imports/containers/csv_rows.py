@@ -12,7 +12,8 @@ from ..errors import DumpError
 from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file
 
 csv.field_size_limit(MAX_DOCUMENT)
-_NAME = re.compile(r"[\w ./:()\[\]-]{1,80}")
+_NAME = re.compile(r"[\w ./:()\[\]-]{0,80}")
+"""A name of a column. pandas gives none to its index."""
 _COLUMNS = re.compile(
     r"(?i)\b(prompts?|completions?|responses?|outputs?|generations?|messages|conversations?|questions?|instructions?"
     r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction|_?step|global_step)\b"
@@ -62,7 +63,7 @@ class CsvRows(Container):
                     length, taken = taken, 0
                     line += 1
                     if len(values) == len(header):
-                        row = Row((name, value or None) for name, value in zip(header, values, strict=True))
+                        row = Row((name, value or None) for name, value in zip(header, values, strict=True) if name)
                         yield Found(at, length, line + 1, at + length, row)
                     elif values:
                         problem = f"the row has {len(values)} columns, the first row {len(header)}"

@@ -68,6 +68,16 @@ class JsonFile(Container):
         return item_of(_load(path), path, offset)
 
 
+def is_long_line(stream: Any) -> bool:
+    """Return whether a text is one line, which is too long for JSON lines."""
+    length = 0
+    while part := stream.readline(_BLOCK):
+        length += len(part)
+        if part.endswith(b"\n"):
+            break
+    return length > MAX_DOCUMENT and not stream.read(_BLOCK).strip()
+
+
 def _is_list(path: Path) -> bool:
     with open(path, "rb") as file:
         return _BEGIN.match(file.read(64).decode("latin-1")) is not None
@@ -78,7 +88,7 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
 
     The end of an item is found in Latin-1 text, which has one character per byte. The item is read from its bytes.
     """
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_int=str)  # an `int` may have too many digits
     with open(path, "rb") as file:
         file.seek(after)
         base, text = after, file.read(_BLOCK).decode("latin-1")
@@ -188,8 +198,8 @@ def _one_after_the_other(data: bytes) -> tuple[object, ...]:
     at = 0
     try:
         while (at := _BLANK.match(text, at).end()) < len(text):  # type: ignore[union-attr] - it matches nothing, too
-            document, at = decoder.raw_decode(text, at)
-            found.append(document)
+            begin, (_, at) = at, decoder.raw_decode(text, at)
+            found.append(loads(text[begin:at].encode()))
     except (ValueError, RecursionError):
         return tuple(found) if len(found) > 1 else ()  # the last one may still be written
     return tuple(found)

@@ -6,20 +6,20 @@ stream that was read last is kept, so the next document costs only the text up t
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import struct
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
 from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, cached_by_file, loads, stat_of
-from .json_file import JsonFile, item_of, items_of
+from .json_file import JsonFile, is_long_line, item_of, items_of
 from .json_lines import lines
 
 MAX_TEXT = 16 << 30
@@ -32,15 +32,6 @@ SKIPPABLE = 0x184D2A5E
 SEEKABLE = 0x8F92EAB1
 
 
-@dataclass
-class _Open:
-    """A stream in the middle of its text."""
-
-    key: tuple[Path, int, int]
-    stream: Any
-    at: int
-
-
 class PackedLines(Container):
     """The base of gzip and zstd. `damage`: errors of a reader for a damaged file."""
 
@@ -48,7 +39,8 @@ class PackedLines(Container):
     damage: tuple[type[Exception], ...] = ()
 
     def __init__(self) -> None:
-        self._kept: _Open | None = None
+        self._kept: tuple[object, Any, int] = None, None, 0
+        """The path and state of the file that was read last, its stream, and the stream's place in the text."""
 
     @abstractmethod
     def unpacked(self, file: object) -> Any:
@@ -61,9 +53,7 @@ class PackedLines(Container):
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Yield the lines from a byte of the text on, or the items of one document."""
         try:
-            with path.open("rb") as file:
-                is_document = JsonFile().detect(self.unpacked(file).read(HEAD))
-            if is_document:
+            if self._is_document(path):
                 for i, item in enumerate(_whole(path, self.unpacked)[after:], after):
                     yield Found(i, 0, i + 1, i + 1, item)
                 return
@@ -73,6 +63,15 @@ class PackedLines(Container):
                 yield found
         except (*self.damage, EOFError) as error:
             raise DumpError(f"{path}: the compressed text is damaged ({error})") from None
+
+    def _is_document(self, path: Path) -> bool:
+        head = b""
+        with contextlib.suppress(*self.damage, EOFError), path.open("rb") as file:  # whole lines before it are read
+            stream = self.unpacked(file)
+            while len(head) < HEAD and (part := stream.read1(HEAD - len(head))):
+                head += part
+        is_line = len(head) == HEAD and b"\n" not in head
+        return JsonFile().detect(head) or (is_line and is_long_line(self._at(path, 0)))
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return the line at a byte of the text, or (`length` 0) an item of a document."""
@@ -85,22 +84,16 @@ class PackedLines(Container):
 
     def _bytes(self, path: Path, offset: int, length: int) -> bytes:
         key = (path, *stat_of(path))
-        kept, self._kept = self._kept, None
-        start, text = self.start_of(path, offset)
-        if kept is None or kept.key != key or not text <= kept.at <= offset:
-            if kept is not None:
-                kept.stream.close()
-            file = path.open("rb")
-            file.seek(start)
-            kept = _Open(key, self.unpacked(file), text)
-        _skip(kept.stream, offset - kept.at)
+        (known, stream, at), self._kept = self._kept, (None, None, 0)
+        if known != key or not self.start_of(path, offset)[1] <= at <= offset:
+            stream, at = self._at(path, offset), offset
+        _skip(stream, offset - at)
         data = b""
         if length == TO_ITS_END:
-            data = kept.stream.readline(MAX_DOCUMENT)
-        while len(data) < length and (part := kept.stream.read(length - len(data))):
+            data = stream.readline(MAX_DOCUMENT)
+        while len(data) < length and (part := stream.read(length - len(data))):
             data += part
-        kept.at = offset + len(data)
-        self._kept = kept
+        self._kept = key, stream, offset + len(data)
         return data
 
     def _at(self, path: Path, after: int) -> Any:

@@ -12,7 +12,6 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -34,23 +33,14 @@ making values of Python costs most of the time."""
 Row = Mapping[str, Any]
 
 
-@dataclass
-class _Reading:
-    """A file in the middle of its batches: `rows` are those from row `at` on."""
-
-    key: tuple[Path, int, int]
-    batches: Iterator[Any]
-    at: int = 0
-    rows: list[Row] = field(default_factory=list)
-
-
 class Parquet(Container):
     """`.parquet` of any name."""
 
     name = "parquet"
 
     def __init__(self) -> None:
-        self._kept: _Reading | None = None
+        self._kept: tuple[object, Iterator[Any], int, list[Row]] = None, iter(()), 0, []
+        """The path and state of the file that was read last, its further batches, and the last one: first row, rows."""
 
     def detect(self, head: bytes) -> bool:
         return head[:4] == b"PAR1"
@@ -67,20 +57,20 @@ class Parquet(Container):
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return a row by its number. The last batch is kept, so the next rows cost little."""
         key = (path, *stat_of(path))
-        kept, self._kept = self._kept, None
-        if kept is None or kept.key != key or offset < kept.at:
-            kept = _Reading(key, _batches(path))
-        while offset >= kept.at + len(kept.rows):
-            at = kept.at + len(kept.rows)
-            batch = next(kept.batches, None)
+        (known, batches, at, rows), self._kept = self._kept, (None, iter(()), 0, [])
+        if known != key or offset < at:
+            batches, at, rows = _batches(path), 0, []
+        while offset >= at + len(rows):
+            at += len(rows)
+            batch = next(batches, None)
             while batch is not None and offset >= at + batch.num_rows:  # skipped without making values
                 at += batch.num_rows
-                batch = next(kept.batches, None)
+                batch = next(batches, None)
             if batch is None:
                 raise DumpError(f"{path} has changed since it was indexed: it has no row {offset + 1} any more")
-            kept.at, kept.rows = at, list(_rows(path, batch))
-        self._kept = kept
-        return kept.rows[offset - kept.at]
+            rows = list(_rows(path, batch))
+        self._kept = key, batches, at, rows
+        return rows[offset - at]
 
 
 def _batches(path: Path) -> Iterator[Any]:

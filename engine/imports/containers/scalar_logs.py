@@ -81,7 +81,7 @@ class _ScalarLog(Container):
                     if record is None:
                         raise ValueError("its checksum is wrong")
                     new, more = self._scalars(record)
-                except ValueError as error:
+                except (ValueError, TypeError, AttributeError, struct.error) as error:
                     yield Found(start, at - start, line, at, problem=f"record {line} is damaged ({error})")
                     continue
                 if not more:

@@ -1,0 +1,124 @@
+"""Files as systems and tools leave them: links, columns without names, cut off archives, odd numbers and texts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_tui.engine.imports.containers import json_file, json_lines
+from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.options import Options
+from grpo_tui.engine.imports.values import whole
+from grpo_tui.engine.runs.read.reader import RunReader
+
+Open = Callable[[Path], RunReader]
+
+
+def row(number: int, **more: Any) -> str:
+    return json.dumps({"prompt": f"q{number}", "completion": f"a{number}", "reward": number, "step": 1, **more})
+
+
+def skipped(reader: RunReader) -> list[tuple[str, str]]:
+    return [(each["file"], each["why"]) for each in reader.info().facts["skipped"]]
+
+
+def test_a_file_or_folder_behind_a_link_counts_once(tmp_path: Path, opened: Open) -> None:
+    dump, elsewhere = tmp_path / "dump", tmp_path / "elsewhere"
+    for folder in (dump / "step_1", elsewhere):
+        folder.mkdir(parents=True)
+    (dump / "step_1" / "a.jsonl").write_text("\n".join(map(row, range(4))) + "\n")
+    (elsewhere / "b.jsonl").write_text("\n".join(map(row, range(4, 7))) + "\n")
+    for name, target in (("latest", "step_1"), ("far", elsewhere), ("again", elsewhere), ("loop", dump)):
+        (dump / name).symlink_to(target)
+    (dump / "latest.jsonl").symlink_to(dump / "step_1" / "a.jsonl")
+    (dump / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    reader = opened(dump)
+    assert sorted(r.reward for r in reader.rollouts.page()) == list(range(7))
+    assert skipped(reader) == [("gone.jsonl", "the link leads to no file (No such file or directory)")]
+
+
+def test_a_table_of_pandas_has_an_index_without_a_name(tmp_path: Path, opened: Open) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(",prompt,completion,reward\n0,q,a,1.5\n1,q,b,0.5\n")
+    reader = opened(file)
+    assert [r.reward for r in reader.rollouts.page()] == [1.5, 0.5] and reader.rollouts.page()[0].extra == {}
+
+
+def test_whole_lines_before_the_end_of_a_cut_off_archive_are_read(tmp_path: Path, opened: Open) -> None:
+    chance = random.Random(0)
+    packed = gzip.compress("".join(row(i, pad=chance.random()) + "\n" for i in range(100)).encode())
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(packed[:-60])
+    reader = opened(file)
+    assert 80 < reader.rollouts.total() < 100
+    assert [why.partition(" (")[0] for _, why in skipped(reader)] == ["the compressed text is damaged"]
+
+
+def test_a_member_of_a_zip_may_have_a_byte_order_mark(tmp_path: Path, opened: Open) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.jsonl", f"\ufeff{row(1)}\n{row(2)}\n")
+    assert opened(file).rollouts.total() == 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_object_on_a_long_line_is_a_document_and_no_line(
+    packed: bool, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (json_file, json_lines):
+        monkeypatch.setattr(module, "MAX_DOCUMENT", 1 << 18)
+    text = json.dumps({"rollouts": [json.loads(row(i, pad="x" * 10_000)) for i in range(40)]})
+    file = tmp_path / "a.json"
+    file.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    reader = opened(file)
+    assert reader.rollouts.total() == 40 and reader.bodies.trajectory(40).trajectory.prompt == "q39"
+
+
+def test_a_number_of_thousands_of_digits_in_a_large_list_costs_its_item_alone(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_file, "LARGE", 100)
+    file = tmp_path / "a.json"
+    file.write_text(f"[{row(1)},\n{row(2)[:-1]}, {'9' * 5000!r}: {'9' * 5000}}},\n{row(3)}]".replace("'", '"'))
+    reader = opened(file)
+    assert [r.reward for r in reader.rollouts.page()] == [1, 3] and len(skipped(reader)) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1, "lo\\ud800ss": 0.5, "\\uDFFF": 2}',
+        '{"trace_id": "a\\ud800", "branches": [], "info": {"advantage": 1, "\\ud800": 2}}',
+        row(2, id="\ud800", group="\udfff", answer="\ud800", messages=json.dumps([{"role": "\ud800"}])),
+    ],
+)
+def test_half_a_character_ends_nothing(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{line}\n{row(1)}\n")
+    assert open_dump(file, whole=True, searchable=True).summary["skipped"] == []
+
+
+def test_an_answer_and_a_group_that_an_importer_gives_as_numbers_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"reply": "It is 42.", "won": 1}\n')
+    importer = tmp_path / "mine.py"
+    importer.write_text(
+        "from grpo_tui.engine.imports.rollout import Message, Rollout\n"
+        "def detect(document, origin):\n    return 'reply' in document\n"
+        "def open(document, origin):\n"
+        "    yield Rollout(completion=(Message('assistant', document['reply']),), reward=document['won'], answer=42,"
+        " group=document['won'])\n"
+    )
+    found = open_dump(tmp_path / "a.jsonl", Options(importers=(str(importer),)), whole=True, searchable=True)
+    assert found.summary["rollouts"] == 1 and found.summary["skipped"] == []
+
+
+@pytest.mark.parametrize(("given", "found"), [("3", 3), ("3_1", None), ("1e3", 1000), ("0_0", None)])
+def test_a_name_with_an_underscore_is_no_number(given: str, found: int | None) -> None:
+    assert whole(given) == found
