@@ -62,15 +62,15 @@ def _from_text(body: str) -> Call:
     if isinstance(data, Mapping) and data.get("name"):
         return call(data)
     if match := _FUNCTION.fullmatch(body):
-        return Call(match[1], {name: _value(given) for name, given in _PARAMETER.findall(match[2])})
+        return Call(match[1], {name: value_of(given) for name, given in _PARAMETER.findall(match[2])})
     if "<arg_key>" in body and (match := _KEYED.fullmatch(body)):
-        return Call(match[1], {name.strip(): _value(given) for name, given in _ARGUMENT.findall(body)})
+        return Call(match[1], {name.strip(): value_of(given) for name, given in _ARGUMENT.findall(body)})
     name = re.search(r'"name"\s*:\s*"([^"]{1,200})"', body)
     return Call(name[1] if name else "?", body, problem="the call is no JSON")
 
 
-def _value(given: str) -> Any:
-    """Read an argument between tags, as JSON if it is, else as text."""
+def value_of(given: str) -> Any:
+    """Return a value that is written as JSON, or as plain text."""
     found = parsed(given)
     return given if found is None and given.strip() != "null" else found
 

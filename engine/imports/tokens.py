@@ -15,97 +15,93 @@ from .values import Document, listed, number, whole
 Maker = Callable[[], TokenArrays[Any] | None]
 
 
-class Tokens:
-    """Functions that make token arrays from the data of writers."""
+def token_arrays(
+    ids: Sequence[object],
+    mask: Sequence[object],
+    logprobs: Sequence[object] = (),
+    advantages: Sequence[object] = (),
+    overlays: Mapping[str, Sequence[object]] | None = None,
+) -> TokenArrays[Any] | None:
+    """Return the arrays of one conversation, or None if the ids are no numbers.
 
-    @staticmethod
-    def of(
-        ids: Sequence[object],
-        mask: Sequence[object],
-        logprobs: Sequence[object] = (),
-        advantages: Sequence[object] = (),
-        overlays: Mapping[str, Sequence[object]] | None = None,
-    ) -> TokenArrays[Any] | None:
-        """Return the arrays of one conversation, or None if the ids are no numbers.
+    Turns are runs of the agent's tokens. `overlays` (see `TokenArrays`) of another length are left out.
+    """
+    token_ids = [whole(i) for i in ids]
+    if not token_ids or any(i is None or not 0 <= i < 2**31 for i in token_ids):
+        return None
+    spoken = [bool(number(m)) for m in mask][: len(token_ids)]
+    spoken += [False] * (len(token_ids) - len(spoken))
+    begins = [now and not before for before, now in pairwise([False, *spoken])]
+    return TokenArrays(
+        memoryview(array("i", [i or 0 for i in token_ids])),
+        memoryview(bytes(spoken)),
+        memoryview(array("f", _fitted(logprobs, len(token_ids)))),
+        memoryview(array("h", [min(count - 1, 32767) for count in accumulate(begins)])),
+        memoryview(array("f", _fitted(advantages, len(token_ids)))) if advantages else None,
+        _overlays(overlays or {}, spoken),
+    )
 
-        Turns are runs of the agent's tokens. `overlays` (see `TokenArrays`) of another length are left out.
-        """
-        token_ids = [whole(i) for i in ids]
-        if not token_ids or any(i is None or not 0 <= i < 2**31 for i in token_ids):
-            return None
-        spoken = [bool(number(m)) for m in mask][: len(token_ids)]
-        spoken += [False] * (len(token_ids) - len(spoken))
-        begins = [now and not before for before, now in pairwise([False, *spoken])]
-        return TokenArrays(
-            memoryview(array("i", [i or 0 for i in token_ids])),
-            memoryview(bytes(spoken)),
-            memoryview(array("f", _fitted(logprobs, len(token_ids)))),
-            memoryview(array("h", [min(count - 1, 32767) for count in accumulate(begins)])),
-            memoryview(array("f", _fitted(advantages, len(token_ids)))) if advantages else None,
-            _overlays(overlays or {}, spoken),
-        )
 
-    @staticmethod
-    def of_nodes(nodes: Sequence[Document]) -> Maker:
-        """Return a maker for verifiers' nodes, which have log-probs for their sampled tokens."""
+def tokens_of_nodes(nodes: Sequence[Document]) -> Maker:
+    """Return a maker for verifiers' nodes, which have log-probs for their sampled tokens."""
 
-        def make() -> TokenArrays[Any] | None:
-            ids: list[object] = []
-            mask: list[object] = []
-            logprobs: list[object] = []
-            advantages: list[object] = []
-            for node in nodes:
-                own = listed(node.get("token_ids"))
-                spoken = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(own)
-                ids += own
-                mask += spoken
-                logprobs += _spread(listed(node.get("logprobs")), spoken)
-                advantages += _spread(listed(node.get("advantages")), spoken)
-            known = any(a for a in advantages)
-            return Tokens.of(ids, mask, logprobs, advantages if known else ())
+    def make() -> TokenArrays[Any] | None:
+        ids: list[object] = []
+        mask: list[object] = []
+        logprobs: list[object] = []
+        advantages: list[object] = []
+        for node in nodes:
+            own = listed(node.get("token_ids"))
+            spoken = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(own)
+            ids += own
+            mask += spoken
+            logprobs += _spread(listed(node.get("logprobs")), spoken)
+            advantages += _spread(listed(node.get("advantages")), spoken)
+        known = any(a for a in advantages)
+        return token_arrays(ids, mask, logprobs, advantages if known else ())
 
-        return make
+    return make
 
-    @staticmethod
-    def of_calls(calls: Sequence[tuple[Sequence[object], ...]]) -> Maker | None:
-        """Return a maker for calls of a model, each with the ids that it read and wrote and their log-probs. None if a
-        call has no ids, or did not read all earlier tokens."""
-        if not calls or not all(read and wrote for read, wrote, _ in calls):
-            return None
 
-        def make() -> TokenArrays[Any] | None:
-            ids: list[object] = []
-            mask: list[int] = []
-            logprobs: list[object] = []
-            for read, wrote, given in calls:
-                if list(read[: len(ids)]) != ids:
-                    return None
-                new = len(read) - len(ids)
-                ids = [*read, *wrote]
-                mask += [0] * new + [1] * len(wrote)
-                logprobs += [0.0] * new + (list(given) if len(given) == len(wrote) else [0.0] * len(wrote))
-            return Tokens.of(ids, mask, logprobs)
+def tokens_of_calls(calls: Sequence[tuple[Sequence[object], ...]]) -> Maker | None:
+    """Return a maker for calls of a model, each with the ids that it read and wrote and their log-probs. None if a
+    call has no ids, or did not read all earlier tokens."""
+    if not calls or not all(read and wrote for read, wrote, _ in calls):
+        return None
 
-        return make
-
-    @staticmethod
-    def with_more(
-        make: Maker | None, advantages: Sequence[object], overlays: Mapping[str, Sequence[object]]
-    ) -> Maker | None:
-        """Return a maker that adds advantages and overlays with one value per token."""
-        if make is None:
-            return None
-
-        def made() -> TokenArrays[Any] | None:
-            tokens = make()
-            if tokens is None:
+    def make() -> TokenArrays[Any] | None:
+        ids: list[object] = []
+        mask: list[int] = []
+        logprobs: list[object] = []
+        for read, wrote, given in calls:
+            if list(read[: len(ids)]) != ids:
                 return None
-            if len(advantages) == len(tokens):
-                given: memoryview[float] = memoryview(array("f", _fitted(advantages, len(tokens))))  # type: ignore[assignment]
-                tokens = replace(tokens, advantages=given)
-            return replace(tokens, overlays={**tokens.overlays, **_overlays(overlays, list(tokens.agent_mask))})
+            new = len(read) - len(ids)
+            ids = [*read, *wrote]
+            mask += [0] * new + [1] * len(wrote)
+            logprobs += [0.0] * new + (list(given) if len(given) == len(wrote) else [0.0] * len(wrote))
+        return token_arrays(ids, mask, logprobs)
 
-        return made
+    return make
+
+
+def tokens_with_more(
+    make: Maker | None, advantages: Sequence[object], overlays: Mapping[str, Sequence[object]]
+) -> Maker | None:
+    """Return a maker that adds advantages and overlays with one value per token."""
+    if make is None:
+        return None
+
+    def made() -> TokenArrays[Any] | None:
+        tokens = make()
+        if tokens is None:
+            return None
+        if len(advantages) == len(tokens):
+            given: memoryview[float] = memoryview(array("f", _fitted(advantages, len(tokens))))  # type: ignore[assignment]
+            tokens = replace(tokens, advantages=given)
+        return replace(tokens, overlays={**tokens.overlays, **_overlays(overlays, list(tokens.agent_mask))})
+
+    return made
 
 
 def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[bool]) -> dict[str, memoryview[float]]:

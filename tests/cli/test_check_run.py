@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from grpo_tui import Message, Recorder, Rollout
-from grpo_tui.engine.imports.tokens import Tokens
+from grpo_tui.engine.imports.tokens import token_arrays
 from grpo_tui.tui.cli.main import run
 
 
@@ -25,7 +25,7 @@ def record(home: Path, *, entropy: Any = lambda step: 1.0, length: Any = lambda 
                     group=f"{split}-{step}",
                     split=split,
                     step=step,
-                    tokens=lambda n=n: Tokens.of(list(range(n + 100)), [0] * 100 + [1] * n, ()),
+                    tokens=lambda n=n: token_arrays(list(range(n + 100)), [0] * 100 + [1] * n, ()),
                 )
                 for split, count, n in (("train", 4, length(step)), ("eval", held_out, 400 if step == 1 else 4))
                 for i in range(count)

@@ -19,7 +19,7 @@ from benchmarks import coding_rollouts as made
 from grpo_tui import Recorder, Rollout
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
-from grpo_tui.engine.imports.tokens import Tokens
+from grpo_tui.engine.imports.tokens import token_arrays
 from grpo_tui.engine.runs.read.bodies import SAME_CHARACTER, Alphabet, texts_in_order
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Call, Step, Trajectory
@@ -397,7 +397,7 @@ async def test_an_alphabet_is_recognised_without_being_named(
 ) -> None:
     with Recorder(tmp_path / "run") as record:
         record.vocabulary(symbols)
-        tokens = Tokens.of([0, 1] * 40, [0] * 10 + [1] * 70)
+        tokens = token_arrays([0, 1] * 40, [0] * 10 + [1] * 70)
         record.rollouts(1, [Rollout(prompt="What is 5 + 1?", completion="6", tokens=lambda: tokens)])  # type: ignore[arg-type]
     with RunReader(tmp_path / "run") as reader:
         assert reader.bodies.alphabet is kind
@@ -411,7 +411,7 @@ async def test_an_alphabet_is_recognised_without_being_named(
 async def test_words_of_tokens_are_not_torn(tmp_path: Path) -> None:
     with Recorder(tmp_path / "run") as record:
         record.vocabulary(["Sm", "ol", "LM", "Ġwrites", "Ġa", "Ġline"])
-        tokens = Tokens.of([0, 1, 2, 3, 4, 5] * 30, [1] * 180)
+        tokens = token_arrays([0, 1, 2, 3, 4, 5] * 30, [1] * 180)
         record.rollouts(1, [Rollout(prompt="?", completion="…", tokens=lambda: tokens)])  # type: ignore[arg-type]
     async with running(tmp_path, Stepper(tmp_path / "run", "1"), size=(80, 24)) as app:
         await app.press("t")
@@ -430,7 +430,7 @@ async def test_a_key_goes_to_the_worst_mismatch_and_then_to_the_next(tmp_path: P
     trainer[3] += 5.0  # of the prompt, so it does not count
     with Recorder(tmp_path / "runs" / "a") as record:
         record.vocabulary([f"Ġw{i}" for i in range(n)])
-        tokens = Tokens.of(
+        tokens = token_arrays(
             range(n), [0] * 10 + [1] * (n - 10), sampler.tolist(), overlays={"trainer": trainer.tolist()}
         )
         record.rollouts(1, [Rollout(prompt="?", completion="…", tokens=lambda: tokens)])  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from ..mapped import SEVERAL, Mapped, at, mean, plain, scores, several
 from ..messages import call, conversation, error_text, message, split
 from ..rollout import Call, Item, Message, Rollout
 from ..templates import joined
-from ..tokens import Tokens
+from ..tokens import tokens_of_calls
 from ..values import Document, listed, mapping, number, objects, text, whole
 
 # ------------------------------------------------------------------------------------------------------ mini-swe-agent
@@ -167,7 +167,7 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
             correct=correct if isinstance(correct, bool) and ended != "error" else None,
             stop=ended,
             error=error or ("the episode ended by an error" if ended == "error" else None),
-            tokens=Tokens.of_calls(ids),
+            tokens=tokens_of_calls(ids),
             policy_version=versions.pop() if len(versions) == 1 else None,
             extra=plain({**{k: v for k, v in more.items() if k != "error"}, **timing, **about}),
             task=task,

@@ -12,7 +12,7 @@ from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, message, split
 from ..rollout import Item, Message, Rollout, Score
-from ..tokens import Tokens
+from ..tokens import tokens_of_calls
 from ..values import Document, listed, mapping, number, objects, summed, text
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
@@ -68,7 +68,7 @@ def _trajectory(document: Document, trial: str | None) -> Rollout:
         agent=text(agent.get("name")) or "",
         model=text(agent.get("model_name")) or "",
         token_count=summed([final.get(k) for k in ("total_prompt_tokens", "total_completion_tokens")]),
-        tokens=Tokens.of_calls(ids),
+        tokens=tokens_of_calls(ids),
         extra=plain({**others, **mapping(document.get("extra")), **final}),
         tools=tuple(objects(agent.get("tool_definitions"))),
     )

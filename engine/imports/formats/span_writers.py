@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..calls import value_of
 from ..mapped import scores
 from ..rollout import Score
-from ..values import Document, listed, mapping, number, objects, parsed, text, whole
+from ..values import Document, listed, mapping, number, objects, text, whole
 from .spans import Span, read_json, traces
 
 
@@ -78,7 +79,8 @@ def mlflow(document: Document) -> list[Span] | None:
             given[text(each.get("assessment_name") or each.get("name")) or "score"] = Score(score)
     found = []
     for span in data["spans"]:
-        own = {k: _read_any(v) for k, v in mapping(mapping(span).get("attributes")).items()}
+        kept = mapping(mapping(span).get("attributes"))  # MLflow keeps each as JSON text
+        own = {k: value_of(v) if isinstance(v, str) else v for k, v in kept.items()}
         kind = str(own.get("mlflow.spanType") or span.get("span_type") or "").lower()
         status = span.get("status") or {}
         code = mapping(status).get("code", span.get("status_code"))
@@ -219,12 +221,6 @@ def _value(value: object) -> Any:
             case _:
                 return given
     return None
-
-
-def _read_any(value: object) -> Any:
-    """Return an attribute of MLflow, which keeps each as JSON text."""
-    found = parsed(value) if isinstance(value, str) else value
-    return value if found is None else found
 
 
 SPANS = (

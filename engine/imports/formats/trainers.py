@@ -13,7 +13,7 @@ from ..mapped import SEVERAL, Mapped, mean, plain, several
 from ..messages import conversation, error_text, split
 from ..rollout import Item, Message, Numbers, Rollout, Score
 from ..templates import flat
-from ..tokens import Tokens
+from ..tokens import token_arrays
 from ..values import Document, listed, mapping, number, objects, parsed, text, whole
 from .generic import table_rows
 from .tables import GENERIC
@@ -144,7 +144,7 @@ def _nemo(document: Document, origin: Origin) -> Iterable[Item]:
         reward=number(one["rewards"]),
         advantage=mean(spoken or one.get("advantages")),
         token_count=length or len(ids) or None,
-        tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages, overlays)) if ids else None,
+        tokens=(lambda: token_arrays(ids, mask, logprobs, advantages, overlays)) if ids else None,
         extra=plain({k: v for k, v in one.items() if k not in _NEMO_KEYS}),
         unknown={"advantage": SEVERAL} if several(spoken) else {},
     )

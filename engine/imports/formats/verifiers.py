@@ -15,7 +15,7 @@ from ..format import Documents, Origin
 from ..mapped import Mapped, at, mean, plain, scores
 from ..messages import error_text, message
 from ..rollout import Amendment, Expected, Item, Message, Named, Rollout, Score
-from ..tokens import Tokens
+from ..tokens import tokens_of_nodes, tokens_with_more
 from ..values import Document, listed, mapping, number, objects, summed, text, whole
 
 _NO_ADVANTAGE = "advantages are not written; trainers write them at tokens or as annotations"
@@ -72,7 +72,7 @@ def _annotation(document: Document, origin: Origin) -> Iterable[Item]:
         step=whole(at(info, "ship.step")),
         advantage=advantage,
         extra=plain({k: v for k, v in info.items() if k != "advantage"}),
-        tokens=(lambda rollout: Tokens.with_more(rollout.tokens, values, overlays)) if values or overlays else None,
+        tokens=(lambda rollout: tokens_with_more(rollout.tokens, values, overlays)) if values or overlays else None,
     )
 
 
@@ -182,7 +182,7 @@ def _trace(trace: Document, episode: Document, origin: Origin, several: bool) ->
     }
     task = mapping(trace.get("task")) or mapping(episode.get("task"))
     data = mapping(task.get("data"))
-    tokens = Tokens.of_nodes([nodes[i] for i in chain]) if any(nodes[i].get("token_ids") for i in chain) else None
+    tokens = tokens_of_nodes([nodes[i] for i in chain]) if any(nodes[i].get("token_ids") for i in chain) else None
     agent = text(at(trace, "agent.name")) or ""
     work = mapping(at(episode, "run.work"))
     step = whole(work.get("step"))

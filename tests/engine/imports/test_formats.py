@@ -14,7 +14,7 @@ import pytest
 
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
-from grpo_tui.engine.imports.tokens import Tokens
+from grpo_tui.engine.imports.tokens import tokens_of_nodes
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord, TrajectoryRow
@@ -430,7 +430,7 @@ def test_log_probs_of_sampled_tokens_stand_in_their_places():
     prompt = {"token_ids": [5, 6], "mask": [False, False], "logprobs": []}
     mixed = {"token_ids": [7, 8, 9], "mask": [True, False, True], "logprobs": [-0.5, -1.5]}
     each = {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -2.5]}
-    tokens = Tokens.of_nodes([prompt, mixed, each])()
+    tokens = tokens_of_nodes([prompt, mixed, each])()
     assert tokens is not None
     assert list(tokens.logprobs) == [0.0, 0.0, -0.5, 0.0, -1.5, 0.0, -2.5]
     assert list(tokens.agent_mask) == [0, 0, 1, 0, 1, 0, 1]
