@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -65,18 +66,20 @@ def serve(
         fail("vllm is not installed here; in an environment of its own: pip install 'vllm>=0.32'")
     key = os.environ.get(config.rollouts.api_key_env)
     secret = {"VLLM_API_KEY": key} if key else {}
-    processes = [
-        subprocess.Popen(c.arguments, env={**os.environ, **safe_path(), **secret, **c.variables}) for c in commands
-    ]
-    raise typer.Exit(_wait(processes))
+    environment = {**os.environ, **safe_path(), **secret}
+    raise typer.Exit(_run([(c.arguments, {**environment, **c.variables}) for c in commands]))
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+def _run(commands: list[tuple[Sequence[str], dict[str, str]]]) -> int:
+    """Run the servers until one ends or a signal ends them all, and return the exit code."""
     from .follow import StopAsked, signals
 
+    processes: list[subprocess.Popen[bytes]] = []
     code = 0
     try:
         with signals():
+            for arguments, environment in commands:
+                processes.append(subprocess.Popen(arguments, env=environment))
             while processes:
                 for process in list(processes):
                     try:
