@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import random
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from textual import events
 
 from grpo_tui.engine.launch.play import Continuation, Event, Refusal, Situation
 from grpo_tui.envs.tools import Argument, ToolSpec
@@ -72,6 +74,17 @@ async def test_a_rollout_is_played_and_shown_literally(runs: Path, size: tuple[i
         check(await app.press("enter", *"end", "enter"))
         check(await app.press("n"))
         assert process.sent[-1] == {"next": True}
+
+
+async def test_keys_typed_ahead_of_a_turn_reach_it(runs: Path) -> None:
+    process = Process()
+    async with running(runs, Playing(runs / "ab12", process)) as app:  # type: ignore[arg-type]
+        await settle(app.pilot)
+        for key in ("1", "5", "enter"):  # as from a terminal, without a pause
+            app.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await asyncio.sleep(0.1)
+        await settle(app.pilot)
+        assert process.sent == [{"turn": "LOOK(x=)5"}]
 
 
 async def test_random_keys_do_no_harm(runs: Path) -> None:

@@ -169,9 +169,11 @@ class GrpoApp(OwnOutputApp):
             yield SystemCommand(f"Theme {name}", "", partial(setattr, self, "theme", name))
 
     async def on_event(self, event: Event) -> None:
-        """Take control and format characters out of pasted text, because inputs show their value as it is."""
+        """Take control and format characters out of pasted text, because inputs show their value as it is. Lines are
+        joined by the picture of a line break, because an input takes one line."""
         if isinstance(event, Paste) and not event.is_forwarded:
-            event = Paste("".join(c for c in event.text if c in "\n\t" or not unicodedata.category(c).startswith("C")))
+            text = "␊".join(event.text.splitlines()[: None if self._prompt else 1])
+            event = Paste("".join(c for c in text if c == "\t" or not unicodedata.category(c).startswith("C")))
         elif isinstance(event, Key) and not event.is_forwarded and self._prompt and self._prompt.holds(event):
             return
         await super().on_event(event)

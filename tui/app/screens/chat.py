@@ -10,10 +10,12 @@ import asyncio
 import http.client
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -31,6 +33,8 @@ from .base import AppScreen
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 TIMEOUT_S = 180.0
 _OPENER = build_opener(ProxyHandler({}))
+_BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, http.client.HTTPException)
+"""What a broken connection raises, or reading another reply than that of our server."""
 
 
 class ServerProblem(Exception):
@@ -41,38 +45,34 @@ class ChatClient:
     """The server whose address is in the folder of a run. Every method raises ServerProblem."""
 
     def __init__(self, run: Path) -> None:
-        self.run = run
-        self._address = run / "online" / "address.json"
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the server has written its address."""
-        return self._address.exists()
+        self.address = run / "online" / "address.json"
+        """Written by the server once it answers."""
 
     def models(self) -> list[str]:
         """The served policy's name first, then `name@version` for each version that can be asked."""
-        return [str(m["id"]) for m in self._json("GET", "/v1/models")["data"]]
+        with _readable("the reply cannot be read"):
+            served, *versions = self._json("GET", "/v1/models")["data"]
+            return [str(model["id"]) for model in (served, *versions)]
 
     def write(self, model: str, messages: list[dict[str, str]], on_text: Callable[[str], None]) -> dict[str, Any]:
         """Stream an answer; returns its `id` and `policy_version`."""
         body = {"model": model, "messages": messages, "stream": True}
         found: dict[str, Any] = {}
-        with self._open("POST", "/v1/chat/completions", body) as response:
-            try:
-                for line in response:
-                    data = line.decode("utf-8", "replace").strip().removeprefix("data: ")
-                    if not data.startswith("{"):
-                        continue
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise ServerProblem(str(event["error"].get("message")))
-                    found["id"] = event["id"]
-                    found["policy_version"] = event.get("grpo_tui", {}).get("policy_version")
-                    for choice in event["choices"]:
-                        on_text(str(choice["delta"].get("content") or ""))
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                raise ServerProblem(f"the answer broke off: {error}") from error
-        return found
+        with self._open("POST", "/v1/chat/completions", body) as response, _readable("the answer broke off"):
+            for line in response:
+                data = line.decode("utf-8", "replace").strip().removeprefix("data: ")
+                if data == "[DONE]":
+                    return found
+                if not data.startswith("{"):
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise ServerProblem(str(event["error"].get("message")))
+                found["id"] = event["id"]
+                found["policy_version"] = event.get("grpo_tui", {}).get("policy_version")
+                for choice in event["choices"]:
+                    on_text(str(choice["delta"].get("content") or ""))
+        raise ServerProblem("the answer broke off: the server has ended")
 
     def feedback(self, **said: Any) -> dict[str, Any]:
         """Send feedback; returns its outcome so far."""
@@ -87,16 +87,13 @@ class ChatClient:
         return list(self._json("GET", "/v1/feedback")["answers"])
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        with self._open(method, path, body) as response:
-            try:
-                return json.loads(response.read())
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                raise ServerProblem(f"the reply cannot be read: {error}") from error
+        with self._open(method, path, body) as response, _readable("the reply cannot be read"):
+            return json.loads(response.read())
 
     def _open(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
         try:
-            address = str(json.loads(self._address.read_bytes())["url"]).rstrip("/")
-        except (OSError, ValueError, KeyError) as error:
+            address = str(json.loads(self.address.read_bytes())["url"]).rstrip("/")
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise ServerProblem("this run does not serve over HTTP now; start it with --serve HOST:PORT") from error
         headers = {"Content-Type": "application/json"}
         if token := os.environ.get(TOKEN_VARIABLE, "").split():
@@ -105,16 +102,35 @@ class ChatClient:
         try:
             return _OPENER.open(Request(address + path, data, headers, method=method), timeout=TIMEOUT_S)
         except HTTPError as error:
-            raise ServerProblem(_message(error.read()) or f"the server answers {error.code}") from error
-        except (OSError, http.client.HTTPException) as error:
+            said = f"the server answers {error.code}"
+            with error, suppress(*_BROKEN):
+                said = str(json.loads(error.read())["error"]["message"])
+            raise ServerProblem(said) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a token that no header takes
             raise ServerProblem(f"the server cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
-def _message(body: bytes) -> str:
+@contextmanager
+def _readable(problem: str) -> Iterator[None]:
     try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+        yield
+    except _BROKEN as error:
+        raise ServerProblem(f"{problem}: {error}") from error
+
+
+async def _on_a_thread(do: Callable[[], Any]) -> Any:
+    """Call on a thread that the end of the app does not wait for: a server may take minutes to answer."""
+    found = Future[Any]()
+    found.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            found.set_result(do())
+        except Exception as error:
+            found.set_exception(error)
+
+    Thread(target=call, name="chat", daemon=True).start()
+    return await asyncio.wrap_future(found)
 
 
 _WITHOUT_LEARNING = ("write", "new", "help", "back", "app.quit")
@@ -151,7 +167,8 @@ class ChatPane(Pane):
 
         def put(head: str, text: str, style: Any) -> None:
             lines.append(Line(p).add(head, p.muted))
-            lines.extend(Line(p).gap(2).extend(line) for line in wrapped(p, text or "…", width - 2, style))
+            body = wrapped(p, text or "…", width - 2, style, limit=max(1, len(text)))
+            lines.extend(Line(p).gap(2).extend(line) for line in body)
 
         for exchange in self.exchanges:
             put("you", exchange.messages[-1]["content"], p.strong)
@@ -206,17 +223,22 @@ class ChatScreen(AppScreen):
                 request(self.reads.path, "stop")
 
     def _connect(self) -> None:
-        """Ask for the served models, again and again while a started server loads its policy."""
+        """Ask for the served policy, again and again while a started server loads it."""
 
-        def known(names: list[str]) -> None:
-            self.model, self.chat.note = names[0], ""
+        def known(_: str) -> None:
+            self.chat.note = ""
             self._show()
 
-        if not self.started or self.client.is_there:
-            self._call(self.client.models, known)
+        if not self.started or self.client.address.exists():
+            self._call(self._served, known)
         elif not (info := look(self.reads.path)).active:
             self.chat.note = f"The server has ended: {info.error or info.status}."
             self._show()
+
+    def _served(self) -> str:
+        """Return the name of the served policy; on a thread. The server may be one that began after the screen."""
+        self.model = self.model or self.client.models()[0]
+        return self.model
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -242,12 +264,12 @@ class ChatScreen(AppScreen):
 
     def action_base(self) -> None:
         if (last := self._last()) is not None:
-            self._again(last, f"{self.model}@0", "version 0 (base)")
+            self._again(last, 0, "version 0 (base)")
 
     def action_version(self) -> None:
         def chosen(text: str) -> None:
             if (last := self._last()) is not None and text:
-                self._again(last, f"{self.model}@{text}", f"version {text}")
+                self._again(last, text, f"version {text}")
 
         def check(text: str) -> str:
             return "" if text.isascii() and text.isdigit() else "the number of a version"
@@ -291,7 +313,7 @@ class ChatScreen(AppScreen):
 
         def piece(text: str) -> None:
             exchange.answer += text
-            self.app.call_from_thread(self._show)
+            self.call_later(self._show)
 
         def done(found: dict[str, Any]) -> None:
             exchange.id, exchange.version, exchange.writing = found.get("id", ""), found.get("policy_version"), False
@@ -302,16 +324,19 @@ class ChatScreen(AppScreen):
             exchange.writing = False
             self._show()
 
-        self._call(lambda: self.client.write(self.model, exchange.messages, piece), done, failed)
+        self._call(lambda: self.client.write(self._served(), exchange.messages, piece), done, failed)
 
-    def _again(self, exchange: Exchange, model: str, name: str) -> None:
+    def _again(self, exchange: Exchange, version: int | str, name: str) -> None:
         texts: list[str] = []
 
         def done(_: object) -> None:
             exchange.others.append((name, "".join(texts)))
             self._show()
 
-        self._call(lambda: self.client.write(model, exchange.messages, texts.append), done)
+        def write() -> object:
+            return self.client.write(f"{self._served()}@{version}", exchange.messages, texts.append)
+
+        self._call(write, done)
 
     def _judge(self, **said: str) -> None:
         if (exchange := self._last()) is None:
@@ -334,7 +359,7 @@ class ChatScreen(AppScreen):
         if outcome.get("learned"):
             version = outcome["version"]
             exchange.feedback = f"learnt by update {outcome['update']}; version {version} contains it"
-            self._again(exchange, f"{self.model}@{version}", f"version {version}, which learnt from it")
+            self._again(exchange, version, f"version {version}, which learnt from it")
         else:
             accepted = "accepted" if outcome.get("accepted") else "not accepted"
             if outcome.get("accepted"):
@@ -352,7 +377,7 @@ class ChatScreen(AppScreen):
 
         async def called() -> None:
             try:
-                found = await asyncio.to_thread(do)
+                found = await _on_a_thread(do)
             except ServerProblem as problem:
                 self.say(str(problem), "error")
                 failed()

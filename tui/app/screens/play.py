@@ -200,9 +200,10 @@ class PlayScreen(ReadingScreen):
         hint = _HINT.format(call=example) if now.tools else "the answer, in plain words · esc cancels"
         return ask(self, "Your turn", begun, send, hint=hint, complete=complete, history=self._history)
 
-    def action_choose(self, number: int) -> None:
+    def action_choose(self, number: int) -> Awaitable[None] | None:
         if self.now is not None and number <= len(self.now.tools):
-            self.action_type(template(self.now.tools[number - 1]))
+            return self.action_type(template(self.now.tools[number - 1]))
+        return None
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         match message.what:
@@ -211,15 +212,15 @@ class PlayScreen(ReadingScreen):
             case ("fold", tuple(key)):
                 self.reading.toggle(key)
 
-    def action_model(self) -> None:
+    def action_model(self) -> Awaitable[None] | None:
         if self.now is None or self.now.over or self._asked:
-            return
+            return None
         if self._model_text:
-            self.action_type(self._model_text)
-            return
+            return self.action_type(self._model_text)
         self._asked = True
         self.say("The model continues from here…")
         self.game.send(model=True)
+        return None
 
     def action_another(self, which: str) -> None:
         if self.now is not None:

@@ -18,6 +18,8 @@ from textual.widgets import Input, Static
 
 from ...text import line, literal
 
+_PICTURES = str.maketrans({"␊": "\n", "␉": "\t"})
+"""The line shows the line breaks and tabs of its text as pictures."""
 LONGEST_S = 1.0
 """How long keys wait for earlier ones."""
 
@@ -121,7 +123,7 @@ class PromptBar(Widget):
 
     def action_earlier(self, by: int) -> None:
         self._back = max(0, min(self._back + by, len(self._history)))
-        self._put(self._history[-self._back] if self._back else self._value)
+        self._put(literal(self._history[-self._back]) if self._back else self._value)
 
     def _put(self, text: str) -> None:
         box = self.query_one(Input)
@@ -130,16 +132,17 @@ class PromptBar(Widget):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
-        problem = self._check(event.value) if event.value else ""
+        problem = self._check(event.value.translate(_PICTURES)) if event.value else ""
         offered = [] if event.value in self._offered else self._complete(event.value)
         hint = f"tab: {' · '.join(text.split()[-1] for text in offered)}" if offered else self._hint
         self.query_one("#prompt-hint", Static).update(Text(line(f"✗ {problem}" if problem else hint, 400)))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        if event.value and self._check(event.value):
+        text = event.value.translate(_PICTURES)
+        if text and self._check(text):
             return
-        text = event.value.strip()
+        text = text.strip()
         if text and text not in self._history[-1:]:
             self._history.append(text)
         # on the screen's behalf: a dialog that `done` opens answers to whoever opened it, and the bar will be gone
