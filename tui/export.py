@@ -47,8 +47,13 @@ def export_lines(run: Path, name: str, text: str) -> Path:
 
 def open_outside(app: App[Any], text: str, variable: str, name: str) -> None:
     """Open a text with the program of `$PAGER` or `$EDITOR`. The app waits for it."""
+    from textual.app import SuspendNotSupported  # here: the command line writes files without it
+
     fallback = ("less", "more") if variable == "PAGER" else ("vi", "nano")
-    wanted = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
+    try:
+        wanted = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
+    except ValueError:  # a quotation mark without its end
+        wanted = []
     if not wanted or not shutil.which(wanted[0]):
         app.notify(f"Set ${variable} to a program that is installed.", severity="warning", markup=False)
         return
@@ -59,6 +64,8 @@ def open_outside(app: App[Any], text: str, variable: str, name: str) -> None:
     try:
         with app.suspend():
             subprocess.run([*wanted, path], check=False)
+    except SuspendNotSupported:
+        app.notify("A browser cannot open another program; e writes a file.", severity="warning", markup=False)
     except OSError as error:
         app.notify(f"{wanted[0]} could not be started: {error}", severity="error", markup=False)
     finally:

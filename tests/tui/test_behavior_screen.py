@@ -92,6 +92,13 @@ async def test_a_row_leads_to_its_rollouts(run: Path) -> None:
         assert f"of {expected}" in app.text and 0 < expected < 16
 
 
+async def test_a_row_narrows_a_filter_with_or(run: Path) -> None:
+    async with running(run.parent, Behavior(run, Query("step=2 or step=3")), size=(80, 40)) as app:
+        await app.click("SEGMENT_OBJECT_AT")
+        await app.press("enter")
+        assert f"of {len(rows(run, 'action:SEGMENT_OBJECT_AT and step:2..3'))}" in app.text
+
+
 async def test_the_filter_of_a_list_stays(run: Path) -> None:
     async with running(run.parent, Trajectories(run, Query("wrong")), size=(80, 40)) as app:
         await app.press("B")

@@ -436,3 +436,14 @@ async def test_each_server_shows_its_rate_mismatch_and_age(tmp_path: Path) -> No
             assert "mismatch" not in second and "steps behind" not in second and "40 turns" in second
     finally:
         writer.close()
+
+
+async def test_a_log_that_cannot_be_read_is_said_in_a_sentence(own_runs: Path) -> None:
+    log = own_runs / "one" / "logs" / "training.log"
+    async with running(own_runs, Live(own_runs / "one")) as app:
+        log.unlink()
+        log.mkdir()
+        assert "The log cannot be read" in await app.press("o")
+        log.rmdir()
+        log.symlink_to("/nowhere")
+        assert "This run has no log yet." in await app.press("o")

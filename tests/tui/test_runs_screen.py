@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.health.headline import REWARD, Headline
 from grpo_tui.engine.runs.types import RewardBreakdown, Step, Trajectory, TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
-from grpo_tui.tui.app.destinations import Runs
+from grpo_tui.tui.app import run_list
+from grpo_tui.tui.app.destinations import Branching, Runs
+from grpo_tui.tui.app.run_list import RunRow
+from grpo_tui.tui.app.screens import runs as runs_screen
 
 from .demo_run import EPOCH, make_run
-from .drive import running
+from .drive import SIZE, make_app, running, screen_text
 
 
 async def test_shows_what_each_run_is_and_how_it_ended(runs: Path) -> None:
@@ -213,3 +221,35 @@ async def test_a_branch_opens_with_the_value_of_its_step(own_runs: Path) -> None
         assert "step 1 of rollout 3" in await app.press() and "worth" in app.text
         await app.press("escape", "t")
         assert app.screen.value is not None
+
+
+async def test_a_branch_whose_configuration_is_not_written_yet_waits(own_runs: Path) -> None:
+    branch = own_runs / "branch-one-3-1-0a1b2c3d"
+    branch.mkdir()
+    (branch / "run.json").write_text(json.dumps({"id": branch.name, "mode": "eval", "created": time.time()}))
+    async with running(own_runs, Branching(branch)) as app:
+        await asyncio.sleep(1.2)  # the value is read by the clock
+        assert "loading the model and the data…" in await app.press()
+
+
+async def test_records_that_take_longer_than_a_reload_are_read_once_and_shown(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def slowly(row: RunRow) -> RunRow:
+        read.append(row.info.id)
+        time.sleep(0.3)
+        return replace(row, headline=Headline({REWARD: 0.77}), known=True)
+
+    monkeypatch.setattr(run_list.headline, "of_status", lambda info: None)
+    monkeypatch.setattr(runs_screen, "looked_into", slowly)
+    monkeypatch.setattr(runs_screen, "RELOAD_SECONDS", 0.05)
+    app = make_app(own_runs, Runs())
+    async with app.run_test(size=SIZE) as pilot:
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            await pilot.pause()
+            if screen_text(app).count("0.77") >= 2:
+                break
+        assert sorted(read) == ["one", "two"]

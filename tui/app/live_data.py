@@ -143,11 +143,9 @@ class Reading:
     @property
     def kind(self) -> Kind:
         """Return the kind by the run's mode; for an unknown mode, by its metrics."""
-        if self.info.mode in ("sft", "online"):
-            return "sft" if self.info.mode == "sft" else "online"
-        if not self.info.mode and metric.SERVING_VERSION in self.latest:
+        if self.info.mode == "online" or (not self.info.mode and metric.SERVING_VERSION in self.latest):
             return "online"
-        return "rft"
+        return "sft" if self.info.mode == "sft" else "rft"
 
     @property
     def is_dump(self) -> bool:

@@ -19,8 +19,6 @@ DUMPS = 50
 LARGEST_FIRST = ("created", "success", "reward", "step")
 """Columns that people want from the largest on."""
 _STATUS = ("running", "starting", "paused", "stopping", "crashed", "stopped", "finished")
-
-
 NOTHING = Headline()
 
 

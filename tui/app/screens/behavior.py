@@ -146,7 +146,7 @@ class BehaviorScreen(WindowKeys, TableScreen):
         row, shown = self.table.current, [b.span for b in self.found if b.span is not None]
         if row is None:
             return
-        terms = [self.list_query.filter] if self.list_query.filter else []
+        terms = [f"({self.list_query.filter})"] if self.list_query.filter else []
         if row.values and row.section in _FILTERS:
             terms.append(term(_FILTERS[row.section], row.name))
         if self.chosen:

@@ -69,7 +69,6 @@ def _of_dump(facts: object) -> dict[str, str]:
 
 
 def _compared(runs: Sequence[RunInfo]) -> tuple[list[Evaluation], list[Comparison]]:
-    """Read the evaluations of runs, and compare each with the first."""
     results = [read_evaluation(path) for path in evaluations_of(runs)]
     return results, [compare(results[0], other) for other in results[1:]]
 
@@ -170,6 +169,7 @@ class CompareScreen(AppScreen):
         self.metric = ""
         self.names: list[str] = []
         self.points: dict[str, list[tuple[int, float]]] = {}
+        """The curve of each run, by its path: dumps may share an id."""
         self.smoothing = 0
         self.chart = Chart("chart")
         self.configs = ConfigTable()
@@ -305,12 +305,12 @@ class CompareScreen(AppScreen):
                 points = await self.shell.reads(run.path).later(lambda r: r.metrics.points(metric, max_points=POINTS))
             except RecordError:
                 points = []
-            self.points[run.id] = points
+            self.points[run.path] = points
         self._show()
 
     def _show(self) -> None:
         share = is_share(self.metric)
-        series = [Series.of(run.id, self.points.get(run.id, []), share=share) for run in self.runs]
+        series = [Series.of(run.id, self.points.get(run.path, []), share=share) for run in self.runs]
         self.chart.smoothing = SMOOTHING[self.smoothing]
         heading = self.metric + (f"  smoothed {number(SMOOTHING[self.smoothing])}" if self.smoothing else "")
         self.chart.put(heading, series, "nothing recorded of this metric")

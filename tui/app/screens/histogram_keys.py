@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ....engine.runs.errors import RecordError
@@ -92,7 +93,7 @@ class HistogramKeys(QueryList):
         (low, high, _), last = bins[index], index == len(bins) - 1
         part = f"{self.counted}>={_edge(low, -1 if not index else 0)} and "
         part += f"{self.counted}{'<=' if last else '<'}{_edge(high, int(last))}"
-        base = f"({self._before})" if " or " in self._before.lower() else self._before
+        base = f"({self._before})" if re.search(r"\bor\b", self._before, re.I) else self._before
         filter = f"{base} and {part}" if base else part
         self._chosen = index, filter
         self.set_query(keep=True, filter=filter)

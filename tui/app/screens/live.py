@@ -7,6 +7,7 @@ Each kind of run has panels of its own (`live_layout.PANES`). `following` reads,
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import Any
 from ....configs import metric_names as metric
 from ....configs.errors import GrpoTuiError
 from ....engine.runs.control.requests import Command, asked, request, withdraw
+from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
 from ....engine.runs.health.checkpoints import checkpoint_folder, policies
 from ....engine.runs.search.filters import term
@@ -152,8 +154,8 @@ class LiveScreen(ChartKeys, RequestKeys):
         return header(self.palette, self.reads.path.name, self.requests, self.shell.clock(), width)
 
     def hint_label(self, action: str, label: str) -> str:
-        requests = self.requests
-        if action == "chat" and (self.shown is None or self.shown.is_dump or self.shown.info.active != self._online):
+        requests, shown = self.requests, self.shown
+        if action == "chat" and (shown is None or shown.is_dump or shown.info.active != self._online):
             return ""
         if action in ("stop", "checkpoint") and requests is not None and requests.state == "ended":
             return ""
@@ -267,7 +269,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         def start(step: str) -> None:
             self.say("Starting a process that serves this policy…")
             policy = f"{self.reads.path}@{step}" if step else str(self.reads.path)
-            self.run_worker(self._chat(policy), group="chat", exclusive=True)
+            self.app.run_worker(self._chat(policy), group="chat")  # also if this screen is left meanwhile
 
         return ask(self, "Chat with the checkpoint", "", start, hint=hint)
 
@@ -295,12 +297,19 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.shell.open(Behavior(self.reads.path))
 
     def action_pager(self) -> None:
-        files = sorted((self.reads.path / "logs").glob("*.log"))
-        if not files:
+        from ....engine.launch.logs import log_path  # here: the first paint does not wait for it
+
+        newest = log_path(look(self.reads.path))
+        if newest is None:
             self.say("This run has no log yet.")
             return
-        newest = max(files, key=lambda f: f.stat().st_mtime)
-        text = newest.read_text(encoding="utf-8", errors="backslashreplace")[-_LOG_END:]
+        try:
+            with newest.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
+                text = file.read().decode("utf-8", "backslashreplace")
+        except OSError as error:
+            self.say(f"The log cannot be read: {error.strerror}.", "error")
+            return
         open_outside(self.app, text, "PAGER", newest.name)
 
     def action_export(self) -> None:

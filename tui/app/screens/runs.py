@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ class RunsScreen(TableScreen):
         self.sorting = ("created", True)
         self.loaded = False
         self.problem = ""
-        self._busy = False
+        self._busy = self._looking = False
         self.table = Table(
             "table", lambda table: columns(self.palette, self.shell.clock(), self.rows), self._fetch, self._empty
         )
@@ -143,13 +143,23 @@ class RunsScreen(TableScreen):
             self._busy = False
         self.loaded = True
         self._arrange()
-        unknown = [row for row in self.rows if not row.known]
+        if not self._looking:
+            self._looking = True
+            try:
+                await self._look_into([row for row in self.rows if not row.known])
+            finally:
+                self._looking = False
+
+    async def _look_into(self, unknown: Sequence[RunRow]) -> None:
+        """Read the records of runs one after the other. The list may be loaded again meanwhile."""
         for number, row in enumerate(unknown, 1):
             if not self.is_attached:
                 return
-            known = await asyncio.to_thread(looked_into, row)
-            if self.all.get(row.info.path) is row:
-                self.all[row.info.path] = known
+            found = await asyncio.to_thread(looked_into, row)
+            now = self.all.get(row.info.path)
+            if now is not None:
+                known = (now.info.step, now.info.status) == (row.info.step, row.info.status)
+                self.all[row.info.path] = replace(found, info=now.info, known=known)
             if number % SHOWN_TOGETHER == 0 or number == len(unknown):
                 self._arrange()
 
