@@ -208,7 +208,9 @@ def test_an_image_is_fetched_when_it_is_shown(tmp_path: Path, recorded: Recorded
     with serving(tmp_path / "served") as server:
         folder = mirrored(f"{server.address}/run")
         assert folder is not None and not (folder / "images").exists()
-        assert natural_size(folder, "images/a.png") == (8, 4)
+        local = resolve(folder, "images/a.png")  # on the screen's thread: it waits for no server
+        assert local is not None and not local.exists()
+        assert natural_size(folder, "images/a.png") == (8, 4) and local.exists()
         missing = resolve(folder, "images/b.png")
         assert missing is not None and not missing.exists()
         assert resolve(folder, "../../secret") is None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region
+from textual.geometry import Region, Size
 
 from ....configs.pictures import open_picture
 from ....engine.runs.remote.address import address_of
@@ -42,17 +42,21 @@ def resolve(run: Path, path: str) -> Path | None:
         file = (folder / path).resolve()
     except (OSError, ValueError):
         return None
-    if not file.is_relative_to(folder):
-        return None
-    if address_of(folder) is not None:
+    return file if file.is_relative_to(folder) else None
+
+
+def _fetched(run: Path, path: str) -> Path | None:
+    """Return the file of an image. That of a remote run is copied to this machine first, which may take seconds."""
+    file = resolve(run, path)
+    if file is not None and address_of(run) is not None:
         from ....engine.runs.remote.mirror import fetch  # here: a run of this machine needs none of it
 
-        fetch(folder, file)
+        fetch(run.resolve(), file)
     return file
 
 
 def _opened(run: Path, source: str) -> AbstractContextManager[Image]:
-    file = resolve(run, source)
+    file = _fetched(run, source)
     if file is None:
         raise ValueError(f"it is outside the run's folder ({source})")
     return open_picture(file)
@@ -71,7 +75,7 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
     if overlay is None:
         return picture
     sx, sy = size[0] / natural[0], size[1] / natural[1]
-    mask_file = resolve(run, overlay.mask_path) if overlay.mask_path else None
+    mask_file = _fetched(run, overlay.mask_path) if overlay.mask_path else None
     if mask_file is not None and mask_file.is_file():
         with open_picture(mask_file) as opened:
             mask = opened.convert("L").resize(size, Image.Resampling.BILINEAR)
@@ -215,56 +219,53 @@ class ImagePane(Pane):
         if not self.source or not self.shown:
             return
         file = resolve(self.run, self.source)
-        if file is not None and not file.is_file():  # known at once: no thread, and no second repaint
+        if file is not None and not file.is_file() and address_of(self.run) is None:  # known at once: no thread
             self._problem = f"the image {self.source} is missing"
             self.changed()
             return
-        key = (self.source, self.overlay, self.size, self.app.no_color, self.seen)
+        key = self.source, self.overlay, self.seen, self.size
         kept = self._made.get(key)
         if kept is not None:
-            self._take(kept)
+            self._take(*kept)
         else:
             assert self.frame is not None
-            self.frame.run_worker(lambda: self._draw(key), thread=True, exclusive=True, group="image")
+            self.frame.run_worker(lambda: self._draw(self.run, *key), thread=True, exclusive=True, group="image")
 
-    def _draw(self, key: tuple[object, ...]) -> None:
-        from PIL import Image
-
+    def _draw(self, run: Path, source: str, overlay: Overlay | None, seen: str, size: Size) -> None:
         made: Any = None
-        problem = ""
+        natural, problem = self.natural, ""
         try:
-            sizes = [natural_size(self.run, source) for source in (self.source, self.seen) if source]
+            sizes = [natural_size(run, name) for name in (source, seen) if name]
             natural = together(sizes)
-            width, height = self.size
+            width, height = size
             across, down = self.cell or (1, 2)
             scale = min(across * width / natural[0], down * height / natural[1])
             tall = max(2, int(natural[1] * scale) // 2 * 2)
             wide = [max(1, int(w * natural[1] / h * scale)) for w, h in sizes]
-            picture = compose(self.run, self.source, self.overlay, (wide[0], tall))
-            if self.seen:
-                picture = beside(picture, compose(self.run, self.seen, None, (wide[1], tall)))
+            picture = compose(run, source, overlay, (wide[0], tall))
+            if seen:
+                picture = beside(picture, compose(run, seen, None, (wide[1], tall)))
             if self.cell is not None:
                 made = picture
             else:
                 made = shades(picture) if self.app.no_color else half_blocks(picture)
-            self.natural = natural
         except FileNotFoundError:
-            problem = f"the image {self.source} is missing"
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            problem = f"the image {source} is missing"
+        except (OSError, ValueError) as error:
             problem = f"the image cannot be shown: {error}"
-        self.app.call_from_thread(self._done, key, made, problem)
+        self.app.call_from_thread(self._done, (source, overlay, seen, size), made, natural, problem)
 
-    def _done(self, key: tuple[object, ...], made: object, problem: str) -> None:
-        if (*key[:3], key[4]) != (self.source, self.overlay, self.size, self.seen):
-            return
+    def _done(self, key: tuple[object, ...], made: Any, natural: tuple[int, int], problem: str) -> None:
         if made is not None:
-            self._made[key] = made
+            self._made[key] = made, natural
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
-        self._problem = problem
-        self._take(made)
+        if key == (self.source, self.overlay, self.seen, self.size):
+            self._problem = problem
+            self._take(made, natural)
 
-    def _take(self, made: Any) -> None:
+    def _take(self, made: Any, natural: tuple[int, int]) -> None:
+        self.natural = natural
         if self.cell is not None:
             self.picture = made
         else:
