@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_tui.engine.runs.types import TrajectoryRow
-from grpo_tui.envs.trajectory import Call
-from grpo_tui.tui.app.calls import shown
+from grpo_tui.envs.trajectory import Call, Step
+from grpo_tui.tui.app.calls import ended, said, shown
 from grpo_tui.tui.app.destinations import Runs
 from grpo_tui.tui.app.rollout_columns import rollout_columns
 from grpo_tui.tui.app.short_values import brief
@@ -69,3 +70,19 @@ async def test_a_long_message_stays_longer(runs: Path) -> None:
         await app.press()
         times = sorted(note.timeout for note in app.app._notifications)
         assert times[0] == 4 and times[1] > 30
+
+
+def test_a_text_that_only_mentions_a_channel_is_shown() -> None:
+    text = "The token <|channel|> begins a channel."
+    assert said(Step(0, text)) == ("", text)
+
+
+def test_a_long_word_after_a_channel_costs_little() -> None:
+    began = time.monotonic()
+    assert said(Step(0, "<|channel|>" + "a" * 100_000))[1].endswith("aaa")
+    assert time.monotonic() - began < 2
+
+
+def test_a_process_that_a_signal_ended_keeps_its_exit_code() -> None:
+    assert ended(Call("bash", {}, result="exit code: -9")) == (False, "exit -9")
+    assert ended(Call("bash", {}, result="Exit code=2")) == (False, "exit 2")

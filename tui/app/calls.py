@@ -20,7 +20,7 @@ from .short_values import arguments_text, brief
 
 _TAGS = re.compile(r"<(think|thinking|thought|reasoning)>(.*?)(?:</\1>|\Z)", re.S)
 _CHANNEL = re.compile(
-    r"(?:<\|start\|>\w*)?<\|channel\|>(\w*)[^<]*<\|message\|>(.*?)(?:<\|(?:end|return|call)\|>|(?=<\|start\|>)|\Z)",
+    r"(?:<\|start\|>\w*)?<\|channel\|>(\w*+)[^<]*+<\|message\|>(.*?)(?:<\|(?:end|return|call)\|>|(?=<\|start\|>)|\Z)",
     re.S,
 )
 _WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
@@ -33,8 +33,7 @@ def said(step: Step) -> tuple[str, str]:
     words = "" if step.action is not None and not step.calls and not step.is_text else step.text
     if step.thought and "<think" in step.thought:
         thoughts = [found[2] for found in _TAGS.finditer(step.thought)] or thoughts
-    if "<|channel|>" in words:
-        found = _CHANNEL.findall(words)
+    if "<|channel|>" in words and (found := _CHANNEL.findall(words)):
         thoughts += [text for channel, text in found if channel == "analysis"]
         words = "\n\n".join(text for channel, text in found if channel != "analysis")
     if "</think" in words or "<think" in words or "<reasoning>" in words or "<thought>" in words:
@@ -79,7 +78,7 @@ _COMPARED = 600
 """Lines of an edit that are compared."""
 
 _EXIT = re.compile(
-    r"(?:exit(?:ed)?[ _-]?(?:code|status)|return[ _-]?code|exited with(?: code)?|exit status)\W{1,4}(-?\d{1,4})", re.I
+    r"(?:exit(?:ed)?[ _-]?(?:code|status)|return[ _-]?code|exited with(?: code)?|exit status)\W{1,4}?(-?\d{1,4})", re.I
 )
 _ERROR = re.compile(r"\A\s*(?:<error>|\[?error\b|\w*(?:Error|Exception): |fatal: |command not found)", re.I)
 _FIELD = re.compile(
@@ -262,7 +261,7 @@ def root_of(trajectory: Trajectory) -> str:
                 if isinstance(path, str) and path.startswith("/") and len(path) < 400:
                     found.add(path)
     root = posixpath.commonpath([posixpath.dirname(path) for path in found]) if found else ""
-    return root if root.count("/") >= 1 and root != "/" else ""
+    return root if root != "/" else ""
 
 
 def bare(result: str) -> str:

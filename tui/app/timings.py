@@ -78,12 +78,13 @@ def timings(reader: RunReader, first: int, last: int) -> list[Timings]:
     whole = next((read[name] for name in WHOLE if read[name]), {})
     made = []
     for step, seconds in whole.items():
-        parts = {told: read[name].get(step, 0.0) for name, told in STACKED.items() if step in read[name]}
-        parts = {name: value for name, value in parts.items() if math.isfinite(value) and value > 0}
+        parts, later = (
+            {told: s for name, told in phases.items() if 0 < (s := read[name].get(step, 0.0)) < math.inf}
+            for phases in (STACKED, LATER)
+        )
         known, seconds = math.fsum(parts.values()), seconds if math.isfinite(seconds) else 0.0
         if seconds > known:
             parts[OTHER] = seconds - known
-        later = {told: read[name][step] for name, told in LATER.items() if read[name].get(step, 0.0) > 0}
         made.append(Timings(step, max(seconds, known), parts, later))
     return made
 
