@@ -106,8 +106,8 @@ async def test_such_a_run_is_gone_on_with_searched_and_compared(
     with RunReader(path) as reader:
         trained_on = next(row.n for row in reader.rollouts.page(limit=100) if row.split == "train")
         held_out = next(row.n for row in reader.rollouts.page(limit=100) if row.split == "eval")
-    async with running(folder / "runs", Stepper(path, str(held_out))) as app:
+    async with running(folder / "runs", Stepper(path, held_out)) as app:
         assert "judged by" in app.text and "looked for" in app.text
-    async with running(folder / "runs", Stepper(path, str(trained_on))) as app:
+    async with running(folder / "runs", Stepper(path, trained_on)) as app:
         assert "accuracy" in app.text and "think_" in app.text
         assert "diff" in await app.press("d")

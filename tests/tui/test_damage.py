@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shutil
@@ -10,12 +11,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from grpo_tui.engine.runs.read.reader import RunReader
-from grpo_tui.tui.app.destinations import Destination, Live, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import Behavior, Destination, Groups, Live, Runs, Stepper, Trajectories
 
 from .demo_run import make_run
 from .drive import running
@@ -24,7 +26,7 @@ ALL_VIEWS = ("live", "list", "step")
 
 
 def start(run: Path, view: str) -> Destination:
-    return Live(run) if view == "live" else Trajectories(run) if view == "list" else Stepper(run, "1")
+    return Live(run) if view == "live" else Trajectories(run) if view == "list" else Stepper(run, 1)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ async def test_a_record_of_another_version_is_named_in_one_sentence(run_copy: Pa
 
 async def test_a_missing_image_is_said_in_its_place(run_copy: Path) -> None:
     shutil.rmtree(run_copy / "images")
-    async with running(run_copy.parent, Stepper(run_copy, "1")) as app:
+    async with running(run_copy.parent, Stepper(run_copy, 1)) as app:
         assert "is missing" in app.text and "SEGMENT_OBJECT_AT" in app.text
 
 
@@ -85,6 +87,23 @@ async def test_a_run_that_is_deleted_while_it_is_shown_crashes_nothing(run_copy:
         await app.press("j", "enter", "L", "t", "escape", "s", "f")
         await app.press("escape", "v")
         assert app.view in ("trajectories", "live")
+
+
+@pytest.mark.parametrize("place", [Live, Trajectories, Groups, Behavior, lambda run: Stepper(run, 3)])
+async def test_a_run_that_is_deleted_from_the_list_while_a_screen_of_it_waits_crashes_nothing(
+    own_runs: Path, place: Callable[[Path], Destination]
+) -> None:
+    run = own_runs / "one"
+    async with running(own_runs, place(run)) as app:
+        app.app.open(Runs())
+        await app.press()
+        app.screen.table.move_to(next(i for i, r in enumerate(app.screen.rows) if r.info.id == "one"))
+        await app.press("D", "y")
+        assert not run.exists()
+        await app.press("escape", "j", "s", "L", "m")
+        await asyncio.sleep(1.2)  # what follows the run by the clock
+        await app.press()
+        assert app.view != "runs" and app.app._exception is None
 
 
 def digest(run: Path) -> str:

@@ -166,7 +166,7 @@ async def test_what_the_trainer_computed_of_each_token_is_shown(
     """prime-rl's annotations: log-probs under the trainer, their mismatch with the sampler's, entropies."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = open_dump(PEERS / "prime-rl" / "since-2026-09", whole=True).folder
-    async with running(tmp_path / "runs", Stepper(folder, "1")) as app:
+    async with running(tmp_path / "runs", Stepper(folder, 1)) as app:
         assert "tokens by who wrote it" in await app.press("t")
         assert "tokens by log-prob" in await app.press("t")
         assert "tokens by advantage" in await app.press("t")

@@ -13,6 +13,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 from grpo_tui.tui.app.destinations import Live, Stepper, Trajectories
+from grpo_tui.tui.app.widgets.prompt_bar import ask
 
 from .demo_run import make_run
 from .drive import running, settle
@@ -104,14 +105,14 @@ async def test_every_screen_shows_it_literally(hostile: Path) -> None:
 @pytest.mark.parametrize("step", range(4))
 async def test_each_hostile_step_paints_at_small_and_wide_sizes(hostile: Path, step: int) -> None:
     for size in ((60, 20), (80, 24), (220, 60)):
-        async with running(hostile.parent, Stepper(hostile, "18"), size=size) as app:
+        async with running(hostile.parent, Stepper(hostile, 18), size=size) as app:
             await app.press(*["l"] * step)
             check(app.text)
             assert all(cell_len(line) == size[0] for line in app.text.splitlines())
 
 
 async def test_a_text_of_megabytes_folds_and_is_laid_out_only_where_it_is_seen(hostile: Path) -> None:
-    async with running(hostile.parent, Stepper(hostile, "18")) as app:
+    async with running(hostile.parent, Stepper(hostile, 18)) as app:
         assert "5.2 MB" in await app.press("l") and "characters · enter" in app.text
         assert "raw: too large to be rendered" in await app.press("enter")
         flow = app.screen.text.lines
@@ -123,7 +124,7 @@ async def test_a_text_of_megabytes_folds_and_is_laid_out_only_where_it_is_seen(h
 
 
 async def test_a_link_in_model_text_is_no_link_and_no_action(hostile: Path) -> None:
-    async with running(hostile.parent, Stepper(hostile, "18")) as app:
+    async with running(hostile.parent, Stepper(hostile, 18)) as app:
         for strip in app.app.screen._compositor.render_strips():
             for segment in strip:
                 assert segment.style is None or (segment.style.link is None and not segment.style.meta)
@@ -144,12 +145,12 @@ async def test_prompts_dialogs_and_messages_show_it_literally(hostile: Path) -> 
 
 
 async def test_an_image_outside_the_run_is_not_opened(hostile: Path) -> None:
-    async with running(hostile.parent, Stepper(hostile, "18"), size=(150, 50)) as app:
+    async with running(hostile.parent, Stepper(hostile, 18), size=(150, 50)) as app:
         assert "outside the run's folder" in app.text
 
 
 async def test_exported_text_and_file_names_are_safe(hostile: Path) -> None:
-    async with running(hostile.parent, Stepper(hostile, "18")) as app:
+    async with running(hostile.parent, Stepper(hostile, 18)) as app:
         await app.press("e", "y", "d", "e")
         for file in (hostile / "exports").iterdir():
             assert steers_the_terminal(file.name) == [] and "/" not in file.name
@@ -167,3 +168,14 @@ async def test_pasted_text_is_typed_without_control_characters(hostile: Path, ke
         await settle(app.pilot)
         assert "a[31mbcd" in app.text
         check(app.text)
+
+
+async def test_pasted_lines_stay_lines(run: Path) -> None:
+    done: list[str] = []
+    async with running(run.parent, Trajectories(run)) as app:
+        ask(app.screen, "Message", "one\n\ttwo", done.append)
+        await settle(app.pilot)
+        assert "one␊␉two" in app.text
+        app.app.post_message(Paste("␊three\r\nfour\n"))
+        await app.press("enter")
+        assert done == ["one\n\ttwo\nthree\nfour"]

@@ -75,7 +75,7 @@ async def test_a_key_is_answered_while_the_diff_reads(run: Path, monkeypatch: py
         go_on.wait(20)
         return read(self, ref)
 
-    async with running(run.parent, Stepper(run, "3")) as app:
+    async with running(run.parent, Stepper(run, 3)) as app:
         monkeypatch.setattr(Bodies, "trajectory", slow)
         try:
             await app.pilot.press("d")
@@ -99,7 +99,7 @@ async def test_the_diff_lays_out_no_more_than_it_shows(run: Path) -> None:
     )
     other = tuple(replace(step, thought=step.thought.replace("b", "e")) for step in steps)
     sides = [replace(record, trajectory=replace(record.trajectory, steps=s)) for s in (steps, other)]
-    async with running(run.parent, Stepper(run, "1")) as app:
+    async with running(run.parent, Stepper(run, 1)) as app:
         await app.press("d")
         pane: DiffPane = app.screen.body
         pane.put(Comparison.of(sides[0], sides[1], (1, 2)))

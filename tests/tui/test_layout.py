@@ -36,7 +36,7 @@ def overlaps(boxes: list[Box]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("view", ["runs", "live", "trajectories", "stepper", "diff", "groups"])
 async def test_no_boxes_overlap_at_any_size(run: Path, view: str) -> None:
-    start = {"runs": Runs(), "live": Live(run), "stepper": Stepper(run, "1")}.get(view, Trajectories(run))
+    start = {"runs": Runs(), "live": Live(run), "stepper": Stepper(run, 1)}.get(view, Trajectories(run))
     async with running(run.parent, start) as app:
         if view == "groups":
             await app.press("z")
@@ -61,7 +61,7 @@ async def test_every_screen_paints_at_every_size_and_survives_resizing(run: Path
         Behavior(run),
         SideBySide(run, 1),
         Scatter(run),
-        Stepper(run, "1"),
+        Stepper(run, 1),
     ):
         async with running(run.parent, start, size=size) as app:
             lines = app.text.splitlines()
@@ -73,7 +73,7 @@ async def test_every_screen_paints_at_every_size_and_survives_resizing(run: Path
 
 
 async def test_borders_join(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "1"), size=(120, 40)) as app:
+    async with running(run.parent, Stepper(run, 1), size=(120, 40)) as app:
         lines = app.text.splitlines()
         boxes = {b.name: b for b in app.screen.frame.boxes}
         image = boxes["image"]

@@ -21,11 +21,11 @@ MAIN = {
     "runs": (Runs(), ""),
     "live": (Live(Path("runs/ab12")), ""),
     "trajectories": (Trajectories(Path("runs/ab12")), "jj"),
-    "stepper": (Stepper(Path("runs/ab12"), "3"), ""),
+    "stepper": (Stepper(Path("runs/ab12"), 3), ""),
 }
 OTHERS = {
-    "tokens": (Stepper(Path("runs/ab12"), "3"), "ttl"),
-    "diff": (Stepper(Path("runs/ab12"), "3"), "d"),
+    "tokens": (Stepper(Path("runs/ab12"), 3), "ttl"),
+    "diff": (Stepper(Path("runs/ab12"), 3), "d"),
     "groups": (Trajectories(Path("runs/ab12")), "zj"),
     "compare": (Runs(), "   c"),
     "help": (Live(Path("runs/ab12")), "?"),
@@ -78,4 +78,4 @@ def test_without_colour(snap_compare: Any, here: Path, monkeypatch: pytest.Monke
     """`NO_COLOR`: signs, words and patterns still say everything; images become shades of characters."""
     monkeypatch.chdir(here)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert look(snap_compare, Stepper(Path("runs/ab12"), "3"), "", (120, 40), "grpo-dark")
+    assert look(snap_compare, Stepper(Path("runs/ab12"), 3), "", (120, 40), "grpo-dark")

@@ -310,7 +310,7 @@ async def test_the_next_rollout_of_a_list_is_read_ahead(run: Path) -> None:
         for key in "LLHL":
             before = app.screen.n
             row = app.screen.reads.now.rollouts.seek(before, 1, Query(sort="reward"))
-            assert key == "H" or app.screen.cursor.kept(row.n) is not None
+            assert key == "H" or app.screen.cursor.kept.get(row.n) is not None
             await app.press(key)
             assert key == "H" or app.screen.n == row.n
 

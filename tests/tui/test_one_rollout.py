@@ -47,7 +47,7 @@ def damaged(run: Path, tmp_path: Path) -> Path:
 
 
 async def test_every_key_answers_on_a_body_that_cannot_be_read(damaged: Path) -> None:
-    async with running(damaged.parent, Stepper(damaged, "5")) as app:
+    async with running(damaged.parent, Stepper(damaged, 5)) as app:
         assert "cannot be read" in app.text
         keys = ("t", "t", "t", "t", "c", "c", "l", "h", "G", "g", "P", "i", "I", "d", "e", "y", "ctrl+n", "j", "tab")
         for key in keys:
@@ -63,7 +63,7 @@ async def test_every_key_answers_on_a_body_that_cannot_be_read(damaged: Path) ->
 async def test_the_whole_conversation_is_one_scroll(run: Path) -> None:
     with RunReader(run) as reader:
         n = next(row.n for row in reader.rollouts.page() if row.turns == 3)
-    async with running(run.parent, Stepper(run, str(n)), size=(120, 50)) as app:
+    async with running(run.parent, Stepper(run, n), size=(120, 50)) as app:
         text = await app.press("c")
         assert all(part in text for part in ("prompt", "─ 1 ─", "─ 2 ─", "─ 3 ─", "conversation · step 1 of 3"))
         assert "conversation · step 2 of 3" in await app.press("l")
@@ -143,7 +143,7 @@ async def test_the_vote_and_each_update_are_told_at_every_width(run: Path, width
     ]
     with RunReader(run) as reader:
         record = replace(reader.bodies.trajectory(1), served=SERVED, split="online", policy_version=3)
-    async with running(run.parent, Stepper(run, "1")) as app:
+    async with running(run.parent, Stepper(run, 1)) as app:
         lines = learning_lines(app.app.palette, record, Learning([use], found), width)
     assert all(line.width <= width for line in lines)
     text = " ".join(" ".join(line.plain for line in lines).split())
@@ -207,7 +207,7 @@ def test_a_copy_says_truly_where_it_went() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 20), (200, 50)])
 async def test_help_back_and_quit_are_told_in_the_stepper(run: Path, size: tuple[int, int]) -> None:
-    async with running(run.parent, Stepper(run, "5"), size=size) as app:
+    async with running(run.parent, Stepper(run, 5), size=size) as app:
         last = app.text.splitlines()[-1]
         assert "? help" in last and "esc back" in last and "q quit" in last and "h/l step" in last
 

@@ -9,9 +9,10 @@ import pytest
 from textual import events
 from textual.command import CommandList
 
+from grpo_tui.engine.runs.control.status import look
 from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
 from grpo_tui.tui.app.comparison import marks
-from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import Compare, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
 from grpo_tui.tui.app.screens.dialogs import Question
 from grpo_tui.tui.app.theme import THEMES
@@ -44,6 +45,20 @@ async def test_compare_draws_runs_over_each_other_and_shows_what_differs(runs: P
         assert app.view == "runs"
 
 
+async def test_runs_of_the_same_id_are_compared_by_their_own_curves(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, "same", steps=steps) for name, steps in (("a", 3), ("b", 9))]
+    async with running(tmp_path / "a", Compare(tuple(map(look, folders)))) as app:
+        assert [len(series.xs) for series in app.screen.chart.series] == [3, 9]
+
+
+async def test_a_terminal_that_cannot_be_handed_over_shows_no_pager(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(run.parent, Stepper(run, 3)) as app:  # as in a browser
+        monkeypatch.setenv("PAGER", "cat")
+        assert "A browser cannot open another program" in await app.press("o")
+        monkeypatch.setenv("PAGER", "less '")
+        assert "Set $PAGER to a program that is installed." in await app.press("o")
+
+
 async def test_compare_exports_a_picture(own_runs: Path) -> None:
     async with running(own_runs) as app:
         await app.press("space", "space", "c", "e")
@@ -55,7 +70,7 @@ def test_configs_are_compared_flat() -> None:
 
 
 async def test_diff_of_two_rollouts_of_a_group(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "3")) as app:
+    async with running(run.parent, Stepper(run, 3)) as app:
         await app.press("d")
         other = app.screen.rows[app.screen.at].n
         assert "steps differ" in app.text and f"│ {other} " in app.text and "≠ step" in app.text
@@ -72,7 +87,7 @@ async def test_diff_of_two_rollouts_of_a_group(run: Path) -> None:
 
 
 async def test_diff_of_one_prompt_at_two_points_of_the_run(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "3")) as app:
+    async with running(run.parent, Stepper(run, 3)) as app:
         text = await app.press("d", "p")
         assert "prompt p0 over the run" in text
         other = app.screen.rows[app.screen.at]
@@ -83,7 +98,7 @@ async def test_diff_of_one_prompt_at_two_points_of_the_run(run: Path) -> None:
 
 async def test_diff_copies_exports_and_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "runs", "own", steps=2)
-    async with running(run.parent, Stepper(run, "3")) as app:
+    async with running(run.parent, Stepper(run, 3)) as app:
         await app.press("d", "y")
         assert "ANSWER(" in app.app.clipboard
         await app.press("e")
@@ -106,7 +121,7 @@ async def test_help_lists_every_key_of_the_screen(run: Path) -> None:
         (Runs(), "runs"),
         (Live(run), "live"),
         (Trajectories(run), "trajectories"),
-        (Stepper(run, "1"), "stepper"),
+        (Stepper(run, 1), "stepper"),
     ):
         async with running(run.parent, start, size=(150, 90)) as app:
             text = await app.press("question_mark")

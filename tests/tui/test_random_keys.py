@@ -47,7 +47,7 @@ async def session(run: Path, seed: int, presses: int, monkeypatch: pytest.Monkey
             Live(run),
             Trajectories(run),
             Groups(run),
-            Stepper(run, "5"),
+            Stepper(run, 5),
             Diff(run, 5),
             Behavior(run),
             SideBySide(run, 5),

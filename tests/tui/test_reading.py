@@ -231,7 +231,7 @@ def kinds(tmp_path: Path) -> Path:
 
 
 async def test_every_kind_of_text_in_one_rollout(kinds: Path) -> None:
-    async with running(kinds.parent, Stepper(kinds, "kinds"), size=(150, 60)) as app:
+    async with running(kinds.parent, Stepper(kinds, 1), size=(150, 60)) as app:
         text = app.text if "conversation" in app.text else await app.press("c")
         assert "✓ read_file app/util.py" in text and "✗ $ for f in *.py" in text and "bash(" not in text
         assert text.count("lines · enter") == 1, "one text is marked"
@@ -244,7 +244,7 @@ async def test_every_kind_of_text_in_one_rollout(kinds: Path) -> None:
 
 
 async def test_raw_shows_what_was_recorded(kinds: Path) -> None:
-    async with running(kinds.parent, Stepper(kinds, "kinds", step=1), size=(150, 60)) as app:
+    async with running(kinds.parent, Stepper(kinds, 1, step=1), size=(150, 60)) as app:
         if "conversation" in app.text:
             await app.press("c")
         assert "never cleared" in app.text and "**never" not in app.text.split("thought")[1]
@@ -282,7 +282,7 @@ def test_steps_are_aligned_by_the_file_that_they_edit() -> None:
 async def test_of_a_300_step_rollout_what_matters_is_a_few_keys_away(tmp_path: Path) -> None:
     file = made.write(tmp_path / "agents.jsonl", {f"a{i}": list(made.agent(300, i, 2_000)) for i in range(2)})
     run = open_dump(file, whole=True).folder
-    async with running(run.parent, Stepper(run, "a0"), size=(120, 36)) as app:
+    async with running(run.parent, Stepper(run, 1), size=(120, 36)) as app:
         text = await app.press("x")
         assert app.screen.step == 98 and "✗ $ pytest -q" in text, "the first test command that failed"
         await app.press("g", "f")
@@ -301,7 +301,7 @@ async def test_of_a_300_step_rollout_what_matters_is_a_few_keys_away(tmp_path: P
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 14), (110, 30), (120, 36), (150, 45), (240, 70)])
 async def test_the_text_gets_its_width(kinds: Path, size: tuple[int, int]) -> None:
-    async with running(kinds.parent, Stepper(kinds, "kinds"), size=size) as app:
+    async with running(kinds.parent, Stepper(kinds, 1), size=size) as app:
         for keys in ((), ("greater_than_sign",) * 12, ("less_than_sign",) * 24):
             await app.press(*keys)
             least = 70 if size[0] >= 100 else size[0] - 2 - 2 * (size[0] >= 80)
@@ -402,7 +402,7 @@ async def test_an_alphabet_is_recognised_without_being_named(
     with RunReader(tmp_path / "run") as reader:
         assert reader.bodies.alphabet is kind
         assert [m.text for m in reader.bodies.trajectory(1).trajectory.messages] == ["What is 5 + 1?"]
-    async with running(tmp_path, Stepper(tmp_path / "run", "1"), size=(80, 24)) as app:
+    async with running(tmp_path, Stepper(tmp_path / "run", 1), size=(80, 24)) as app:
         text = await app.press("t")
         assert "Ġ" not in text.replace("Ġa", "") and "▁" not in text and "the" in text
         assert kind is Alphabet.TEXT or symbols[1 if kind is Alphabet.BYTE_LEVEL else 0] in await app.press("r")
@@ -413,7 +413,7 @@ async def test_words_of_tokens_are_not_torn(tmp_path: Path) -> None:
         record.vocabulary(["Sm", "ol", "LM", "Ġwrites", "Ġa", "Ġline"])
         tokens = token_arrays([0, 1, 2, 3, 4, 5] * 30, [1] * 180)
         record.rollouts(1, [Rollout(prompt="?", completion="…", tokens=lambda: tokens)])  # type: ignore[arg-type]
-    async with running(tmp_path, Stepper(tmp_path / "run", "1"), size=(80, 24)) as app:
+    async with running(tmp_path, Stepper(tmp_path / "run", 1), size=(80, 24)) as app:
         await app.press("t")
         lines = [line.plain[9:].strip() for line in app.screen.tokens.lines][3:]
         whole = {"SmolLM", "writes", "a", "line", "lineSmolLM"}
@@ -436,7 +436,7 @@ async def test_a_key_goes_to_the_worst_mismatch_and_then_to_the_next(tmp_path: P
         record.rollouts(1, [Rollout(prompt="?", completion="…", tokens=lambda: tokens)])  # type: ignore[arg-type]
         record.rollouts(2, [Rollout(prompt="?", completion="none recorded")])  # type: ignore[arg-type]
     for size in ((80, 24),):
-        async with running(tmp_path / "runs", Stepper(tmp_path / "runs" / "a", "1"), size=size) as app:
+        async with running(tmp_path / "runs", Stepper(tmp_path / "runs" / "a", 1), size=size) as app:
             for i, (place, nats) in enumerate(zip(worst, ("-0.9", "+0.7", "-0.5"), strict=True), 1):
                 text = (await app.press("w")).replace("−", "-")
                 assert re.search(rf"mismatch {i} of 5,990: \{nats}\d* nats", text), text

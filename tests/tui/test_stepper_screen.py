@@ -29,7 +29,7 @@ def find(run: Path, filter: str) -> int:
 
 async def test_steps(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         assert "step 1/3  SEGMENT_OBJECT_AT(" in app.text
         for key, shown in (
             ("l", "step 2/3"),
@@ -46,7 +46,7 @@ async def test_steps(run: Path) -> None:
 
 
 async def test_trajectories(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "5")) as app:
+    async with running(run.parent, Stepper(run, 5)) as app:
         for key, n in (("L", 6), ("n", 7), ("H", 6), ("p", 5)):
             assert f"ab12 · {n} of 320" in await app.press(key)
         await app.press("H", "H", "H", "H")
@@ -55,7 +55,7 @@ async def test_trajectories(run: Path) -> None:
 
 
 async def test_rollouts_of_the_group(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "5")) as app:
+    async with running(run.parent, Stepper(run, 5)) as app:
         await app.press("right_square_bracket")
         assert app.screen.n == 6
         await app.press("left_square_bracket", "left_square_bracket")
@@ -71,7 +71,7 @@ async def test_the_arithmetic_is_the_record_s(run: Path) -> None:
     with RunReader(run) as reader:
         record = reader.bodies.trajectory(n)
     assert record.breakdown is not None
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         for index, step in enumerate(record.breakdown.steps):
             lines = [line.plain for line in app.screen.reward.lines]
             for name, value in step.components.items():
@@ -95,7 +95,7 @@ async def test_the_arithmetic_is_the_record_s(run: Path) -> None:
 
 async def test_a_penalty_says_rule_values_limit_why_and_what_would_be_right(run: Path) -> None:
     n = find(run, "penalty:missing_prerequisite")
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         text = " ".join(" ".join(line.plain for line in app.screen.reward.lines).split())
         for part in ("✗ missing prerequisite −0.10", "saw: mask 7, masks none", "limit: mask must be one of the masks"):
             assert part in text
@@ -105,16 +105,16 @@ async def test_a_penalty_says_rule_values_limit_why_and_what_would_be_right(run:
 
 async def test_next_penalised_step(run: Path) -> None:
     n = find(run, "penalty:missing_prerequisite")
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         await app.press("G", "ctrl+n")
         assert app.screen.step == 0
     n = find(run, "penalties=0")
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         assert "No step of this trajectory was penalised." in await app.press("ctrl+n")
 
 
 async def test_tokens_by_mask_logprob_and_advantage(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "5")) as app:
+    async with running(run.parent, Stepper(run, 5)) as app:
         text = await app.press("t")
         assert "tokens by who wrote it" in text and "learned from" in text and "1 agent" in text
         text = await app.press("t")
@@ -130,7 +130,7 @@ async def test_tokens_by_mask_logprob_and_advantage(run: Path) -> None:
 
 async def test_find_in_the_trajectory(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         await app.press("slash")
         await app.type("square")
         text = await app.press("enter")
@@ -143,7 +143,7 @@ async def test_find_in_the_trajectory(run: Path) -> None:
 
 async def test_image_appears_hides_and_grows(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         assert app.screen.image.shown and "▀" in app.text and "image mask 1" in app.text
         height = app.screen.image.size.height
         await app.press("I")
@@ -154,7 +154,7 @@ async def test_image_appears_hides_and_grows(run: Path) -> None:
 
 async def test_pixels_of_an_image_go_with_its_pane(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_TUI_IMAGES", "sixel")
-    async with running(run.parent, Stepper(run, "1"), size=(140, 45)) as app:
+    async with running(run.parent, Stepper(run, 1), size=(140, 45)) as app:
         for key, shown in (("I", True), ("i", False), ("i", True)):
             await app.press(key)
             assert app.screen.query_one("#graphic").display is shown
@@ -196,7 +196,7 @@ async def test_what_a_policy_that_sees_looked_at_stands_beside_the_image_with_it
     writer = RunWriter(folder)
     writer.trajectories(1, [replace(record, trajectory=seeing)])
     writer.close()
-    async with running(tmp_path, Stepper(folder, "1"), size=(140, 44)) as app:
+    async with running(tmp_path, Stepper(folder, 1), size=(140, 44)) as app:
         assert "96 × 64 pixels, 24 tokens" in app.text and "40 × 40 pixels, 25 tokens" in app.text
         assert app.screen.image.seen == image and app.screen.image.natural == (round(96 * 2.04), 64)
         text = await app.press("l")
@@ -206,7 +206,7 @@ async def test_what_a_policy_that_sees_looked_at_stands_beside_the_image_with_it
 
 
 async def test_prompt_panes_and_scrolling(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "5"), size=(80, 24)) as app:
+    async with running(run.parent, Stepper(run, 5), size=(80, 24)) as app:
         text = await app.press("P")
         assert "task" in text and "kind: colour" in text
         await app.press("P")
@@ -225,7 +225,7 @@ async def test_prompt_panes_and_scrolling(run: Path) -> None:
 
 async def test_clicks_on_a_neighbour_and_on_a_step_of_the_route(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Stepper(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, n)) as app:
         await app.click(" 3 · ANSWER", 3)
         assert app.screen.step == 2
         other = next(r for r in app.screen.cursor.opened.group if r.n != n)
@@ -234,7 +234,7 @@ async def test_clicks_on_a_neighbour_and_on_a_step_of_the_route(run: Path) -> No
 
 
 async def test_diff_opens_and_comes_back(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "5")) as app:
+    async with running(run.parent, Stepper(run, 5)) as app:
         await app.press("d")
         assert app.view == "diff"
         await app.press("escape")
@@ -243,7 +243,7 @@ async def test_diff_opens_and_comes_back(run: Path) -> None:
 
 async def test_export_copy_pager_and_editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "runs", "own", steps=2)
-    async with running(run.parent, Stepper(run, "3")) as app:
+    async with running(run.parent, Stepper(run, 3)) as app:
         await app.press("e")
         data = json.loads((run / "exports" / "trajectory-3.json").read_text())
         assert data["n"] == 3 and data["breakdown"]["total"] == pytest.approx(app.screen.cursor.record.breakdown.total)
@@ -256,7 +256,7 @@ async def test_export_copy_pager_and_editor(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_a_missing_trajectory_is_said_in_a_sentence(run: Path) -> None:
-    async with running(run.parent, Stepper(run, "99999"), size=SIZE) as app:
+    async with running(run.parent, Stepper(run, 99999), size=SIZE) as app:
         assert "no trajectory" in app.text and "1 to 320" in app.text
         await app.press("l", "h", "L", "t", "d", "e", "y", "G", "g", "ctrl+n", "right_square_bracket", "i", "P")
 
@@ -264,7 +264,7 @@ async def test_a_missing_trajectory_is_said_in_a_sentence(run: Path) -> None:
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (99, 30), (120, 40), (240, 70)])
 async def test_the_penalty_can_be_read_at_every_size(run: Path, size: tuple[int, int]) -> None:
     n = find(run, "penalty:missing_prerequisite")
-    async with running(run.parent, Stepper(run, str(n)), size=size) as app:
+    async with running(run.parent, Stepper(run, n), size=size) as app:
         app.screen.activate("reward")
         seen = app.text
         for _ in range(12):
@@ -274,7 +274,7 @@ async def test_the_penalty_can_be_read_at_every_size(run: Path, size: tuple[int,
 
 async def test_a_note_is_put_on_a_trajectory_shown_and_filtered_by(tmp_path: Path) -> None:
     run = make_run(tmp_path, "noted", steps=2)
-    async with running(run.parent, Stepper(run, "5")) as app:
+    async with running(run.parent, Stepper(run, 5)) as app:
         await app.press("m")
         await app.press("number_sign")
         await app.type("hack copied the answer")

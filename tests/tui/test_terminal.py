@@ -21,7 +21,7 @@ from .terminal import Terminal, until
 OPEN = (
     "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
     "from grpo_tui.tui.app.destinations import Stepper, Trajectories; run = Path(sys.argv[1]); "
-    "run_app(run.parent, Stepper(run, sys.argv[2]) if sys.argv[2:] else Trajectories(run))"
+    "run_app(run.parent, Stepper(run, int(sys.argv[2])) if sys.argv[2:] else Trajectories(run))"
 )
 
 
@@ -169,7 +169,7 @@ def test_a_mistake_of_the_app_is_one_line_and_its_traceback_is_in_a_file(run: Pa
         "from grpo_tui.tui.app.screens.stepper import StepperScreen\n"
         "def broken(self, by): raise ValueError('boom \\x1b[2J')\n"
         "StepperScreen.action_step = broken\n"
-        "run = Path(sys.argv[1]); app.run_app(run.parent, destinations.Stepper(run, '1'))"
+        "run = Path(sys.argv[1]); app.run_app(run.parent, destinations.Stepper(run, 1))"
     )
     state = run.parent / "state-of-mistakes"
     command = ["env", f"XDG_STATE_HOME={state}", sys.executable, "-c", code, str(run)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from grpo_tui.engine.runs.search.query import EVERYTHING, Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
-from grpo_tui.tui.app.destinations import Trajectories
+from grpo_tui.tui.app.destinations import Destination, Groups, Trajectories
 from grpo_tui.tui.app.screens import groups as groups_screen
 
 from .demo_run import make_run
@@ -362,3 +363,15 @@ async def test_answers_in_words_stand_where_routes_would(tmp_path: Path) -> None
         assert "answer" in head and "route" not in head
         assert "The capital is Paris." in app.text and "It is Rome, cut off" in app.text
         assert "ANSWER" not in app.text and "✗" not in app.text
+
+
+@pytest.mark.parametrize("place", [Trajectories, Groups])
+async def test_coming_back_to_a_search_that_finds_no_words_crashes_nothing(
+    run: Path, place: Callable[[Path], Destination]
+) -> None:
+    async with running(run.parent, place(run)) as app:
+        await app.press("slash", "asterisk", "enter")
+        assert "give at least one word" in app.text
+        await app.press("colon", "5", "enter")
+        assert app.view == "stepper"
+        assert "give at least one word" in await app.press("escape")

@@ -232,13 +232,10 @@ def bindings(screen: str) -> list[BindingType]:
 def hints(screen: str) -> list[Key]:
     """Return the hints of the frame by priority. Keys of the screen come before global keys."""
     rows = [r for r in TABLE if _is_of(r, screen) and r.hint]
-    seen: set[str] = set()
-    kept = []
+    first: dict[str, Key] = {}
     for row in sorted(rows, key=lambda r: (r.screens == EVERYWHERE, r.hint)):
-        if row.label and row.label not in seen:
-            seen.add(row.label)
-            kept.append(row)
-    return kept
+        first.setdefault(row.label, row)
+    return list(first.values())
 
 
 def helps(screen: str) -> list[Key]:

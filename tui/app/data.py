@@ -28,7 +28,6 @@ class Reads:
         self._thread: ThreadPoolExecutor | None = None
         self._reader: RunReader | None = None
         self._indexer: subprocess.Popen[bytes] | None = None
-        self._closed = False
 
     async def later(self, ask: Callable[[RunReader], T]) -> T:
         if self._thread is None:
@@ -47,13 +46,11 @@ class Reads:
         if self._indexer is not None:
             self._indexer.terminate()
             self._indexer.wait()
+        self._reader = self._indexer = None
 
     def close(self) -> None:
-        """Close both readers. The thread first finishes its current read."""
-        if self._closed:
-            return
-        self._closed = True
+        """Close both readers. The thread first finishes its current read. Screens that still show the run open them
+        again."""
         self.now.close()
         if self._thread is not None:
             self._thread.submit(self._end)
-            self._thread.shutdown(wait=False, cancel_futures=False)

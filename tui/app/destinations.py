@@ -116,10 +116,10 @@ class SideBySide(OfRun):
 
 @dataclass(frozen=True)
 class Stepper(OfRun):
-    """One trajectory, by id or number, at `step` (from 0) or the first match of `find`. `query` gives the next one."""
+    """Trajectory `n` at `step` (from 0) or the first match of `find`. `query` gives the next one."""
 
     screen = ("stepper", "StepperScreen")
-    trajectory: str | int
+    n: int
     query: Query = EVERYTHING
     step: int = 0
     find: tuple[str, ...] = ()

@@ -58,16 +58,11 @@ def kind_of(text: str, prose: bool = False) -> str:
         return "markdown"
     if _DIFF.search(head) or _PATCH.search(head):
         return "diff"
-    if head.lstrip()[:1] in ("{", "[") and _is_json(text):
-        return "json"
+    if head.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            json.loads(text)
+            return "json"
     return "pytb" if _TRACE.search(head) or _TRACE.search(text[-_LOOK:]) else "plain"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), (dict, list))
-    except (ValueError, RecursionError):
-        return False
 
 
 def prepared(text: str, kind: str) -> str:

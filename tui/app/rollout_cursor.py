@@ -56,7 +56,7 @@ class RolloutCursor:
         self.opened = Opened(0)
         self.step = 0
         self.match: Match | None = None
-        self._kept: OrderedDict[int, Opened] = OrderedDict()
+        self.kept: OrderedDict[int, Opened] = OrderedDict()
 
     @property
     def n(self) -> int:
@@ -70,14 +70,11 @@ class RolloutCursor:
     def steps(self) -> Sequence[Step]:
         return self.record.trajectory.steps if self.record is not None else ()
 
-    def kept(self, ref: str | int) -> Opened | None:
-        return self._kept.get(ref) if isinstance(ref, int) else None
-
     def keep(self, opened: Opened) -> None:
-        self._kept[opened.n] = opened
-        self._kept.move_to_end(opened.n)
-        while len(self._kept) > 2 and (len(self._kept) > _KEPT or sum(map(_size, self._kept.values())) > _KEPT_SIZE):
-            self._kept.popitem(last=False)
+        self.kept[opened.n] = opened
+        self.kept.move_to_end(opened.n)
+        while len(self.kept) > 2 and (len(self.kept) > _KEPT or sum(map(_size, self.kept.values())) > _KEPT_SIZE):
+            self.kept.popitem(last=False)
 
     def open(self, opened: Opened, step: int = 0) -> None:
         """Move to a rollout. A negative step counts from the end."""
@@ -126,11 +123,11 @@ def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Matc
     return None
 
 
-def read_opened(reader: RunReader, ref: str | int) -> Opened:
-    """Read a rollout by id or number. Errors go to its `problem`."""
+def read_opened(reader: RunReader, n: int) -> Opened:
+    """Read a rollout by its number. Errors go to its `problem`."""
     try:
-        n = reader.bodies.number(ref)
-    except (RecordError, LookupError) as error:
+        reader.bodies.number(n)
+    except LookupError as error:
         return Opened(0, problem=_sentence(error, reader.problems))
     rows = reader.rollouts.rows([n])
     # by the name as the record keeps it: what a model wrote may hold what no database takes

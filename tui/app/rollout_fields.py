@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..format import duration
-from .calls import Shown, bare, calls_of, ended, said, shown, written
+from .calls import bare, calls_of, ended, said, shown, written
 from .short_values import brief
 
 
@@ -83,7 +83,8 @@ def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool 
     sign, tone = {True: ("✓", "good"), False: ("✗", "bad"), None: ("·", "accent")}[worked]
     result = bare(call.result or "")
     notes = (why, made.note, _size(result), duration(seconds) if seconds >= 1 else "")
-    fields = [_head(made, sign, tone, " · ".join(part for part in notes if part))]
+    note = " · ".join(part for part in notes if part)
+    fields = [Field(f"{sign} {made.head}", made.text, tone, made.kind, "call", note=note)]
     fields += [Field(a.name, a.text, kind=a.kind, role="argument", indent=2) for a in made.arguments if a.text.strip()]
     if call.problem:
         fields.append(Field("✗ unread", call.problem, "bad", "plain", indent=2))
@@ -96,10 +97,6 @@ def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool 
     elif several:
         fields.append(Field("", "no result was recorded", "faint", "plain", indent=2))
     return fields
-
-
-def _head(made: Shown, sign: str, tone: str, note: str) -> Field:
-    return Field(f"{sign} {made.head}", made.text, tone, made.kind, "call", note=note)
 
 
 def _size(text: str) -> str:

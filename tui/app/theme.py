@@ -98,7 +98,6 @@ class Palette:
         return tuple(Style(color=c) for c in self.colors.series)
 
     def status(self, status: str) -> tuple[str, Style]:
-        """Return the sign and the style of the status of a run."""
         return {
             "starting": ("◌", self.good),
             "running": ("●", self.good_bold),

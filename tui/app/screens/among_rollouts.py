@@ -35,20 +35,19 @@ class AmongRollouts(PagedScreen):
     def show_reading(self) -> None:
         raise RuntimeError(f"{type(self).__name__} must implement show_reading")
 
-    def open_rollout(self, ref: str | int, step: int = 0, find: int = 0) -> None:
+    def open_rollout(self, n: int, step: int = 0, find: int = 0) -> None:
         """Open a rollout at a step, at its first match (`find` +1) or its last one (−1)."""
-        if isinstance(ref, int):
-            self.wanted = ref
-        kept = self.cursor.kept(ref)
+        self.wanted = n
+        kept = self.cursor.kept.get(n)
         if kept is None:
-            self.run_worker(self._read(ref, step, find), group="open", exclusive=True)
+            self.run_worker(self._read(n, step, find), group="open", exclusive=True)
         else:
             self.workers.cancel_group(self, "open")
             self._arrive(kept, step, find)
 
-    async def _read(self, ref: str | int, step: int, find: int) -> None:
+    async def _read(self, n: int, step: int, find: int) -> None:
         with self.patience(self.show_reading):
-            opened = await self.reads.later(lambda reader: read_opened(reader, ref))
+            opened = await self.reads.later(lambda reader: read_opened(reader, n))
         self._arrive(opened, step, find)
 
     def _arrive(self, opened: Opened, step: int, find: int) -> None:
@@ -72,7 +71,7 @@ class AmongRollouts(PagedScreen):
         if row is None:
             return
         self._beside[n, direction] = row
-        if self.cursor.kept(row.n) is None:
+        if self.cursor.kept.get(row.n) is None:
             opened = await self.reads.later(lambda reader: read_opened(reader, row.n))
             if opened.record is not None and self.cursor.n == n:
                 self.cursor.keep(opened)

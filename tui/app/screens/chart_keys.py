@@ -190,7 +190,6 @@ class WindowKeys(AppScreen):
         raise RuntimeError(f"{type(self).__name__} must implement look_at")
 
     def ends(self) -> tuple[float, float]:
-        """Return the first and the last step."""
         raise RuntimeError(f"{type(self).__name__} must implement ends")
 
     def action_zoom_in(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ....engine.runs.errors import RecordError
@@ -76,9 +77,10 @@ class GroupsScreen(QueryList):
         self.run_worker(self._follow(n), group="follow", exclusive=True)
 
     async def _follow(self, n: int) -> None:
-        at = await self._ask(lambda groups: groups.position(n))
-        if at is not None:
-            self.table.move_to(at)
+        with suppress(RecordError):  # the list says why it cannot be read
+            at = await self._ask(lambda groups: groups.position(n))
+            if at is not None:
+                self.table.move_to(at)
 
     def _read(self, n: int | None) -> None:
         self.problem, self.total = "", None
@@ -120,7 +122,6 @@ class GroupsScreen(QueryList):
         return groups.with_routes(rows) if self.one_prompt else rows
 
     def _draw(self, rows: Sequence[GroupRow]) -> None:
-        """Draw the mean reward and the success of the prompt over its steps."""
         known = [row for row in sorted(rows, key=lambda row: row.step) if row.mean is not None]
         steps, means = [float(row.step) for row in known], [row.mean or 0.0 for row in known]
         labelled = [(float(row.step), row.correct / row.labelled) for row in known if row.labelled]

@@ -76,7 +76,6 @@ class ScatterScreen(AppScreen):
         self._moved()
 
     def _moved(self) -> None:
-        """Show the first rollout of the point."""
         cloud = self.plot.cloud
         first = cloud.cells.get(self.plot.cursor) if cloud is not None else None
         rows = self.reads.now.rollouts.rows([first[1]]) if first is not None else []

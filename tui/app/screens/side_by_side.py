@@ -75,7 +75,6 @@ class SideBySideScreen(PagedScreen):
         self._show()
 
     def _show(self) -> None:
-        """Show the page of the cursor, and read its texts."""
         if not self.is_attached:
             return
         if not self.first <= self.cursor < self.first + self.columns:

@@ -41,10 +41,10 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     view = STEP
 
     def __init__(
-        self, reads: Reads, ref: str | int, query: Query = EVERYTHING, step: int = 0, find: tuple[str, ...] = ()
+        self, reads: Reads, n: int, query: Query = EVERYTHING, step: int = 0, find: tuple[str, ...] = ()
     ) -> None:
         super().__init__(reads, query, find)
-        self._start = (int(ref) if isinstance(ref, str) and ref.isdigit() else ref, step)
+        self._start = (n, step)
         self._total = 0
         self._planned: TrajectoryRecord | None = None
         self._body = ""
@@ -185,9 +185,10 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     def _show_beside(self) -> None:
         opened, step = self.cursor.opened, self.step
         record, row = opened.record, opened.row
+        self.group.title = "group"
         if row is not None:
             version = f" · policy v{row.policy_version}" if row.policy_version else ""
-            self.group.title = f"group {row.group} · prompt {row.prompt_id}{version}"
+            self.group.title += f" {row.group} · prompt {row.prompt_id}{version}"
         self.group.put(opened.group, self.n)
         if record is None or self.outline is None or self.outline.record is not record:
             kept = self.outline.filter if self.outline is not None else ""

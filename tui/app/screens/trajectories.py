@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ....configs.errors import GrpoTuiError
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import EVERYTHING, Query, needles
@@ -26,19 +28,6 @@ from .histogram_keys import HistogramKeys
 
 if TYPE_CHECKING:
     from ..widgets.value_panel import ValuePanel
-
-
-@dataclass(frozen=True)
-class _Begin:
-    """The first data of a query. `row` is the cursor's position."""
-
-    row: int
-    rows: list[TrajectoryRow]
-    total: Count
-    recorded: int
-    problems: str
-    notes: str
-    extras: tuple[str, ...]
 
 
 class TrajectoriesScreen(HistogramKeys, PagedScreen):
@@ -124,9 +113,10 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
 
     async def _follow(self, n: int) -> None:
         query = self.list_query
-        at = await self.reads.later(lambda reader: reader.rollouts.position(n, query))
-        if at is not None and query == self.list_query:
-            self.table.move_to(at)
+        with suppress(RecordError):  # the list says why it cannot be read
+            at = await self.reads.later(lambda reader: reader.rollouts.position(n, query))
+            if at is not None and query == self.list_query:
+                self.table.move_to(at)
 
     def _read(self, row: int | None, n: int = 0) -> None:
         """Move the cursor to trajectory `n` if it matches, to `row`, or (None) to the start of training."""
@@ -138,18 +128,17 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
     async def _start(self, asking: int, row: int | None, n: int) -> None:
         query = self.list_query
         try:
-            begin = await self.reads.later(lambda reader: _begin(reader, query, row, n))
+            begun = await self.reads.later(lambda reader: _begin(reader, query, row, n))
             if asking != self._asking:
                 return
-            self.extras, self.recorded, self.total = begin.extras, begin.recorded, begin.total
-            self.warning = "; ".join(part for part in (begin.problems, begin.notes) if part)
+            at, rows, total, self.recorded, self.warning, self.extras = begun
+            self.total = total
             if row is None:
-                self.table.top = begin.row
-            self.table.reset(begin.total, begin.row)
-            if begin.rows:
-                self.table.deliver(begin.row // PAGE * PAGE, begin.rows)
+                self.table.top = at
+            self.table.reset(total, at)
+            if rows:
+                self.table.deliver(at // PAGE * PAGE, rows)
             self.frame.refresh_lines()
-            total = begin.total
             if not total.exact:
                 total = await self.reads.later(lambda r: r.rollouts.count(query))
         except RecordError as error:
@@ -196,7 +185,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             if (query.search and not before) or query.descending or query.sort != "n":
                 return
             total = await self.reads.later(lambda r: r.rollouts.count(query))
-        except RecordError:
+        except GrpoTuiError:  # such as a configuration that is not written yet
             return
         if asking == self._asking and total != self.total:
             grew = total > self.total > 0  # with the first row come the record's own columns
@@ -275,7 +264,10 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             self.copy(row.id, row.id)
 
 
-def _begin(reader: RunReader, query: Query, row: int | None, n: int) -> _Begin:
+def _begin(
+    reader: RunReader, query: Query, row: int | None, n: int
+) -> tuple[int, list[TrajectoryRow], Count, int, str, tuple[str, ...]]:
+    """Return the cursor's row and its page, the count, the size of the record, warnings, and the record's columns."""
     rollouts = reader.rollouts
     if n:
         row = rollouts.position(n, query) or 0
@@ -283,15 +275,9 @@ def _begin(reader: RunReader, query: Query, row: int | None, n: int) -> _Begin:
         row = (rollouts.first("train") or 1) - 1
     # the page first: a screen is full of it before a million rows are counted
     rows = rollouts.page(query, offset=row // PAGE * PAGE, limit=PAGE)
-    return _Begin(
-        row,
-        rows,
-        rollouts.least(query),
-        rollouts.total(),
-        "; ".join(reader.problems),
-        "; ".join(rollouts.filter_notes(query.filter)),
-        extras_shown(rollouts.names("extra"), query.filter),
-    )
+    least, notes = rollouts.least(query), rollouts.filter_notes(query.filter)
+    warnings = "; ".join([*reader.problems, *notes])
+    return row, rows, least, rollouts.total(), warnings, extras_shown(rollouts.names("extra"), query.filter)
 
 
 def branch_screen(reads: Reads) -> TrajectoriesScreen:

@@ -107,9 +107,8 @@ class Frame(Widget):
         header: Callable[[int], tuple[Line, Line]],
         footer: Callable[[int], Line],
         status: Callable[[int], Line],
-        id: str = "frame",
     ) -> None:
-        super().__init__(id=id)
+        super().__init__(id="frame")
         self.panes = {pane.name: pane for pane in panes}
         for pane in panes:
             pane.frame = self

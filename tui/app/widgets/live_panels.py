@@ -55,7 +55,6 @@ class LivePanel(Pane):
         return self.reading.trends
 
     def with_trend(self, line: Line, name: str, width: int) -> Line:
-        """Append a sparkline of a metric if it fits."""
         cells = min(16, width - line.width - 2)
         if name and cells >= 4:
             line.right(Line(self.palette).add(trend(self.trends.get(name, ()), cells), self.palette.accent), width)

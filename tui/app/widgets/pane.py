@@ -80,7 +80,6 @@ class Pane:
             self.frame.refresh(*parts)
 
     def repaint(self) -> None:
-        """Paint all visible lines again."""
         self._strips.clear()
         self.refresh()
 
@@ -155,11 +154,9 @@ class Pane:
         style = self.palette.base + (self.palette.muted if inside else self.palette.border)
         return [*body, Segment("┃" if inside else "│", style)]
 
-    def clicked(self, x: int, y: int) -> bool:
+    def clicked(self, x: int, y: int) -> None:
         index = self.top + y
-        if 0 <= index < len(self.lines):
-            for start, end, what in self.lines[index].hits:
-                if start <= x < end:
-                    self.post_message(self.Hit(what))
-                    return True
-        return False
+        hits = self.lines[index].hits if 0 <= index < len(self.lines) else ()
+        hit = next((what for start, end, what in hits if start <= x < end), None)
+        if hit is not None:
+            self.post_message(self.Hit(hit))

@@ -43,12 +43,9 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[Column, ...
         inside = within(row.headline.interval, percent_number)
         return percent(row.headline.success) + inside, p.strong
 
-    def widest(least: int, texts: Sequence[str]) -> int:
-        return max(least, *(len(text) for text in texts)) if texts else least
-
-    step_cells = widest(4, [steps(row)[0] for row in rows])
-    age_cells = widest(6, [age(row)[0] for row in rows])
-    percents = widest(8, [success(row)[0] for row in rows])
+    step_cells = max([4, *(len(steps(row)[0]) for row in rows)])
+    age_cells = max([6, *(len(age(row)[0]) for row in rows)])
+    percents = max([8, *(len(success(row)[0]) for row in rows)])
     longest = max((len(row.info.id) for row in rows), default=4)
     return (
         Column("id", "run", min(max(6, longest), 24), lambda r: (r.info.id, p.strong)),
@@ -84,7 +81,6 @@ class RunCard(Pane):
         self.over_seeds = ""
 
     def put(self, info: RunInfo | None, headline: Headline, over_seeds: str = "") -> None:
-        """over_seeds: the mean over the seeds of the run's configuration, as text."""
         if (info, headline, over_seeds) != (self.info, self.headline, self.over_seeds):
             self.info, self.headline, self.over_seeds = info, headline, over_seeds
             self.changed(keep_scroll=False)

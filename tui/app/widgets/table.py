@@ -230,22 +230,15 @@ class Table(Pane):
                 line.add(value, style, cells=size, align=column.align)
         return line.cells(width, p.cursor if here else None)
 
-    def clicked(self, x: int, y: int) -> bool:
-        if not self.total:
-            return False
-        if y == 0:
+    def clicked(self, x: int, y: int) -> None:
+        index = self.top + y - 1
+        if y == 0 and self.total:
             at = 2
             for column, size in self.layout_columns(self.size.width):
                 if at <= x < at + size and column.name:
                     self.post_message(self.Hit(("sort", column.name)))
-                    return True
                 at += size + 1
-            return False
-        index = self.top + y - 1
-        if index >= self.total:
-            return False
-        if index == self.cursor:
+        elif index == self.cursor and self.total:
             self.post_message(self.Selected())
-        else:
+        elif index < self.total:
             self.move_to(index)
-        return True

@@ -51,7 +51,6 @@ class TokenView(FlowPane):
         self.raw = False
         """Whether tokens are shown as the tokenizer writes them."""
         self._symbols: Sequence[str] = ()
-        self._alphabet = Alphabet.TEXT
         self._texts: Sequence[str] = ()
         self._mask: Sequence[bool | int] = ()
         self._turns: Sequence[int] = ()
@@ -80,7 +79,7 @@ class TokenView(FlowPane):
             self._texts, self._total, self._values = (), 0, {}
         else:
             self._total = len(tokens)
-            self._symbols, self._alphabet = symbols[:LIMIT], alphabet
+            self._symbols = symbols[:LIMIT]
             self._texts = texts_in_order(self._symbols, alphabet)
             self._mask = tokens.agent_mask[:LIMIT].tolist()
             self._turns = tokens.turn[:LIMIT].tolist()
