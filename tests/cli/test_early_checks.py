@@ -81,5 +81,5 @@ def test_what_can_be_trained_can_be_tried_and_played(settings: list[str], tmp_pa
 def test_a_dry_run_needs_no_pass_rates(tmp_path: Path):
     """It makes one prompt, in a folder without other runs."""
     config = load_config(None, ["data.sampler=difficulty", "data.pass_rates=1120-0949-k3f9"])
-    made = small(config, tmp_path)
+    made = dry_run.small(config, tmp_path)
     assert made.data.pass_rates is None and list(check_relations(made)) == []
