@@ -36,7 +36,7 @@ def serving(run: Path, **replies: str) -> Iterator[list[dict[str, Any]]]:
     posted: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *_: Any) -> None:
             pass
 
         def reply(self, text: str) -> None:

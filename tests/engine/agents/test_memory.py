@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from transformers import (
     Gemma3nTextConfig,
@@ -147,9 +149,15 @@ def test_the_parts_follow_the_settings():
 
 def test_layers_may_differ():
     """Gemma 4 has heads of two sizes, and Gemma 3n a list of the widths of its layers."""
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1}
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+    }
     kinds = ["sliding_attention", "full_attention"]
-    apart = Gemma4TextConfig(**small, vocab_size=64, head_dim=8, global_head_dim=16, layer_types=kinds)
+    heads: dict[str, Any] = {"head_dim": 8, "global_head_dim": 16}
+    apart = Gemma4TextConfig(**small, **heads, vocab_size=64, layer_types=kinds)
     assert shape_of(apart).cached == 2 * (8 + 16)
     listed = Gemma3nTextConfig(**small, intermediate_size=[40, 48], layer_types=kinds)
     assert numbers_of_layer(listed) == 8 * 32 + 4 * 48

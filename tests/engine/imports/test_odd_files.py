@@ -40,7 +40,7 @@ def test_a_file_or_folder_behind_a_link_counts_once(tmp_path: Path, opened: Open
     (dump / "latest.jsonl").symlink_to(dump / "step_1" / "a.jsonl")
     (dump / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     reader = opened(dump)
-    assert sorted(r.reward for r in reader.rollouts.page()) == list(range(7))
+    assert sorted(r.reward or 0.0 for r in reader.rollouts.page()) == list(range(7))
     assert skipped(reader) == [("gone.jsonl", "the link leads to no file (No such file or directory)")]
 
 

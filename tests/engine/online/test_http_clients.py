@@ -67,7 +67,8 @@ def test_the_official_client_uses_responses(world: World) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_output_of_a_response_may_be_sent_back(world: World, whole: bool) -> None:
     first = world.client().responses.create(model="tiny", input="What colour?")
-    said: list[Any] = [item if whole else {"role": item.role, "content": item.content} for item in first.output]
+    said: list[Any] = list(first.output)
+    said = said if whole else [{"role": item.role, "content": item.content} for item in said]
     history: list[Any] = [*QUESTION, *said, {"role": "user", "content": "Sure?"}]
     assert world.client().responses.create(model="tiny", input=history).output_text == "red"
     talk = [(m["role"], m["content"]) for m in world.reached[-1].row.task_data["messages"]]
