@@ -153,7 +153,7 @@ class Publisher:
         self.ledger.candidate = None
         ledger.note(*rows, guard=self.guard.state_dict(), candidate=None, validation=None)
         if self._overdue:
-            self.offer()
+            self.offer(at_once=True)
 
     def release(self) -> str:
         """Accept the present level of success on the user's request; return a message."""

@@ -266,6 +266,17 @@ def test_no_version_answers_before_it_was_validated(tmp_path: Path) -> None:
     assert run.worker.queue.get("validated") in published_versions(run.folder.snapshots)
 
 
+def test_the_last_feedback_is_validated_although_another_candidate_waited(tmp_path: Path) -> None:
+    run = Run(tmp_path, **GUARDED)
+    judged(run, 0.8)
+    run.put(3)
+    run.work(3)
+    assert run.worker.queue.get("candidate")["update"] == 2
+    run.worker.publish(at_once=True)  # as after feedback, when no task waits
+    judged(run, 0.8)
+    assert run.worker.queue.get("candidate")["update"] == 3
+
+
 @pytest.mark.parametrize("what", ["missing", "unreadable to validation", "unreadable once it was validated"])
 def test_a_candidate_that_cannot_be_read_is_replaced_by_what_is_committed(tmp_path: Path, what: str) -> None:
     run = Run(tmp_path, **GUARDED)
