@@ -25,6 +25,14 @@ class SamplingSettings:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, but must be 0 (all tokens) or more")
+
 
 @dataclass(frozen=True)
 class AgentSettings(SamplingSettings):
@@ -38,6 +46,12 @@ class AgentSettings(SamplingSettings):
     max_turn_tokens: int = 256
     max_trajectory_tokens: int = 4096
     max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limits = (self.max_turn_tokens, self.max_trajectory_tokens, self.max_new_tokens)
+        if any(limit is not None and limit < 1 for limit in limits):
+            raise ValueError("max_turn_tokens, max_trajectory_tokens and max_new_tokens must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ UNASKED_TEXT = 256 << 20
 """Bytes of rollouts that become searchable without a search."""
 SOURCES = "SELECT position, ends, done, size FROM sources"
 """The query for `share_indexed`."""
+NO_FORMAT = "no known format"
+"""Why a document is skipped that may be no rollout at all."""
 _ASKED = "search.asked"
 _STOPPED = ".ended"
 _REASON_BYTES = 200

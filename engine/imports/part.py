@@ -15,6 +15,7 @@ from ..runs.labels import clean
 from ..runs.types import Split
 from .containers.base import Found
 from .convert import columns, identity, lacks, listed_of, split_of, with_turns_of_prompt
+from .coverage import NO_FORMAT
 from .dump import format_of
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import IndexStore
@@ -27,8 +28,6 @@ PART_SECONDS = 0.1
 _TAIL = 4096
 UNKNOWN = "(unknown)"
 """The name of the format of documents that no format knows."""
-NO_FORMAT = "no known format"
-"""Why a document is skipped that may be no rollout at all."""
 
 
 class Part:

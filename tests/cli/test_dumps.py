@@ -134,7 +134,7 @@ def test_a_note_is_written_listed_exported_and_filtered(
     [
         (["--filter", "reward>0"], {"query": Query("reward>0")}),
         (["--search", "cat"], {"query": Query(search="cat")}),
-        (["--at", "2/3"], {"trajectory": 2, "step": 2}),
+        (["--at", "2/3"], {"n": 2, "step": 2}),
         (["--live"], {}),
         ([], {"query": Query()}),
     ],

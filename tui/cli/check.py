@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...configs.errors import ConfigError
-from ...engine.imports.part import NO_FORMAT
+from ...engine.imports.coverage import NO_FORMAT
 from ...engine.imports.readers import open_reader
 from ...engine.launch.settings import read_config
 from ...engine.runs.control.alerts import remedy

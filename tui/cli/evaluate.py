@@ -45,7 +45,7 @@ def evaluate(
     set_: SetOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Results as one JSON object.")] = False,
     fail_under: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Exit 1 if the last success rate (0 to 1) is lower.")
+        float | None, typer.Option(min=0, help="Exit 1 if the last success rate (0 to 1) is lower.")
     ] = None,
     regression: Annotated[
         float | None,
