@@ -188,6 +188,7 @@ def test_closed_streams_are_no_error(command: str, closed: str, tmp_path: Path) 
         ("KeyboardInterrupt", 130, "interrupted"),
         ("PermissionError(13, 'Permission denied', 'runs')", 1, "runs cannot be used: Permission denied"),
         ("SystemExit(1)", 1, ""),
+        ("SystemExit('no such thing')", 1, "no such thing"),
         ("BrokenPipeError", 0, ""),
         ("ValueError('a\\nb')", 1, "ValueError: a b; this is a fault in grpo-tui, its details are in "),
     ],

@@ -91,7 +91,9 @@ def ended_by(error: BaseException) -> int:
         warn("interrupted")
         return ExitCode.INTERRUPTED
     if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):  # Typer leaves so, too
-        return int(error.code or 0)
+        if isinstance(error.code, str):
+            warn(error.code)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, (BrokenPipeError, SystemExit)):  # `grpo-tui runs | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
