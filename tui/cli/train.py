@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...engine.launch.find import find_run
-from ...engine.launch.trainer import missing
-from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
-from ...engine.runs.paths import adapters_dir
-from ...engine.runs.types import RunInfo
-from ..app.destinations import Live
 from .common import ExitCode, Home, SetOption, ask, fail, on_terminal, say
 from .config import ConfigArgument, chosen_lines, load
 
 if TYPE_CHECKING:
     from ...configs.loading import Option
     from ...configs.schema import RunConfig
+    from ...engine.runs.types import RunInfo
 
 
 QUICK_STEPS, QUICK_TASKS = 8, 8
@@ -79,6 +74,8 @@ def train(
     The run continues when you leave the live view or close the terminal. `grpo-tui stop RUN` saves and stops it.
     Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
     """
+    from ...engine.launch.trainer import missing
+
     if accelerate_config is not None and not accelerate_config.is_file():
         fail(
             f"--accelerate-config: there is no file {accelerate_config}; make one with `accelerate config`",
@@ -141,6 +138,7 @@ def _recorded(
     home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None
 ) -> tuple[RunInfo, RunConfig]:
     """Return the run to resume, and its own configuration. Any `given` option would make another configuration."""
+    from ...engine.launch.find import find_run
 
     wrong = next((name for name, value in given.items() if value is not None), None)
     if wrong is not None:
@@ -173,6 +171,8 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
 
     Whether a checkpoint is whole is for the training process to see.
     """
+    from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
+    from ...engine.runs.paths import adapters_dir
 
     section = settings.sft if settings.mode == "sft" else settings.training
     total = section.max_steps or run.total_steps
@@ -200,6 +200,8 @@ def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None
         out(f"run {run.id} ({run.mode}, {run.environment}, {run.model}) started; its record is in {run.path}")
         raise typer.Exit(follow(run, out=out))
 
+    from ...engine.launch.find import find_run
+    from ..app.destinations import Live
     from .app import open_run
     from .follow import tell_end
 
