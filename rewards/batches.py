@@ -80,6 +80,8 @@ class RolloutSummary:
     """The mean advantage of its tokens in the loss, from the loss itself; None: not known."""
     unread: float | None = None
     """Share of the words of the prompt that the tokens before the first turn do not hold; None: not known."""
+    unwritten: float | None = None
+    """Share of the words of the turns that the tokens from the first turn on do not hold; None: not known."""
 
     @property
     def weighted(self) -> bool:
@@ -141,7 +143,7 @@ WRITTEN = Need("numbers of tokens in the loss and in the turns", lambda r: r.wri
 ADVANTAGES = Need("advantages", lambda r: r.advantage is not None)
 SURPRISE = Need("log-probs of tokens", lambda r: r.surprise is not None)
 USED = Need("advantages in the loss", lambda r: r.used is not None)
-READ = Need("tokens of prompts", lambda r: r.unread is not None)
+READ = Need("tokens of prompts", lambda r: r.unread is not None or r.unwritten is not None)
 TEXTS = Need("texts of the agent", lambda r: bool(r.text))
 GRADIENT = Need(f"the metric {metric.GRAD_NORM}", metric=metric.GRAD_NORM)
 ENTROPY = Need(f"the metric {metric.ENTROPY}", metric=metric.ENTROPY)
@@ -188,10 +190,10 @@ def rollout_of(
     entropy: float | None = None,
     masked: bool = False,
     used: float | None = None,
-    read: str | None = None,
+    read: tuple[str, str] | None = None,
 ) -> RolloutSummary:
     """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them. entropy:
-    the sum over these tokens. read: the text of the tokens before the first turn.
+    the sum over these tokens. read: the text of the tokens before the first turn, and of those after them.
 
     A component without a known weight counts as its raw value. The components then do not add up to the reward.
     """
@@ -229,12 +231,13 @@ def rollout_of(
         entropy / tokens if entropy is not None and 0 < tokens <= written and not masked else None,
         masked,
         used,
-        None if read is None else _unread(trajectory.prompt, read),
+        None if read is None else _unread(trajectory.prompt, read[0]),
+        None if read is None else _unread("\n".join(s.text for s in trajectory.steps), read[1]),
     )
 
 
-def _unread(prompt: str, read: str) -> float | None:
-    """Return the share of the words of a prompt that a text lacks. Tokenizers may change case and form."""
-    texts = _ROLE.sub("", prompt), read
+def _unread(text: str, read: str) -> float | None:
+    """Return the share of the words of a text that its tokens lack. Tokenizers may change case and form."""
+    texts = _ROLE.sub("", text), read
     words, held = (set(_WORD.findall(unicodedata.normalize("NFKC", t).casefold())) for t in texts)
     return len(words - held) / len(words) if words else None

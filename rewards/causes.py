@@ -48,6 +48,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "not_finite": (*LEARNT, *STILL, "advantage_order", "advantage_scale"),
     "other_template": (*LEARNT, *STILL),
     "random_policy": (*LEARNT, *STILL),
+    "text_mismatch": (*LEARNT, *STILL, "noisy_reward", "rejected_answers", "accepted_wrong_answers", "one_answer"),
     "prompt_cut": (*LEARNT, *STILL, "noisy_labels", "prompt_gap", "surprising_tokens", "rejected_answers"),
     "repeated_rollouts": (*LEARNT, "few_tasks", "no_movement", "surprising_tokens"),
     "surprising_tokens": (*LEARNT, "trained_tokens", "logprob_mismatch"),

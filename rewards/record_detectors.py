@@ -1,4 +1,4 @@
-"""Contradictions in the record: advantages, tokens and tasks that no right training has.
+"""Contradictions in the record: tokens and tasks that no right training has.
 
 Each compares two recorded facts, so it needs few steps. Registered with those of `detectors.py`. No torch, no numpy.
 """
@@ -15,7 +15,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import LEAST_ENTROPY, SAME, Finding, detector, deviation, groups_of, ids_of, improvement
+from .detectors import LEAST_ENTROPY, SAME, Finding, detector, groups_of, ids_of, improvement
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -32,8 +32,6 @@ ALIKE, ALL_ALIKE = 0.8, 0.95
 """Share of groups with a single text, in the run and before it learns."""
 UNENDED = 0.9
 """Share of rollouts with one token less in the loss than written in each turn. Turns that were cut off have no end."""
-TINY, HUGE = 0.1, 30.0
-"""Size of advantages, as a share of the smaller and of the larger of 1 and the differences of the rewards."""
 Z = 4.0
 """Standard errors between -log p of tokens and the entropy: by chance in 6 of 100,000 looks."""
 EXCESS, EXCESS_OF_STEP = (0.15, 0.3), (2.0, 0.5)
@@ -43,9 +41,8 @@ in the loss, the entropy is that of harder tasks, so only an excess above it cou
 KINDS, BY_CHANCE = 0.5, 0.01
 """Share of steps with one kind of task, and words that the prompts of a step share by chance."""
 UNREAD, CUT, PROMPTS = 0.1, 0.25, 8
-"""Share of the words of a prompt that its tokens lack, share of such prompts, and prompts of evidence at least."""
-APART = 0.1
-"""Difference of two advantages of a rollout, as a share of the size of advantages."""
+"""Share of the words of a prompt that its tokens lack, share of such prompts, and prompts of evidence at least. The
+texts of turns have the same limits."""
 SINGLE = 8
 """Steps of one group each that show whether the policy improves."""
 DISTINCT = 0.5
@@ -67,69 +64,6 @@ def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[-STEPS].step
     return [Finding("repeated_rollouts", message, share, ALL_ALIKE, ids, began=began)]
-
-
-@detector("advantage_order", need.REWARDS, need.ADVANTAGES)
-def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find advantages that do not follow the reward within their groups."""
-    latest = newest(batches)
-    compared = [g for g in groups_of(rollouts_of(latest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
-    correlation = correlation_within(compared, goal, lambda r: r.advantage or 0.0)
-    if correlation is None or correlation >= ORDERED:
-        return []
-    what = "the sign of the advantage is wrong" if correlation < -ORDERED else "advantages come from other rollouts"
-    message = (
-        f"{what}: better rollouts of a group do not get higher advantages. The correlation of reward and advantage "
-        f"within groups is {correlation:.2f}, and it should be near 1."
-    )
-    ids, began = ids_of(batches[-1].rollouts, limits), latest[0].step
-    return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
-
-
-@detector("used_advantages", need.ADVANTAGES, need.USED)
-def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts whose tokens have another advantage in the loss than the rollout."""
-    latest = newest(batches)
-    rollouts = rollouts_of(latest)
-    scale = math.sqrt(fmean((r.advantage or 0.0) ** 2 for r in rollouts))
-    other = [r for r in rollouts if abs((r.used or 0.0) - (r.advantage or 0.0)) > APART * scale]
-    share = len(other) / len(rollouts)
-    if len(rollouts) < ENOUGH or scale <= SAME or share <= DISTINCT:
-        return []
-    message = (
-        "the loss uses other advantages than those of the rollouts: its rows or tokens are out of order. That is so in "
-        f"{len(other):,} of {len(rollouts):,} rollouts, such as {other[0].used:.2g} for {other[0].advantage:.2g}."
-    )
-    ids, began = ids_of(other, limits), latest[0].step
-    return [Finding("advantage_order", message, share, DISTINCT, ids, "loss", "failure", began)]
-
-
-@detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
-def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find advantages that are 0, tiny or huge where rewards differ. Their size should be 1, or that of the
-    differences."""
-    mixed = [g for g in groups_of(rollouts_of(newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
-    advantages = [r.advantage for r in rollouts_of(newest(batches)) if r.advantage is not None]
-    if len(mixed) < ENOUGH or not advantages:
-        return []
-    size = math.sqrt(fmean(a * a for a in advantages))
-    differ = math.sqrt(fmean(deviation(map(goal, g)) ** 2 for g in mixed))
-    least, most = TINY * min(1.0, differ), HUGE * max(1.0, differ)
-    if least < size < most:
-        return []
-    fault = (
-        "small, so little is learned: are rollouts compared with themselves (a group of one), or advantages divided "
-        "twice?"
-        if size <= least
-        else "large: are they divided by a deviation that is nearly 0, such as that of one rollout?"
-    )
-    message = (
-        f"advantages are too {fault} Their size is {size:.2g}, and the rewards differ by {differ:.2g} in "
-        f"{len(mixed):,} groups."
-    )
-    grade, began = "warning" if size else "failure", newest(batches)[0].step
-    limit = least if size <= least else most
-    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0], limits), grade=grade, began=began)]
 
 
 @detector("few_tasks", need.TASKS)
@@ -197,19 +131,34 @@ def _words(batch: Batch) -> tuple[int, Counter[str]]:
 
 @detector("prompt_cut", need.READ)
 def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find prompts that the policy reads in part: words of their text are not among their tokens."""
+    """Find prompts that the policy reads in part, and texts that its tokens do not hold."""
     steps = batches[-max(STEPS, PROMPTS // len(batches[-1].rollouts)) :]
     recent = rollouts_of(steps)
-    cut = [r for r in recent if (r.unread or 0.0) > UNREAD]
-    share = len(cut) / len(recent)
-    if len(recent) < PROMPTS or share <= CUT:
-        return []
-    message = (
-        "the policy does not read whole prompts: look at the limit of their length, the chat template, the tokenizer. "
-        f"{len(cut):,} of {len(recent):,} prompts lack {fmean(r.unread or 0.0 for r in cut):.0%} of their words."
-    )
-    ids, began = ids_of(cut, limits), steps[0].step
-    return [Finding("prompt_cut", message, share, CUT, ids, grade="failure", began=began)]
+    for name, lacks, fault, what in (
+        (
+            "prompt_cut",
+            lambda r: r.unread,
+            "the policy does not read whole prompts: look at the limit of their length, the chat template, the "
+            "tokenizer",
+            "prompts",
+        ),
+        (
+            "text_mismatch",
+            lambda r: r.unwritten,
+            "texts are not those of the sampled tokens, so the grader judges something else: decode the sampled ids "
+            "with the tokenizer of the policy",
+            "texts",
+        ),
+    ):
+        cut = [r for r in recent if (lacks(r) or 0.0) > UNREAD]
+        share = len(cut) / len(recent)
+        if len(recent) < PROMPTS or share <= CUT:
+            continue
+        lost = fmean(lacks(r) or 0.0 for r in cut)
+        message = f"{fault}. {len(cut):,} of {len(recent):,} {what} have {lost:.0%} of their words in no token."
+        ids, began = ids_of(cut, limits), steps[0].step
+        return [Finding(name, message, share, CUT, ids, grade="failure", began=began)]
+    return []
 
 
 @detector("mixed_groups", need.TASKS)

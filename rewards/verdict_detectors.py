@@ -12,14 +12,17 @@ from statistics import fmean, stdev
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .advantage_detectors import DETECTORS
 from .batches import Batch, RolloutSummary
-from .detectors import SAME, SOLVED, Finding, detector, groups_of, ids_of, total_of
-from .record_detectors import DETECTORS, ENOUGH, ORDERED, STEPS, Z, correlation_within, goal, newest, rollouts_of
+from .detectors import SAME, SOLVED, Finding, detector, deviation, groups_of, ids_of, total_of
+from .record_detectors import ENOUGH, ORDERED, STEPS, Z, correlation_within, goal, newest, rollouts_of
 
 __all__ = ["DETECTORS"]  # with those of the modules above
 
 NOISE = 0.1
 """Share of verdicts that contradict each other, or accept another answer than the expected one."""
+SLIGHT = 0.25
+"""Difference of two rewards that does not matter, in standard deviations of all rewards."""
 CONTRADICTED = 0.25
 """Share of right answers that are rejected."""
 QUIETER = 0.2
@@ -39,7 +42,8 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         if r.turns in (1, None) and not (r.failed or r.call_failed):
             earned[r.task, r.text].append(r)
     repeated = [same for same in earned.values() if len(same) > 1]
-    noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > SAME]
+    apart = max(SAME, SLIGHT * deviation(goal(r) for same in earned.values() for r in same))
+    noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > apart]
     share = len(noisy) / len(repeated) if repeated else 0.0
     if len(repeated) < ENOUGH or share <= NOISE:
         return []

@@ -102,7 +102,10 @@ class _Rollouts:
             surprise = surprise_of(record.trajectory, stored.logprobs, stored.agent_mask)
             group, start = (row.step, record.trajectory.group), steps[0].token_span[0] if steps else 0
             if start and self._group != group:
-                self._group, read = group, self._reader.bodies.text_of(stored.token_ids[:start])
+                ids, text_of = stored.token_ids, self._reader.bodies.text_of
+                before, after = text_of(ids[:start]), text_of(ids[start:])
+                self._group = group
+                read = (before, after) if before is not None and after is not None else None
         loss = record.use.loss if record.use is not None else None
         return rollout_of(
             record.trajectory,

@@ -322,6 +322,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "single_prompt": "ids of tasks and the metric kl/mean",
         "used_advantages": "advantages and advantages in the loss",
         "prompt_cut": "tokens of prompts",
+        "paid_certainty": "rewards and log-probs of tokens",
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from grpo_tui.rewards.diagnosis import Diagnosis
 from .episodes import good
 
 STEPS, TASKS, GROUP = 8, 8, 4
+FROM_REWARD = math.nan
+"""An advantage that follows from the rewards of the group."""
 
 
 def right(step: int, task: int, i: int) -> RolloutSummary:
@@ -50,10 +54,14 @@ Change = Callable[[RolloutSummary, int, int, int], RolloutSummary]
 def training(change: Change = lambda r, *_: r, **metrics: float) -> list[Batch]:
     """The steps of a training in which `change(rollout, step, task, i)` breaks something."""
     values = {metric.ENTROPY: 0.9, metric.CLIP_FRACTION: 0.01, metric.BETA: 0.01, metric.KL_MEAN: 0.02, **metrics}
-    return [
-        Batch(s, [change(right(s, t, i), s, t, i) for t in range(TASKS) for i in range(GROUP)], values)
-        for s in range(1, STEPS + 1)
-    ]
+    groups = [[[change(right(s, t, i), s, t, i) for i in range(GROUP)] for t in range(TASKS)] for s in range(STEPS + 1)]
+    return [Batch(s, [r for g in groups[s] for r in compared(g)], values) for s in range(1, STEPS + 1)]
+
+
+def compared(group: Sequence[RolloutSummary]) -> list[RolloutSummary]:
+    """The rollouts of a group, with the advantages of those that `scored` gave another reward."""
+    mean = fmean(r.total or 0.0 for r in group)
+    return [replace(r, advantage=(r.total or 0.0) - mean) if r.advantage is FROM_REWARD else r for r in group]
 
 
 def warnings(batches: Sequence[Batch]) -> list[Finding]:
@@ -67,7 +75,7 @@ def warnings(batches: Sequence[Batch]) -> list[Finding]:
 
 def scored(r: RolloutSummary, reward: float, correct: bool | None = None) -> RolloutSummary:
     """The rollout with another verdict, and the advantage that follows from it."""
-    return replace(r, total=reward, contributions={"task": reward}, correct=correct, advantage=reward - 0.5)
+    return replace(r, total=reward, contributions={"task": reward}, correct=correct, advantage=FROM_REWARD)
 
 
 def flipped(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
@@ -130,7 +138,9 @@ FAULTS: dict[str, list[Batch]] = {
     "noisy_reward": training(flipped),
     "rejected_answers": training(lambda r, *_: scored(r, 0.0, False)),
     "accepted_without_answer": training(empty),
-    "accepted_wrong_answers": training(lambda r, s, t, i: scored(r, 1.0, True) if i == 3 else r),
+    "accepted_wrong_answers": training(
+        lambda r, s, t, i: scored(r, 1.0, True) if i == 3 else scored(r, r.total or 0.0, r.correct)
+    ),
     "mixed_groups": training(lambda r, s, t, i: replace(r, task=f"{r.task}-{i}")),
     "constant_reward": training(lambda r, *_: scored(r, 1.0, True)),
     "unanswered": training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"?? {r.id}")),
@@ -139,6 +149,7 @@ FAULTS: dict[str, list[Batch]] = {
     "repeated_rollouts": training(lambda r, s, t, i: right(1, t, i)),
     "silence_paid": training(silent),
     "prompt_cut": training(lambda r, s, t, i: replace(r, unread=0.4 * (t % 2) if i == 0 else None)),
+    "text_mismatch": training(lambda r, s, t, i: replace(r, unread=0.0, unwritten=0.5) if i == 0 else r),
     "untrained_tokens": training(lambda r, *_: replace(r, tokens=8)),
     "advantage_order": training(swapped),
     "advantage_scale": training(lambda r, *_: replace(r, advantage=0.001 * (r.advantage or 0.0))),
@@ -182,10 +193,42 @@ def test_a_prompt_is_whole_if_its_words_are_among_its_tokens():
         ("Which is larger, 1", 4 / 7),
         ("", 1.0),
     ):
-        assert rollout_of(asked, None, read=read).unread == pytest.approx(unread)
+        assert rollout_of(asked, None, read=(read, "")).unread == pytest.approx(unread)
     assert rollout_of(asked, None).unread is None
-    assert rollout_of(replace(asked, prompt="[system] Be brief.\n\nAdd 1"), None, read="be brief add 1").unread == 0
-    assert rollout_of(replace(asked, prompt="?"), None, read="?").unread is None
+    system = replace(asked, prompt="[system] Be brief.\n\nAdd 1")
+    assert rollout_of(system, None, read=("be brief add 1", "")).unread == 0
+    assert rollout_of(replace(asked, prompt="?"), None, read=("?", "")).unread is None
+
+
+def test_the_texts_of_turns_are_those_of_their_tokens():
+    rollout = good()
+    text = " ".join(step.text for step in rollout.steps)
+    assert rollout_of(rollout, None, read=("", f"<s>{text}</s>")).unwritten == 0
+    assert rollout_of(rollout, None, read=(text, "")).unwritten == 1
+    assert rollout_of(rollout, None).unwritten is None
+
+
+def test_advantages_around_another_baseline_are_off_centre():
+    """Advantages of rewards minus a mean of other numbers are nearly all below 0."""
+    [found] = warnings(training(lambda r, *_: replace(r, advantage=(r.advantage or 0.0) - 0.5)))
+    assert (found.detector, found.subject) == ("advantage_scale", "mean") and "below 0" in found.message
+    assert warnings(training(lambda r, *_: replace(r, advantage=(r.advantage or 0.0) + 0.1))) == []
+
+
+def test_a_reward_that_is_the_certainty_of_the_policy_is_found():
+    def certain(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+        surprise = 0.3 + (step * 13 + task * 7 + i * 29) % 41 / 41
+        text = f"{r.id} {r.text}"
+        return replace(scored(r, math.exp(-surprise)), answer=None, expected=None, surprise=surprise, text=text)
+
+    found = {(f.detector, f.subject) for f in warnings(training(certain))}
+    assert ("reward_hack", "certainty") in found
+
+    def judged(r: RolloutSummary, *given: int) -> RolloutSummary:
+        sure = certain(r, *given)
+        return replace(sure, total=r.total, contributions=r.contributions, correct=r.correct, advantage=r.advantage)
+
+    assert "reward_hack" not in {f.detector for f in warnings(training(judged))}, "a verdict has two levels"
 
 
 def test_steps_of_one_prompt_that_teach_nothing_are_found():

@@ -223,6 +223,8 @@ REMEDIES: Mapping[str, str] = {
     "leaked_answer": "Leave the answer out of the prompt, or out of the columns that the prompt is made of.",
     "prompt_gap": "Compare both prompts in `grpo-tui inspect`: is one cut, or made with another template?",
     "prompt_cut": "Raise the limit on prompts, or leave out longer tasks (`data.long_prompts: drop`).",
+    "text_mismatch": "Decode sampled ids with the tokenizer of `model.base`. Compare both texts in `grpo-tui inspect`.",
+    "paid_certainty": "Reward right answers. A policy that is paid for certainty becomes certain of any answer.",
     "mixed_groups": "Repeat each prompt `training.num_generations` times in a row, and group by prompt.",
     "accepted_wrong_answers": "Grade one of these answers by hand: compare whole answers, not a part of the text.",
     "noisy_reward": "Read both rollouts: make the grader deterministic, or average several of its verdicts.",

@@ -90,11 +90,12 @@ class Findings(RunCallback):
             if r.trajectory is not None
         ]
 
-    def _read(self, rollout: Rollout) -> str | None:
-        """Return the text of the tokens before the first turn; None if there are none."""
+    def _read(self, rollout: Rollout) -> tuple[str, str] | None:
+        """Return the texts of the tokens before and after the start of the first turn; None if none are before it."""
         steps = () if rollout.trajectory is None else rollout.trajectory.steps
-        start = steps[0].token_span[0] if steps else 0
-        return str(self.trainer.tokenizer.decode(rollout.token_ids[:start].tolist())) if start else None
+        start, ids = steps[0].token_span[0] if steps else 0, rollout.token_ids.tolist()
+        before, after = (str(self.trainer.tokenizer.decode(part)) for part in (ids[:start], ids[start:]))
+        return (before, after) if start else None
 
     def _record(self, step: int, found: Iterable[Finding]) -> None:
         for finding in found:

@@ -1,0 +1,136 @@
+"""Advantages that contradict the rewards, and rewards that are the policy's own certainty.
+
+Registered with those of `detectors.py`. No torch, no numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from ..configs.sections.rewards import DiagnosisConfig
+from . import batches as need
+from .batches import Batch
+from .detectors import SAME, Finding, detector, deviation, groups_of, ids_of
+from .record_detectors import (
+    DETECTORS,
+    DISTINCT,
+    ENOUGH,
+    ORDERED,
+    correlation_within,
+    goal,
+    newest,
+    rollouts_of,
+)
+
+__all__ = ["DETECTORS"]  # with those of the modules above
+
+TINY, HUGE = 0.1, 30.0
+"""Size of advantages, as a share of the smaller and of the larger of 1 and the differences of the rewards."""
+APART = 0.1
+"""Difference of two advantages of a rollout, as a share of the size of advantages."""
+CENTRE = 0.5
+"""Mean of the advantages, as a share of their size. It is near 0."""
+CERTAIN = 0.9
+"""Correlation of reward and log-prob within groups. Right answers may be likely, but a reward has other reasons."""
+
+
+@detector("advantage_order", need.REWARDS, need.ADVANTAGES)
+def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find advantages that do not follow the reward within their groups."""
+    latest = newest(batches)
+    compared = [g for g in groups_of(rollouts_of(latest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
+    correlation = correlation_within(compared, goal, lambda r: r.advantage or 0.0)
+    if correlation is None or correlation >= ORDERED:
+        return []
+    what = "the sign of the advantage is wrong" if correlation < -ORDERED else "advantages come from other rollouts"
+    message = (
+        f"{what}: better rollouts of a group do not get higher advantages. The correlation of reward and advantage "
+        f"within groups is {correlation:.2f}, and it should be near 1."
+    )
+    ids, began = ids_of(batches[-1].rollouts, limits), latest[0].step
+    return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
+
+
+@detector("used_advantages", need.ADVANTAGES, need.USED)
+def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find rollouts whose tokens have another advantage in the loss than the rollout."""
+    latest = newest(batches)
+    rollouts = rollouts_of(latest)
+    scale = math.sqrt(fmean((r.advantage or 0.0) ** 2 for r in rollouts))
+    other = [r for r in rollouts if abs((r.used or 0.0) - (r.advantage or 0.0)) > APART * scale]
+    share = len(other) / len(rollouts)
+    if len(rollouts) < ENOUGH or scale <= SAME or share <= DISTINCT:
+        return []
+    message = (
+        "the loss uses other advantages than those of the rollouts: its rows or tokens are out of order. That is so in "
+        f"{len(other):,} of {len(rollouts):,} rollouts, such as {other[0].used:.2g} for {other[0].advantage:.2g}."
+    )
+    ids, began = ids_of(other, limits), latest[0].step
+    return [Finding("advantage_order", message, share, DISTINCT, ids, "loss", "failure", began)]
+
+
+@detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
+def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find advantages that are 0, tiny or huge where rewards differ. Their size should be 1, or that of the
+    differences."""
+    mixed = [g for g in groups_of(rollouts_of(newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
+    advantages = [r.advantage for r in rollouts_of(newest(batches)) if r.advantage is not None]
+    if len(mixed) < ENOUGH or not advantages:
+        return []
+    size = math.sqrt(fmean(a * a for a in advantages))
+    differ = math.sqrt(fmean(deviation(map(goal, g)) ** 2 for g in mixed))
+    least, most = TINY * min(1.0, differ), HUGE * max(1.0, differ)
+    if least < size < most:
+        return _off_centre(batches, limits)
+    fault = (
+        "small, so little is learned: are rollouts compared with themselves (a group of one), or advantages divided "
+        "twice?"
+        if size <= least
+        else "large: are they divided by a deviation that is nearly 0, such as that of one rollout?"
+    )
+    message = (
+        f"advantages are too {fault} Their size is {size:.2g}, and the rewards differ by {differ:.2g} in "
+        f"{len(mixed):,} groups."
+    )
+    grade, began = "warning" if size else "failure", newest(batches)[0].step
+    limit = least if size <= least else most
+    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0], limits), grade=grade, began=began)]
+
+
+def _off_centre(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find advantages whose mean is far from 0: the baseline is not the mean of what it is subtracted from."""
+    latest = newest(batches)
+    rollouts = [r for r in rollouts_of(latest) if abs(r.advantage or 0.0) > SAME]
+    if len(rollouts) < 4 * ENOUGH:
+        return []
+    mean = fmean(r.advantage or 0.0 for r in rollouts)
+    share = abs(mean) / math.sqrt(fmean((r.advantage or 0.0) ** 2 for r in rollouts))
+    if share <= CENTRE:
+        return []
+    message = (
+        f"the baseline does not fit the rewards: nearly all advantages are {'above' if mean > 0 else 'below'} 0. "
+        f"Subtract the mean of the same numbers. The mean advantage of {len(rollouts):,} rollouts is {mean:.2g}, "
+        f"{share:.0%} of their size."
+    )
+    began = latest[0].step
+    return [Finding("advantage_scale", message, share, CENTRE, ids_of(rollouts, limits), "mean", began=began)]
+
+
+@detector("paid_certainty", need.REWARDS, need.SURPRISE)
+def paid_certainty(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a graded reward that follows the policy's own probability of its texts."""
+    latest = newest(batches)
+    groups = groups_of(rollouts_of(latest))
+    correlation = correlation_within(groups, goal, lambda r: -(r.surprise or 0.0))
+    rollouts = rollouts_of(latest)
+    levels = {round(goal(r), 6) for r in rollouts}
+    if correlation is None or correlation <= CERTAIN or len(levels) < len({(r.task, r.text) for r in rollouts}) / 2:
+        return []
+    message = (
+        "the reward is the policy's own certainty, so it pays for what the policy would write anyway: reward right "
+        f"answers. The correlation of reward and log-prob within groups is {correlation:.2f}."
+    )
+    ids, began = ids_of(latest[-1].rollouts, limits), latest[0].step
+    return [Finding("reward_hack", message, correlation, CERTAIN, ids, "certainty", began=began)]
