@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from grpo_tui.engine.runs.updates import Block, UpdateLog
-from grpo_tui.trl_sources import Attached
+from grpo_tui.trl_sources import TrainerConnection
 
 LOSS = "_compute_loss"
 LOG_PROBS = "_get_per_token_logps_and_entropies"
@@ -55,7 +55,7 @@ class MicroBatch:
 class LossTap:
     """Reads the updates of one trainer."""
 
-    def __init__(self, trainer: Any, attached: Attached) -> None:
+    def __init__(self, trainer: Any, attached: TrainerConnection) -> None:
         self.trainer = trainer
         self.attached = attached
         self._log: UpdateLog | None = None

@@ -102,7 +102,7 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
     return TokenArrays(token_ids=ids, agent_mask=mask, logprobs=logprobs, turn=turn, overlays=overlays)
 
 
-class Attached(Protocol):
+class TrainerConnection(Protocol):
     """The connection of the trainer and its record (`grpo_tui.trl.Attached`)."""
 
     @property
@@ -128,7 +128,7 @@ class RewardCalls:
     its step ends.
     """
 
-    def __init__(self, attached: Attached, names: list[str], weights: Mapping[str, float]) -> None:
+    def __init__(self, attached: TrainerConnection, names: list[str], weights: Mapping[str, float]) -> None:
         self.attached = attached
         self.names = names
         self.weights = weights
@@ -206,7 +206,7 @@ class RewardCalls:
 class ParquetFiles:
     """Rollouts from the files of `log_completions=True`, which hold the last batch before each log."""
 
-    def __init__(self, attached: Attached, folder: Path) -> None:
+    def __init__(self, attached: TrainerConnection, folder: Path) -> None:
         self.attached = attached
         self.folder = folder
         self.seen = set(folder.glob("*.parquet"))

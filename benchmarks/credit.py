@@ -25,7 +25,7 @@ from scipy.stats import spearmanr
 
 from grpo_tui.engine.evaluation.statistics import mean_interval
 from grpo_tui.rewards.advantages import METHODS, packaged_method
-from grpo_tui.rewards.advantages.base import Part, Returns
+from grpo_tui.rewards.advantages.base import ComponentPart, Returns
 
 ROLLOUTS = 8
 CONTINUATIONS = 16
@@ -232,7 +232,7 @@ def tree_error(groups: Sequence[Sequence[tuple[list[Turn], Branch]]]) -> float:
 def returns(turns: Sequence[Turn]) -> Returns:
     """Return an episode's rewards as training gives them to a method: a goal, and a penalty as shaping."""
     goal, penalty = sum(t.goal for t in turns), sum(t.penalty for t in turns)
-    parts = {"task": Part(1.0, goal), "penalty": Part(1.0, penalty, shaping=True)}
+    parts = {"task": ComponentPart(1.0, goal), "penalty": ComponentPart(1.0, penalty, shaping=True)}
     return Returns(
         [t.goal + t.penalty for t in turns],
         [t.goal for t in turns],

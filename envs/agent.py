@@ -105,7 +105,7 @@ class AsyncAgentSession(AgentSession, Protocol):
 
 
 @runtime_checkable
-class Branching(AgentSession, Protocol):
+class BranchingSession(AgentSession, Protocol):
     """A session whose rows may branch from others."""
 
     def branch(self, row: int, source: int, turns: int) -> None:

@@ -18,7 +18,7 @@ from .calls import ToolCall, parse_call
 from .content import Picture as Picture
 from .explain import explain_calls
 from .tools import ToolSpec
-from .trajectory import Call, Display, Overlay, Score, StepContext
+from .trajectory import Call, ComponentScore, Display, Overlay, StepContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +75,7 @@ class Verdict:
     training.
     """
 
-    scores: tuple[Score, ...] = ()
+    scores: tuple[ComponentScore, ...] = ()
     correct: bool | None = None
     judged_by: str = ""
     extra: Mapping[str, float | int | str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ from .trajectory import StepContext, TokenArrays, Trajectory
 from .tree import check_repeated, tree_session
 from .trial_pictures import KeptPictures, cleaned, loaded
 from .under_way import (
-    Answer,
+    CheckedStep,
     OnGroup,
     OnProgress,
     RolloutUnderWay,
@@ -144,7 +144,7 @@ class MultiTurnEnv(Env[State, Task]):
         if not rollouts:
             return trial_result([], [], [], generating, environment)
 
-        def note(rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
+        def note(rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
             self._note(rollout, turn, outcome)
             check_repeated(rollout)
             self._report(rollout, step)
@@ -245,7 +245,7 @@ class MultiTurnEnv(Env[State, Task]):
         else:
             session.observe(rows, observations)
 
-    def _answer(self, rollout: RolloutUnderWay, turn: AgentTurn) -> Answer:
+    def _answer(self, rollout: RolloutUnderWay, turn: AgentTurn) -> CheckedStep:
         """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
         rollout.call = None
         call = checked_call(self._read(turn.text))
@@ -255,11 +255,11 @@ class MultiTurnEnv(Env[State, Task]):
         if not self.answers_misuse:
             problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
-            return Answer(call, context, StepResult(f"error: {problem}", error=problem))
+            return CheckedStep(call, context, StepResult(f"error: {problem}", error=problem))
         result = checked_result(self.step(rollout.state, call))
         if self.sees and result.images:  # here, where an author's code may raise or hang
             result = replace(result, images=tuple(map(loaded, result.images)))
-        return Answer(call, context, result)
+        return CheckedStep(call, context, result)
 
     def _style(self, agent: object) -> PromptStyle:
         if self.prompt_style in ("terse", "full"):
@@ -284,7 +284,7 @@ class MultiTurnEnv(Env[State, Task]):
             merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
         return replace(context, resources=merged) if merged != context.resources else context
 
-    def _note(self, rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
+    def _note(self, rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
         images: tuple[str, ...] = ()
         overlay = None
         if outcome.value is not None:

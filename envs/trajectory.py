@@ -85,7 +85,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Message:
+class PromptMessage:
     """One message of a prompt: its role and its text."""
 
     role: str
@@ -130,7 +130,7 @@ DISPLAYS = ("markdown", "ansi", "text", "image")
 
 
 @dataclass(frozen=True)
-class Score:
+class ComponentScore:
     """The score of one reward function, or of one function of an environment's rubric: a component of the reward by its
     name. `value` is None where it does not apply. `why` is its own explanation, if it gave one."""
 
@@ -172,7 +172,7 @@ class Step:
     seconds: float = 0.0
     calls: tuple[Call, ...] = ()
     needs_call: bool = True
-    scores: tuple[Score, ...] = ()
+    scores: tuple[ComponentScore, ...] = ()
     seen: tuple[SeenImage, ...] = ()
     policy_version: int | None = None
     server: str = ""
@@ -243,7 +243,7 @@ class Trajectory:
     error: str | None = None
     seconds: float = 0.0
     meta: Mapping[str, Any] = field(default_factory=dict)
-    messages: tuple[Message, ...] = ()
+    messages: tuple[PromptMessage, ...] = ()
     agent: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     judged_by: str = ""

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 
 from ..configs.errors import GrpoTuiError
-from .agent import AgentSession, AgentTurn, AsyncAgentSession, Branching, Seed, ShownImage
+from .agent import AgentSession, AgentTurn, AsyncAgentSession, BranchingSession, Seed, ShownImage
 from .base import Picture
 from .seeds import seed_of
 from .trajectory import TokenArrays
@@ -26,7 +26,7 @@ class TreeSession:
     """A session in which rows that branch repeat turns before the policy writes. rollouts: all rows, task by task."""
 
     def __init__(
-        self, session: Branching, rollouts: Sequence[RolloutUnderWay], fresh: int, num_rollouts: int, seed: Seed
+        self, session: BranchingSession, rollouts: Sequence[RolloutUnderWay], fresh: int, num_rollouts: int, seed: Seed
     ) -> None:
         self._session = session
         self._rollouts = rollouts
@@ -111,7 +111,7 @@ def tree_session(
     """Return `session` with branches; as it is if `fresh` is None. Raises BranchError for an agent that cannot."""
     if fresh is None:
         return session
-    if not isinstance(session, Branching):
+    if not isinstance(session, BranchingSession):
         raise BranchError(f"training.advantages: tree needs sessions that branch, and {type(session).__name__} cannot")
     kind = AsyncTreeSession if isinstance(session, AsyncAgentSession) else TreeSession
     return kind(session, rollouts, fresh, num_rollouts, seed)

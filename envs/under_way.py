@@ -21,8 +21,7 @@ from .calls import ToolCall, clean_text
 from .content import text_of
 from .guard import AsyncGuard, Outcome, guarded_map
 from .tools import ToolSpec
-from .trajectory import PARENT, SHARED, Overlay, Step, StepContext, StopReason, TokenArrays, Trajectory
-from .trajectory import Message as Said
+from .trajectory import PARENT, SHARED, Overlay, PromptMessage, Step, StepContext, StopReason, TokenArrays, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +64,8 @@ class Turns:
     """
 
     rollouts: Sequence[RolloutUnderWay]
-    answer: Callable[[RolloutUnderWay, AgentTurn], Answer]
-    note: Callable[[RolloutUnderWay, AgentTurn, Outcome[Answer]], None]
+    answer: Callable[[RolloutUnderWay, AgentTurn], CheckedStep]
+    note: Callable[[RolloutUnderWay, AgentTurn, Outcome[CheckedStep]], None]
     observe: Callable[[list[int]], None]
     max_turns: int
     timeout_s: float
@@ -160,7 +159,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckedStep:
     """A checked step: its context, the call, and the result."""
 
     call: ToolCall
@@ -217,7 +216,11 @@ class RolloutUnderWay:
         self.error = f"{f'step {len(self.steps)}' if self.steps else 'prompt'}: {problem}"
 
     def note(
-        self, turn: AgentTurn, outcome: Outcome[Answer], images: tuple[str, ...] = (), overlay: Overlay | None = None
+        self,
+        turn: AgentTurn,
+        outcome: Outcome[CheckedStep],
+        images: tuple[str, ...] = (),
+        overlay: Overlay | None = None,
     ) -> None:
         """Record a turn. `images` and `overlay` are the kept pictures of the answer."""
         self.seconds += outcome.seconds
@@ -297,7 +300,7 @@ class RolloutUnderWay:
         meta: Mapping[str, object],
     ) -> Trajectory:
         branch = {} if self.parent is None else {PARENT: self.parent.number, SHARED: self.shared}
-        said = [Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt]
+        said = [PromptMessage(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt]
         return Trajectory(
             id=f"{group}-{self.number}",
             env=env,

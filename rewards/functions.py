@@ -21,7 +21,7 @@ from ..configs.errors import GrpoTuiError
 from ..configs.sections.environment import function_name, is_reward_model
 from ..configs.sections.rewards import COMPONENTS
 from ..envs import guard
-from ..envs.trajectory import Score
+from ..envs.trajectory import ComponentScore
 from ..envs.user_code import UserCodeError, find_object, one_line
 
 ROWS = 16
@@ -202,7 +202,7 @@ class Scores:
     that functions logged (`log_extra`), each with B entries. metrics: means of numbers that they logged
     (`log_metric`)."""
 
-    by_row: list[tuple[Score, ...]]
+    by_row: list[tuple[ComponentScore, ...]]
     extra: dict[str, list[object]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -269,10 +269,10 @@ class RewardFunctions:
         self._problem(f"{function.said} raised {one_line(problem)}{where}{hint}", problem)
         return [None] * len(asked)
 
-    def _checked(self, function: RewardFunction, result: object, asked: Completions) -> list[Score]:
+    def _checked(self, function: RewardFunction, result: object, asked: Completions) -> list[ComponentScore]:
         """Read the result of a function as scores. Raises RewardFunctionError where `on_error` is `stop`."""
         values = result.tolist() if hasattr(result, "tolist") else result  # type: ignore[union-attr]
-        nothing = [Score(function.name, None, function.weight)] * len(asked)
+        nothing = [ComponentScore(function.name, None, function.weight)] * len(asked)
         if not isinstance(values, (list, tuple)):
             self._problem(f"{function.said} returned {_shown(result)}, not a list of {len(asked)} scores")
             return nothing
@@ -295,7 +295,7 @@ class RewardFunctions:
                 )
                 number, why = None, ""
             score = None if number is None else float(cast("float", number))
-            scores.append(Score(function.name, score, function.weight, str(why or "")))
+            scores.append(ComponentScore(function.name, score, function.weight, str(why or "")))
         return scores
 
     def _problem(self, message: str, cause: BaseException | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..engine.runs.control.live import Batch, LiveState
+from ..engine.runs.control.live import BatchState, LiveState
 from ..engine.runs.types import Phase, Progress
 from .format import count, duration, number
 
@@ -13,7 +13,7 @@ PHASES = ("rollouts", "log-probs", "scoring", "backward")
 """The phases of a step, in their order."""
 
 
-def current_batches(live: LiveState | None) -> Sequence[Batch]:
+def current_batches(live: LiveState | None) -> Sequence[BatchState]:
     """Return the batches that are written now; if there are none, the last one."""
     if live is None or not live.batches:
         return ()
@@ -45,7 +45,7 @@ def phase_left(progress: Progress, live: LiveState | None, now: float) -> str:
     return f"{duration(elapsed)} so far" if elapsed >= 1 else ""
 
 
-def rollouts_line(batches: Sequence[Batch], left: str = "") -> list[str]:
+def rollouts_line(batches: Sequence[BatchState], left: str = "") -> list[str]:
     """`12 of 32 rollouts`, `1,340 of ≤ 8,192 tokens`, `85 tok/s`, `about 20 s left`, `reward 0.31 of 12`."""
     finished, total = sum(b.finished for b in batches), sum(b.rollouts for b in batches)
     tokens, limit = sum(b.tokens for b in batches), sum(b.limit for b in batches)

@@ -15,7 +15,7 @@ from ...envs.agent import AgentSession, Message, Seed
 from ...envs.content import text_of
 from ...envs.seeds import seed_of
 from ..policy.sight.processor import Encoded, SightError
-from ..runs.control.live import Live, LiveBatch
+from ..runs.control.live import BatchTexts, LiveTexts
 from .chat import ChatBridge
 from .sampling import AgentSettings
 from .tool_calls import NativeCalls
@@ -34,7 +34,7 @@ class ChatAgent(ABC):
         self._tool_chat = chat.answering_tools() if self.call_reader is not None else chat
         self._settings = settings
         self._own_settings: ContextVar[AgentSettings | None] = ContextVar("settings", default=None)
-        self.watcher: Live | None = None
+        self.watcher: LiveTexts | None = None
         """Follows the texts of sessions while they are written."""
 
     @property
@@ -78,11 +78,11 @@ class ChatAgent(ABC):
         begun: Sequence[Encoded | SightError],
         num_rollouts: int,
         seed: Seed,
-        watched: LiveBatch | None,
+        watched: BatchTexts | None,
     ) -> AgentSession:
         """Open a session of these prompts."""
 
-    def _watched(self, watcher: Live, prompts: Sequence[Sequence[Message]], num_rollouts: int) -> LiveBatch:
+    def _watched(self, watcher: LiveTexts, prompts: Sequence[Sequence[Message]], num_rollouts: int) -> BatchTexts:
         settings = self.config
         texts = [text_of(messages[-1].get("content", "")) if messages else "" for messages in prompts]
         most = settings.max_trajectory_tokens if settings.max_new_tokens is None else settings.max_new_tokens

@@ -16,7 +16,7 @@ import torch
 from ...envs.seeds import seed_of
 from .decoder import Decoder
 from .row_cache import RowCache
-from .sampling import SamplingSettings, TokenScores, float64_device, sample
+from .sampling import SamplingSettings, TokenLogprobs, float64_device, sample
 
 KEPT_TOKENS = 2048
 """Most tokens of the prompts that are kept for later rows."""
@@ -38,7 +38,7 @@ class LiveRow:
     on_token: Callable[[LiveRow], None] | None = None
     likeliest: int | None = None
     keep: bool = False
-    scores: list[TokenScores] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     ended: bool = False
@@ -175,7 +175,7 @@ class LiveBatch:
                 row.logprobs.append(logprob)
                 row.ended = token in self._stop_ids
                 if row.likeliest is not None:
-                    row.scores.append(TokenScores.of(logits[i], token, row.likeliest))
+                    row.scores.append(TokenLogprobs.of(logits[i], token, row.likeliest))
                 if row.on_token is not None:
                     row.on_token(row)
 

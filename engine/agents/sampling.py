@@ -55,7 +55,7 @@ class AgentSettings(SamplingSettings):
 
 
 @dataclass(frozen=True)
-class TokenScores:
+class TokenLogprobs:
     """The log-probs of a written token and of the likeliest tokens of its place, in nats at temperature 1."""
 
     token: int
@@ -63,7 +63,7 @@ class TokenScores:
     likeliest: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def of(cls, logits: torch.Tensor, token: int, count: int) -> TokenScores:
+    def of(cls, logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
         """Score a token by the logits `[V]` of its place, with the `count` likeliest tokens there."""
         logprobs = logits.float().log_softmax(-1)
         best = logprobs.topk(min(count, len(logprobs)))

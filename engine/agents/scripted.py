@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ...envs.agent import AgentTurn, Seed
 from ...envs.content import Picture
 from ..policy.sight.processor import Encoded, Sight, SightError
-from ..runs.control.live import LiveBatch
+from ..runs.control.live import BatchTexts
 from .chat import ChatBridge
 from .chat_agent import ChatAgent
 from .chat_session import ChatSession
@@ -53,7 +53,7 @@ class ScriptedAgent(ChatAgent):
         begun: Sequence[Encoded | SightError],
         num_rollouts: int,
         seed: Seed,
-        watched: LiveBatch | None,
+        watched: BatchTexts | None,
     ) -> ScriptedSession:
         return ScriptedSession(self, chat, [one for one in begun for _ in range(num_rollouts)])
 

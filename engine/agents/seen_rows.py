@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...envs.agent import ShownImage
-from ..policy.sight.inputs import Positions, SeeingModel
+from ..policy.sight.inputs import SeeingModel, TokenPositions
 from ..policy.sight.processor import ModelImage
 from .chat_session import TokenHistory
 
@@ -44,8 +44,8 @@ class SeenRows:
         self.model = model
         self._history = history
         self.images = images
-        self._positions: list[Positions | None] = []
-        prompts: dict[tuple[object, ...], Positions | None] = {}
+        self._positions: list[TokenPositions | None] = []
+        prompts: dict[tuple[object, ...], TokenPositions | None] = {}
         for row, shown in enumerate(images):
             key = (history.ids[row, : history.length[row]].tobytes(), *(one.image.key for one in shown))
             if key not in prompts:
@@ -59,7 +59,7 @@ class SeenRows:
     def images_came(self, row: int) -> None:
         self._positions[row] = self._positions_of(row)
 
-    def _positions_of(self, row: int) -> Positions | None:
+    def _positions_of(self, row: int) -> TokenPositions | None:
         ids = self._history.ids[row, : self._history.length[row]]
         return self.model.positions(ids, [shown.image for shown in self.images[row]])
 

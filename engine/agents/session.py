@@ -10,7 +10,7 @@ import torch
 from ...envs.agent import AgentTurn
 from ...envs.seeds import seed_of
 from ..policy.sight.processor import Encoded, SightError
-from ..runs.control.live import LiveBatch
+from ..runs.control.live import BatchTexts
 from .acting_rows import RowsOf
 from .cached_rows import CachedRows
 from .chat import ChatBridge
@@ -45,7 +45,7 @@ class TransformersSession(ChatSession):
         num_rollouts: int,
         seeds: Sequence[int],
         rows_of: RowsOf = CachedRows,
-        watched: LiveBatch | None = None,
+        watched: BatchTexts | None = None,
     ):
         super().__init__(
             chat,
@@ -179,7 +179,7 @@ class TransformersSession(ChatSession):
 
     def _report(
         self,
-        watched: LiveBatch,
+        watched: BatchTexts,
         order: np.ndarray,
         tokens: torch.Tensor,
         counts: torch.Tensor,

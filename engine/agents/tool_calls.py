@@ -187,7 +187,7 @@ def _python_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCal
         if written.startswith(("{", "[{")):  # LFM2 can be asked for JSON
             continue
         try:
-            found: Any = _JSONNames().visit(ast.parse(written, mode="eval")).body
+            found: Any = JSONNames().visit(ast.parse(written, mode="eval")).body
             several: list[Any] = found.elts if isinstance(found, (ast.List, ast.Tuple)) else [found]
             for call in several:
                 name = ast.unparse(call.func)
@@ -199,7 +199,7 @@ def _python_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCal
     return calls
 
 
-class _JSONNames(ast.NodeTransformer):
+class JSONNames(ast.NodeTransformer):
     """Replaces `true`, `false` and `null` by their Python values."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import AgentTurn, Seed
 from ..policy.sight.processor import Encoded, Sight, SightError
-from ..runs.control.live import LiveBatch
+from ..runs.control.live import BatchTexts
 from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
 from .chat import ChatBridge
@@ -69,7 +69,7 @@ class TransformersAgent(ChatAgent):
         begun: Sequence[Encoded | SightError],
         num_rollouts: int,
         seed: Seed,
-        watched: LiveBatch | None,
+        watched: BatchTexts | None,
     ) -> TransformersSession:
         seeds, rows_of = seeds_of(seed, len(begun)), self._rows_of
         return self.sessions(self.decoder, chat, self.config, begun, num_rollouts, seeds, rows_of, watched)

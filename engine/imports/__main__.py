@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..runs.durable import try_lock
 from . import cache
-from .behind import OPEN, Opened
+from .behind import OPEN, OpenedDump
 from .copies import local, tidy
 from .coverage import reason_kept
 from .errors import DumpError
@@ -40,7 +40,7 @@ def open_and_follow(reference: str, options: Options, parent: int) -> None:
             with cache.readable_errors():
                 dump = local(reference)
                 folder = cache.folder_of(dump, options)
-                opened = Opened(folder, {}, True)
+                opened = OpenedDump(folder, {}, True)
                 if stack.enter_context(try_lock(folder / ".lock")):  # else another process indexes it already
                     indexer = stack.enter_context(Indexer(dump, folder, options))
                     opened = first_look(indexer)

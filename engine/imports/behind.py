@@ -17,7 +17,7 @@ OPEN = "open"
 """The argument with which the process opens the dump first."""
 
 
-class Opened(NamedTuple):
+class OpenedDump(NamedTuple):
     """A dump with an index: its folder, a summary, and whether there is more to index."""
 
     folder: Path
@@ -36,7 +36,7 @@ class Opening(AbstractContextManager["Opening"]):
         assert self._process.stdout is not None
         self._answers = self._process.stdout
 
-    def opened(self) -> Opened | str | None:
+    def opened(self) -> OpenedDump | str | None:
         """Wait for the first rows. Return the dump, or the reason why it cannot be opened, or None if the process has
         ended without an answer."""
         with self._answers:
@@ -46,7 +46,7 @@ class Opening(AbstractContextManager["Opening"]):
         answer = json.loads(line)
         if isinstance(answer, str):
             return answer
-        return Opened(Path(os.fsdecode(bytes(answer["folder"]))), answer["summary"], answer["more"])
+        return OpenedDump(Path(os.fsdecode(bytes(answer["folder"]))), answer["summary"], answer["more"])
 
     def __exit__(self, *exc: object) -> None:
         self._answers.close()

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...envs.tools import ToolSpec
-from ...envs.trajectory import Call, Step, Trajectory
-from ...envs.trajectory import Message as PromptMessage
+from ...envs.trajectory import Call, PromptMessage, Step, Trajectory
 from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from ..runs.columns import Flag, Listed
 from ..runs.types import Split, TrajectoryRecord
@@ -61,7 +60,7 @@ def with_turns_of_prompt(rollout: Rollout) -> Rollout:
 
 
 def part_of(items: Sequence[object], part: int) -> Rollout:
-    """Return a rollout of a document by its place in the index (`Part.places`). Raises IndexError."""
+    """Return a rollout of a document by its place in the index (`FilePart.places`). Raises IndexError."""
     rollouts = [item for item in items if isinstance(item, Rollout)]
     return rollouts[part] if part >= 0 else with_turns_of_prompt(rollouts[~part])
 

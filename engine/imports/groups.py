@@ -30,7 +30,7 @@ class _Group:
     indices: list[int | None] = field(default_factory=list)
 
 
-class Groups:
+class DumpGroups:
     """Gives each group one step and one split, and finds groups that a file holds twice.
 
     A training that resumes from a checkpoint repeats steps. Its rollouts have the ids or indices of an earlier attempt,

@@ -33,7 +33,7 @@ from .errors import DumpError
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import PROBLEMS, IndexStore
 from .options import Options
-from .part import PART_SECONDS, UNKNOWN, Part, tail_of
+from .part import PART_SECONDS, UNKNOWN, FilePart, tail_of
 from .reached import is_low
 
 _TRAIN = "rows.split = (SELECT id FROM labels WHERE kind = 'split' AND name = 'train')"
@@ -340,7 +340,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         container, position, line = self.db.execute(
             "SELECT container, position, line FROM sources WHERE id = ?", (id_,)
         ).fetchone()
-        part = Part(self.tables, self.formats, id_, Origin.of(path, self.dump), seconds)
+        part = FilePart(self.tables, self.formats, id_, Origin.of(path, self.dump), seconds)
         try:
             if position == 0 or container == "json lines":  # a change from here on is seen by the next look
                 sql = "UPDATE sources SET size = ?, changed = ? WHERE id = ?"

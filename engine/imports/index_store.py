@@ -12,7 +12,7 @@ from ..runs.errors import RecordVersion
 from ..runs.labels import clean
 from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
-from .groups import Groups
+from .groups import DumpGroups
 
 VERSION = "13"
 """The version of these tables. An index of another version is rebuilt."""
@@ -75,7 +75,7 @@ class IndexStore:
         self.db.executescript(_TABLES)
         self.db.execute("PRAGMA cache_size = -32768")
         self.db.execute("PRAGMA wal_autocheckpoint = 4000")
-        self.groups = Groups(self.db, self.meta("groups"))
+        self.groups = DumpGroups(self.db, self.meta("groups"))
         self._first: str | None = None
         self.problems: int = self.one("SELECT count(*) FROM skipped")
         self.expecting = bool(self.one("SELECT 1 FROM expected LIMIT 1"))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
 
-from .containers.csv_rows import Row
+from .containers.csv_rows import CsvRow
 from .format import Origin
 from .messages import completion, conversation, error_text, split
 from .rollout import Item, Message, Rollout, Score
@@ -198,7 +198,7 @@ class Mapped:
             read = {k.removeprefix(f"{key}.") for k in paths if k.startswith(f"{key}.")}
             values = mapping(at(document, key))
             extra.update(plain({k: v for k, v in values.items() if k not in read}))
-        is_text = isinstance(document, Row)
+        is_text = isinstance(document, CsvRow)
         for key, component in plan.columns:
             value = document[key]
             if is_text and value is not None:

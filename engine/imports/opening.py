@@ -8,7 +8,7 @@ from typing import Any
 
 from ..runs.durable import try_lock
 from . import cache
-from .behind import Opened
+from .behind import OpenedDump
 from .copies import local, tidy
 from .errors import DumpError
 from .index import Indexer
@@ -21,7 +21,7 @@ FIRST_SECONDS = 0.05
 
 def open_dump(
     path: Path | str, options: Options | None = None, *, whole: bool = False, searchable: bool = False
-) -> Opened:
+) -> OpenedDump:
     """Index the first part of a dump, or (`whole`) all rows, and (`searchable`) all texts.
 
     Raises DumpError if nothing in it can be read.
@@ -31,14 +31,14 @@ def open_dump(
     folder = cache.folder_of(dump, options)
     with cache.readable_errors(), try_lock(folder / ".lock") as mine:
         if not mine and not whole:  # another process indexes it already
-            return Opened(folder, {}, True)
+            return OpenedDump(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:
             opened = first_look(indexer, whole=whole, searchable=searchable)
     tidy()
     return opened
 
 
-def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = False) -> Opened:
+def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = False) -> OpenedDump:
     """Index the first part, or all; see `open_dump`. Rows of an earlier index are shown at once."""
     until = time.monotonic() + FIRST_SECONDS
     if indexer.unfinished() and indexer.store.last_n() and not whole:
@@ -58,7 +58,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
         cache.forget(indexer.folder)
         raise DumpError(nothing)
     indexer.describe(opened=True)
-    return Opened(indexer.folder, summary, more)
+    return OpenedDump(indexer.folder, summary, more)
 
 
 def _nothing(dump: Path, summary: dict[str, Any], torn: str | None) -> str:

@@ -13,7 +13,7 @@ from ..runs import codec
 from ..runs.columns import Flag, Listed
 from ..runs.labels import clean
 from ..runs.types import Split
-from .containers.base import Found
+from .containers.base import FoundDocument
 from .convert import columns, identity, lacks, listed_of, split_of, with_turns_of_prompt
 from .coverage import NO_FORMAT
 from .dump import format_of
@@ -30,7 +30,7 @@ UNKNOWN = "(unknown)"
 """The name of the format of documents that no format knows."""
 
 
-class Part:
+class FilePart:
     """Rows of one file that are not yet committed."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Part:
         large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
         return large or time.monotonic() - self.began > self.seconds  # packed text takes longer than its bytes suggest
 
-    def take(self, found: Found) -> None:
+    def take(self, found: FoundDocument) -> None:
         self.after, self.line = found.after, found.line
         self.documents += 1
         self.bytes += max(found.length, 256)
@@ -128,7 +128,7 @@ class Part:
             elif isinstance(item, Amendment):
                 self.amendments.append((item, found.offset, found.length))
 
-    def _measure(self, reader: Format, found: Found, rollouts: list[Rollout]) -> None:
+    def _measure(self, reader: Format, found: FoundDocument, rollouts: list[Rollout]) -> None:
         """Count the values that these rollouts lack, and the words that reached a message."""
         for rollout in rollouts:
             for what in NOT_WRITTEN | dict(reader.unknown):
@@ -171,7 +171,7 @@ class Part:
         self.keys = keys
         return self.format
 
-    def _add(self, rollout: Rollout, found: Found, part: int, scope: str) -> None:
+    def _add(self, rollout: Rollout, found: FoundDocument, part: int, scope: str) -> None:
         expected = rollout.id in self.expected or (self.store.expecting and self.store.expected(rollout.id) is not None)
         if rollout.same_as_id and rollout.id and not expected:
             if rollout.id in self.ids or self.store.one("SELECT 1 FROM cards WHERE id = ?", rollout.id):

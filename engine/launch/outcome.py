@@ -95,7 +95,7 @@ def alert_sender(run_dir: Path) -> AlertSender | None:
         return None
     from ...configs.errors import ConfigError
     from ...configs.personal import load_personal
-    from ..runs.control.alerts import AlertSender, Destination
+    from ..runs.control.alerts import AlertDestination, AlertSender
 
     try:
         wanted = load_personal().alerts
@@ -105,5 +105,5 @@ def alert_sender(run_dir: Path) -> AlertSender | None:
     if not wanted.command and not wanted.webhook:
         return None
     return AlertSender(
-        run_dir, Destination(tuple(wanted.command), wanted.webhook, tuple(wanted.grades), wanted.every_seconds)
+        run_dir, AlertDestination(tuple(wanted.command), wanted.webhook, tuple(wanted.grades), wanted.every_seconds)
     )

@@ -32,7 +32,7 @@ _SHORTEST = 64
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionBlock:
     """Some rows of attention. query: long [b, Q], key: long [b, K], positions in the packed row (padding points
     anywhere). allowed: bool [b, 1, Q, K], or None for causal attention over the same tokens (K = Q)."""
 
@@ -45,9 +45,9 @@ class Block:
         """The number of token pairs. A causal kernel skips half."""
         return self.query.numel() * self.key.shape[1] * (0.5 if self.allowed is None else 1.0)
 
-    def to(self, device: torch.device | str) -> Block:
+    def to(self, device: torch.device | str) -> AttentionBlock:
         allowed = None if self.allowed is None else self.allowed.to(device)
-        return Block(self.query.to(device), self.key.to(device), allowed)
+        return AttentionBlock(self.query.to(device), self.key.to(device), allowed)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Layout:
     """out: long [N], where each packed token's result lies in the results of all blocks, flattened and one after
     another. longest: tokens of the longest rollout. sliding: makes the layout for a shorter window."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
     out: Tensor
     longest: int
     sliding: Callable[[int], Layout]
@@ -140,11 +140,11 @@ class _Attention(NamedTuple):
     keys: np.ndarray | None = None
     allowed: np.ndarray | None = None
 
-    def block(self) -> Block:
+    def block(self) -> AttentionBlock:
         query = torch.from_numpy(self.queries.places)
         if self.keys is None or self.allowed is None:
-            return Block(query, query, None)
-        return Block(query, torch.from_numpy(self.keys), torch.from_numpy(self.allowed)[:, None])
+            return AttentionBlock(query, query, None)
+        return AttentionBlock(query, torch.from_numpy(self.keys), torch.from_numpy(self.allowed)[:, None])
 
 
 def lay_out(cut: Cut) -> Layout:

@@ -29,7 +29,7 @@ OVERHEAD = GIB
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a model that decide its memory.
 
     adapters: parameters of LoRA on every linear layer of the language model, for each unit of rank. vision: parameters
@@ -50,7 +50,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Bytes by part. `training` and `acting` come one after the other; `both` is there all the time."""
 
     both: dict[str, float]
@@ -62,7 +62,7 @@ class Need:
         return sum(self.both.values()) + max(sum(self.acting.values()), sum(self.training.values()))
 
 
-def shape_of(config: PreTrainedConfig) -> Shape:
+def shape_of(config: PreTrainedConfig) -> ModelShape:
     """The shape of a causal language model, with the vision tower of one that takes images. Raises ValueError for a
     config of another kind."""
     import torch
@@ -85,7 +85,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
         * (getattr(layer, "head_dim", None) or text.hidden_size // text.num_attention_heads)
         for layer in layers_of(text)
     ]
-    return Shape(
+    return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         adapters=sum(m.in_features + m.out_features for m in linear),
         vision_adapters=sum(m.in_features + m.out_features for m in apart if isinstance(m, nn.Linear)),
@@ -111,7 +111,7 @@ def micro_batch(rows: int, training: TrainingConfig, most: int | None = None) ->
     return sizes[-1]
 
 
-def need(shape: Shape, config: RunConfig) -> Need:
+def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
     """Estimate the memory of one device for a model of this shape."""
     from ...configs.model_facts import device_of
     from .activations import room, runs_again
@@ -156,7 +156,7 @@ def need(shape: Shape, config: RunConfig) -> Need:
         acting["vocabulary head in float32"] = shape.hidden * shape.vocabulary * 4
     if config.rollouts.engine != "transformers":
         acting = {}  # the servers hold the cache
-    return Need(both=both, acting=acting, training=backward)
+    return MemoryNeed(both=both, acting=acting, training=backward)
 
 
 def told(config: RunConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
 from ...rewards.advantages.base import Group, Returns, learnable, parts_of, states_of
 from ...rewards.advantages.teacher import TEACHER, with_teacher
 from ...rewards.breakdown import GOAL, AdvantageFormula, AdvantageTerm
-from .items import Item, groups_of
+from .items import RecordedRollout, groups_of
 from .ledger import SINGLE, Report
 
 BATCH = "batch"
@@ -38,7 +38,7 @@ class AdvantageCheck:
                 f"{training.advantages} computes them, and its code is not run here"
             )
 
-    def step(self, items: Sequence[Item], replayed: int) -> list[Item]:
+    def step(self, items: Sequence[RecordedRollout], replayed: int) -> list[RecordedRollout]:
         """Check one step. replayed: how many earlier rollouts it drew. Returns the rollouts of groups with signal."""
         groups = groups_of(items)
         if self.method is None:
@@ -54,7 +54,7 @@ class AdvantageCheck:
         return self._signal_of(groups, carry, replayed)
 
     def _taught(
-        self, item: Item, formula: AdvantageFormula | None, lead: tuple[float, int] | None
+        self, item: RecordedRollout, formula: AdvantageFormula | None, lead: tuple[float, int] | None
     ) -> AdvantageFormula | None:
         """Return the formula with the terms of a distillation's teacher, where there is one.
 
@@ -79,7 +79,7 @@ class AdvantageCheck:
             mean, size = terms[0].mean, terms[0].size
         return with_teacher(formula, leads, mean, size, distillation.weight, distillation.with_reward)
 
-    def _formula(self, item: Item, computed: AdvantageFormula | None) -> None:
+    def _formula(self, item: RecordedRollout, computed: AdvantageFormula | None) -> None:
         """Compare each recorded term of a rollout with the computed one."""
         recorded = item.record.formula
         steps = () if computed is None else computed.steps
@@ -121,9 +121,11 @@ class AdvantageCheck:
             self.report.number(place, what, old, new, tolerance=SINGLE, size=size)
         self.report.same(place, "size of the group", term.size, right.size)
 
-    def _signal_of(self, groups: Sequence[Sequence[Item]], carry: Sequence[bool], replayed: int) -> list[Item]:
+    def _signal_of(
+        self, groups: Sequence[Sequence[RecordedRollout]], carry: Sequence[bool], replayed: int
+    ) -> list[RecordedRollout]:
         """Check the advantages in the loss. carry: which groups carry signal. Returns the rollouts of those groups."""
-        signal: list[Item] = []
+        signal: list[RecordedRollout] = []
         silent = 0
         for group, carries in zip(groups, carry, strict=True):
             signal += group if carries else []
@@ -133,7 +135,7 @@ class AdvantageCheck:
                 silent += gone
         return signal
 
-    def _trained_on(self, item: Item, signal: bool, replaced: bool) -> None:
+    def _trained_on(self, item: RecordedRollout, signal: bool, replaced: bool) -> None:
         """Compare the advantages in the loss, by turn, by token, and as one number, and the mark of the rollout."""
         kind = "trained"
         if not item.scorable:
@@ -162,7 +164,7 @@ class AdvantageCheck:
             self.report.number(item.place, what, recorded, right, tolerance=SINGLE, size=1.0)
         self._tokens(item, by_turn)
 
-    def _tokens(self, item: Item, by_turn: Sequence[float]) -> None:
+    def _tokens(self, item: RecordedRollout, by_turn: Sequence[float]) -> None:
         tokens = item.tokens
         if tokens is None or tokens.advantages is None:
             return
@@ -177,7 +179,7 @@ class AdvantageCheck:
             self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
 
 
-def _mean_lead(items: Sequence[Item]) -> tuple[float, int] | None:
+def _mean_lead(items: Sequence[RecordedRollout]) -> tuple[float, int] | None:
     """Return the mean lead of a teacher over the agent's tokens of these rollouts, and the number of rollouts."""
     leads = [item.teacher_lead for item in items]
     if any(lead is None for lead in leads):
@@ -200,7 +202,7 @@ def signals(method: AdvantageMethod, returns: Sequence[Group], training: Trainin
     )
 
 
-def returns_of(item: Item) -> Returns:
+def returns_of(item: RecordedRollout) -> Returns:
     """Return what advantages compare of a recorded rollout."""
     breakdown = item.record.breakdown
     return Returns(

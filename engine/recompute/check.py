@@ -9,7 +9,7 @@ from ...configs.schema import RunConfig
 from ..runs.read.reader import RunReader
 from ..runs.types import Use
 from .advantages import AdvantageCheck
-from .items import Item, steps_of
+from .items import RecordedRollout, steps_of
 from .ledger import Report
 from .loss import Loss
 from .metrics import StepMetrics
@@ -29,7 +29,7 @@ def recompute(reader: RunReader, config: RunConfig) -> Report:
 
 
 def recompute_steps(
-    steps: Iterable[tuple[int, list[Item]]],
+    steps: Iterable[tuple[int, list[RecordedRollout]]],
     metrics: Mapping[int, Mapping[str, float]],
     config: RunConfig,
     in_force: Sequence[tuple[int, Mapping[str, object]]] = (),
@@ -48,7 +48,7 @@ def recompute_steps(
     means = StepMetrics(report, one_batch)
     training = config.training
     rows = training.trl.get("generation_batch_size") or training.prompts_per_step * training.num_generations
-    later: dict[int, list[tuple[Item, Use]]] = {}
+    later: dict[int, list[tuple[RecordedRollout, Use]]] = {}
     for step, items in steps:
         for item in items:
             behind = step - 1 - (item.record.policy_version or 0)

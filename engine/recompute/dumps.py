@@ -13,7 +13,7 @@ from statistics import fmean
 
 from ...configs import metric_names as metric
 from ..runs.read.reader import RunReader
-from .items import Item, groups_of, steps_of
+from .items import RecordedRollout, groups_of, steps_of
 from .ledger import Report
 
 CLOSE = 2e-4
@@ -87,13 +87,13 @@ FORMULAS: Mapping[str, tuple[Formula, ...]] = {
 class Known:
     """A group whose rewards and advantages are known. unknown: whether rollouts without them were left out."""
 
-    items: list[Item]
+    items: list[RecordedRollout]
     rewards: list[float]
     advantages: list[float]
     step: list[float]
     unknown: bool
 
-    def wrong(self, formula: Formula) -> Iterator[tuple[Item, float, float]]:
+    def wrong(self, formula: Formula) -> Iterator[tuple[RecordedRollout, float, float]]:
         """Yield rollouts whose advantage is another, with the recorded and the computed one."""
         computed = formula.compare(self.rewards, self.step)
         spread = max(self.rewards) - min(self.rewards)
@@ -107,7 +107,7 @@ def recompute_dump(reader: RunReader, declared: str = "") -> Report:
     """Compute the numbers of rollouts of another trainer again. declared: a key of `FORMULAS`, or empty."""
     report = Report()
     groups: list[Known] = []
-    unweighted: list[tuple[Item, dict[str, float]]] = []
+    unweighted: list[tuple[RecordedRollout, dict[str, float]]] = []
     names = set(reader.metrics.names())
     own = {metric.REWARD_MEAN} if "critic/score/max" not in names else set()
     logged = {name: dict(reader.metrics.points(name)) for name in MEANS if name in names - own}
@@ -134,7 +134,7 @@ def recompute_dump(reader: RunReader, declared: str = "") -> Report:
     return report
 
 
-def _known(group: Sequence[Item], step: list[float]) -> Known | None:
+def _known(group: Sequence[RecordedRollout], step: list[float]) -> Known | None:
     pairs = [(i, reward_of(i), _finite(i.record.advantage)) for i in group]
     known = [(i, r, a) for i, r, a in pairs if r is not None and a is not None]
     if len(known) < 2:
@@ -163,7 +163,7 @@ def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
             report.number(item.place, "advantage", old, new, tolerance=0.0)
 
 
-def _sum(item: Item, report: Report, unweighted: list[tuple[Item, dict[str, float]]]) -> None:
+def _sum(item: RecordedRollout, report: Report, unweighted: list[tuple[RecordedRollout, dict[str, float]]]) -> None:
     """Check the reward against its components and weights, or keep it until the weights are known."""
     values, reward = item.components, _finite(item.row.reward)
     if reward is None or not values or any(_finite(v.raw) is None for _, v in values):
@@ -175,7 +175,7 @@ def _sum(item: Item, report: Report, unweighted: list[tuple[Item, dict[str, floa
         unweighted.append((item, {name: v.raw or 0.0 for name, v in values}))
 
 
-def _tokens(item: Item, report: Report) -> None:
+def _tokens(item: RecordedRollout, report: Report) -> None:
     """Check that the agent's tokens have the advantage of their rollout, and others none."""
     tokens, advantage = item.tokens, _finite(item.record.advantage)
     if tokens is None or tokens.advantages is None or advantage is None or any(item.record.step_advantages):
@@ -186,7 +186,7 @@ def _tokens(item: Item, report: Report) -> None:
     report.numbers(item.place, "advantage of the token", recorded, right, tolerance=1e-5, size=1.0)
 
 
-def reward_of(item: Item) -> float | None:
+def reward_of(item: RecordedRollout) -> float | None:
     """Return the reward. If only components are recorded, as by TRL, it is their sum."""
     values = [v for _, v in item.components]
     if item.row.reward is not None or not values or any(v.weight is not None for v in values):
@@ -204,7 +204,7 @@ FEWEST = 12
 """Rollouts that must fit before weights count as found."""
 
 
-def fitted(rollouts: Sequence[tuple[Item, dict[str, float]]], report: Report) -> None:
+def fitted(rollouts: Sequence[tuple[RecordedRollout, dict[str, float]]], report: Report) -> None:
     """Find the weights of components, and name the rollouts whose reward is another than their sum."""
     names = sorted({name for _, values in rollouts for name in values})
     whole = [(item, values) for item, values in rollouts if len(values) == len(names)]

@@ -14,7 +14,7 @@ from ..runs.types import ComponentValue, StepReward, TokenArrays, TrajectoryReco
 
 
 @dataclass(frozen=True)
-class Item:
+class RecordedRollout:
     """One rollout: its row in the list, its record, the updates that used it, its tokens (None: not kept)."""
 
     row: TrajectoryRow
@@ -93,19 +93,21 @@ class Item:
         return rewards
 
 
-def steps_of(reader: RunReader) -> Iterator[tuple[int, list[Item]]]:
+def steps_of(reader: RunReader) -> Iterator[tuple[int, list[RecordedRollout]]]:
     """Yield the training rollouts of each step, in the order in which they were recorded: all of them if the record
     names none as such."""
     query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
     bodies = reader.bodies
     for step, rows in groupby(reader.rollouts.each(query), key=lambda row: row.step):
-        items = [Item(row, bodies.trajectory(row.n), bodies.uses(row.n), bodies.tokens(row.n)) for row in rows]
+        items = [
+            RecordedRollout(row, bodies.trajectory(row.n), bodies.uses(row.n), bodies.tokens(row.n)) for row in rows
+        ]
         yield step or 0, sorted(items, key=lambda item: item.row.n)
 
 
-def groups_of(items: Sequence[Item]) -> list[list[Item]]:
+def groups_of(items: Sequence[RecordedRollout]) -> list[list[RecordedRollout]]:
     """Return items by group, in order of first appearance."""
-    groups: dict[str, list[Item]] = {}
+    groups: dict[str, list[RecordedRollout]] = {}
     for item in items:
         groups.setdefault(item.record.trajectory.group, []).append(item)
     return list(groups.values())

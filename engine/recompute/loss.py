@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ...configs import metric_names as metric
 from ...configs.sections.training import TrainingConfig
 from ..runs.types import LossTerms, Use
-from .items import Item
+from .items import RecordedRollout
 from .ledger import Report
 
 LOSS = 2e-4
@@ -26,7 +26,11 @@ class Loss:
         )
 
     def step(
-        self, step: int, batch: Sequence[tuple[Item, Use]], items: Sequence[Item], metrics: Mapping[str, float]
+        self,
+        step: int,
+        batch: Sequence[tuple[RecordedRollout, Use]],
+        items: Sequence[RecordedRollout],
+        metrics: Mapping[str, float],
     ) -> None:
         """Check one step. batch: the rollouts in the loss. items: all rollouts that were sampled for the step."""
         self._kl(step, items, metrics)
@@ -57,7 +61,7 @@ class Loss:
         value, size = found
         self.report.number(place, "metric train/loss", metrics.get(metric.LOSS), value, tolerance=LOSS, size=size)
 
-    def _policy(self, step: int, item: Item, loss: LossTerms) -> None:
+    def _policy(self, step: int, item: RecordedRollout, loss: LossTerms) -> None:
         """Check −Σ A·ρ over the tokens of each turn, with ρ at its bound where it is clipped."""
         place = f"step {step}, rollout {item.row.id} in the loss"
         masked = self.training.trl.get("mask_truncated_completions") and item.record.trajectory.cut
@@ -86,7 +90,7 @@ class Loss:
         pairs = list(zip(whole, size, share, strict=True))
         return math.fsum(w * s for w, _, s in pairs), math.fsum(a * s for _, a, s in pairs)
 
-    def _kl(self, step: int, items: Sequence[Item], metrics: Mapping[str, float]) -> None:
+    def _kl(self, step: int, items: Sequence[RecordedRollout], metrics: Mapping[str, float]) -> None:
         sums = [(item.record.log_ratio_sum, item.agent_tokens) for item in items]
         known = [(s, n) for s, n in sums if s is not None]
         if metric.KL_MEAN not in metrics or not known:

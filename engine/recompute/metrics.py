@@ -8,7 +8,7 @@ from statistics import fmean
 
 from ...configs import metric_names as metric
 from ...rewards.metrics import Moments, batch_metrics, flat, merge, moments
-from .items import Item
+from .items import RecordedRollout
 from .ledger import SINGLE, Report
 
 FROM_SINGLE = (metric.TRL("reward"), metric.TRL("reward_std"), metric.ADVANTAGE_STD)
@@ -28,7 +28,13 @@ class StepMetrics:
         self._seen = 0
 
     def step(
-        self, step: int, items: Sequence[Item], signal: int, replayed: int, rows: int, metrics: Mapping[str, float]
+        self,
+        step: int,
+        items: Sequence[RecordedRollout],
+        signal: int,
+        replayed: int,
+        rows: int,
+        metrics: Mapping[str, float],
     ):
         """Check the metrics of one step.
 
@@ -48,7 +54,7 @@ class StepMetrics:
                 size = 1.0 if name in FROM_SINGLE else 0.0
                 self.report.number(f"step {step}", f"metric {name}", metrics[name], value, tolerance=SINGLE, size=size)
 
-    def _rollouts(self, items: Sequence[Item]) -> dict[str, float]:
+    def _rollouts(self, items: Sequence[RecordedRollout]) -> dict[str, float]:
         trajectories = [i.record.trajectory for i in items]
         known = [float(t.correct) for t in trajectories if t.correct is not None]
         lengths = [float(i.agent_tokens) for i in items]
@@ -79,7 +85,7 @@ class StepMetrics:
             }
         return found
 
-    def _rewards(self, items: Sequence[Item]) -> dict[str, float]:
+    def _rewards(self, items: Sequence[RecordedRollout]) -> dict[str, float]:
         scored = [(i.record.trajectory, i.record.breakdown) for i in items if i.record.breakdown is not None]
         if not scored:
             return {}
@@ -98,7 +104,7 @@ class StepMetrics:
         return found
 
 
-def _learns(item: Item) -> bool:
+def _learns(item: RecordedRollout) -> bool:
     advantages = item.tokens.advantages if item.tokens is not None else item.record.step_advantages
     return any(advantages or ())
 

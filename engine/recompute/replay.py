@@ -9,12 +9,12 @@ from statistics import fmean
 
 from ...configs.sections.training import ReplayConfig
 from ..runs.types import Use
-from .items import Item
+from .items import RecordedRollout
 from .ledger import SINGLE, Report
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReplayEntry:
     """A rollout in the buffer. magnitude: the mean of |advantage| over its agent tokens."""
 
     id: str
@@ -29,9 +29,9 @@ class Replay:
     def __init__(self, config: ReplayConfig, report: Report) -> None:
         self.config = config
         self.report = report
-        self.entries: list[Entry] = []
+        self.entries: list[ReplayEntry] = []
 
-    def step(self, step: int, drawn: Sequence[tuple[Item, Use]], signal: Sequence[Item]) -> None:
+    def step(self, step: int, drawn: Sequence[tuple[RecordedRollout, Use]], signal: Sequence[RecordedRollout]) -> None:
         """Check the draws of a step, then add its rollouts to the buffer."""
         version = step - 1
         self.entries = [e for e in self.entries if version - e.version <= self.config.max_age]
@@ -48,13 +48,15 @@ class Replay:
             right = None if entry is None else entry.advantage
             self.report.number(place, "advantage of replay", use.advantage, right, tolerance=SINGLE, size=1.0)
         for item in signal:
-            entry = Entry(item.row.id, item.record.policy_version or 0, _magnitude(item), item.record.advantage or 0.0)
+            entry = ReplayEntry(
+                item.row.id, item.record.policy_version or 0, _magnitude(item), item.record.advantage or 0.0
+            )
             if entry.magnitude > 0:
                 self.entries.append(entry)
         del self.entries[: max(len(self.entries) - self.config.capacity, 0)]
 
 
-def _magnitude(item: Item) -> float:
+def _magnitude(item: RecordedRollout) -> float:
     tokens = item.tokens
     if tokens is not None and tokens.advantages is not None:
         values = [abs(a) for a, mask in zip(tokens.advantages, tokens.agent_mask, strict=True) if mask]

@@ -15,13 +15,13 @@ from typing import Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
-from ...envs.trajectory import Score, Trajectory
+from ...envs.trajectory import ComponentScore, Trajectory
 from ...rewards.advantages import METHODS, packaged_method
 from ...rewards.breakdown import AdvantageFormula, ComponentValue, NormalizedBy, RewardBreakdown, StepReward
 from ...rewards.metrics import moments
 from ...rewards.penalties import BUILT_IN, Episode
 from .advantages import returns_of, signals
-from .items import Item, groups_of
+from .items import RecordedRollout, groups_of
 from .rewards import normalize
 
 ROUNDING = 1e-6
@@ -64,7 +64,7 @@ class Rescored:
 
 
 def rescore(
-    steps: Iterator[tuple[int, list[Item]]], old: RunConfig, new: RunConfig, judged: Judged | None = None
+    steps: Iterator[tuple[int, list[RecordedRollout]]], old: RunConfig, new: RunConfig, judged: Judged | None = None
 ) -> Rescored:
     """Compute the advantages of every step with both configurations. Raises RescoreError."""
     result = Rescored()
@@ -92,7 +92,7 @@ def rescore(
     return result
 
 
-def _advantages(items: Sequence[Item], config: RunConfig) -> dict[int, float]:
+def _advantages(items: Sequence[RecordedRollout], config: RunConfig) -> dict[int, float]:
     """Return the mean advantage over the tokens of each rollout, 0 in groups without signal, by its number."""
     training = config.training
     if training.advantages not in METHODS:
@@ -109,14 +109,14 @@ def _advantages(items: Sequence[Item], config: RunConfig) -> dict[int, float]:
     return found
 
 
-def _mean(item: Item, formula: AdvantageFormula | None) -> float:
+def _mean(item: RecordedRollout, formula: AdvantageFormula | None) -> float:
     counts = item.tokens_by_turn
     if formula is None or not sum(counts):
         return 0.0
     return math.fsum((formula.advantage(t) or 0.0) * n for t, n in enumerate(counts)) / sum(counts)
 
 
-def _shifts(before: Sequence[Item], after: Sequence[Item]) -> dict[int, dict[str, float]]:
+def _shifts(before: Sequence[RecordedRollout], after: Sequence[RecordedRollout]) -> dict[int, dict[str, float]]:
     """Return how far each component moved the reward of a rollout, minus the mean of its group, by its number."""
     moved: dict[int, dict[str, float]] = {}
     for mine, theirs in zip(before, after, strict=True):
@@ -130,7 +130,9 @@ def _shifts(before: Sequence[Item], after: Sequence[Item]) -> dict[int, dict[str
     return {n: {name: sums.get(name, 0.0) - mean for name, mean in means.items()} for n, sums in moved.items()}
 
 
-def _changed(items: list[Item], old: RunConfig, new: RunConfig, step: int, judged: Judged | None) -> list[Item]:
+def _changed(
+    items: list[RecordedRollout], old: RunConfig, new: RunConfig, step: int, judged: Judged | None
+) -> list[RecordedRollout]:
     """Return the rollouts of a step with the rewards of the new configuration."""
     if judged is not None:
         items = [_with(item, trajectory=_scored(item, judged)) for item in items]
@@ -143,18 +145,18 @@ def _changed(items: list[Item], old: RunConfig, new: RunConfig, step: int, judge
     return [_rewarded(item, values, sums, old, new, step) for item, values in zip(items, raw, strict=True)]
 
 
-def _scored(item: Item, judged: Judged) -> Trajectory:
+def _scored(item: RecordedRollout, judged: Judged) -> Trajectory:
     """Return the trajectory with the new scores in place of the recorded ones."""
     trajectory = item.record.trajectory
     steps = [replace(step, scores=()) for step in trajectory.steps]
     found = judged.get(str(item.row.n))
     if found is None or not steps:
         return replace(trajectory, steps=tuple(steps))
-    steps[-1] = replace(steps[-1], scores=tuple(Score(*values) for values in found["scores"]))
+    steps[-1] = replace(steps[-1], scores=tuple(ComponentScore(*values) for values in found["scores"]))
     return replace(trajectory, steps=tuple(steps), correct=found["correct"])
 
 
-def _raw(item: Item, old: RunConfig, new: RunConfig, *, judged: bool) -> list[dict[str, float | None]]:
+def _raw(item: RecordedRollout, old: RunConfig, new: RunConfig, *, judged: bool) -> list[dict[str, float | None]]:
     """Return the raw value of each component at each step."""
     trajectory, breakdown = item.record.trajectory, _breakdown(item)
     found = [{name: value.raw for name, value in step.components.items()} for step in breakdown.steps]
@@ -183,13 +185,13 @@ def _raw(item: Item, old: RunConfig, new: RunConfig, *, judged: bool) -> list[di
 
 
 def _rewarded(
-    item: Item,
+    item: RecordedRollout,
     raw: Sequence[Mapping[str, float | None]],
     sums: Mapping[tuple[str, str], Sequence[float]],
     old: RunConfig,
     new: RunConfig,
     step: int,
-) -> Item:
+) -> RecordedRollout:
     breakdown, group = _breakdown(item), item.record.trajectory.group
     counts = Counter(name for values in raw for name, value in values.items() if value is not None)
     steps: list[StepReward] = []
@@ -236,11 +238,11 @@ def _normalized(
     return normalize(value, used, count, settings)
 
 
-def _breakdown(item: Item) -> RewardBreakdown:
+def _breakdown(item: RecordedRollout) -> RewardBreakdown:
     if item.record.breakdown is None:
         raise RescoreError(f"{item.place}: its reward components were not recorded")
     return item.record.breakdown
 
 
-def _with(item: Item, **changes: object) -> Item:
-    return Item(item.row, replace(item.record, **changes), item.uses, item.tokens)  # type: ignore[arg-type]
+def _with(item: RecordedRollout, **changes: object) -> RecordedRollout:
+    return RecordedRollout(item.row, replace(item.record, **changes), item.uses, item.tokens)  # type: ignore[arg-type]

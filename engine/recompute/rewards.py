@@ -9,7 +9,7 @@ from ...configs.sections.rewards import NormalizationConfig, RewardsConfig
 from ...rewards.metrics import REPETITION, Moments, merge, moments, repeated
 from ...rewards.penalties import BUILT_IN, Episode
 from ..runs.types import NormalizedBy, RewardBreakdown
-from .items import Item, groups_of
+from .items import RecordedRollout, groups_of
 from .ledger import SINGLE, Report
 
 
@@ -51,7 +51,7 @@ class Rewards:
                 self.weights = _amounts(data.get("weights"))
                 self._rules(_amounts(data.get("rules")))
 
-    def step(self, items: Sequence[Item]) -> None:
+    def step(self, items: Sequence[RecordedRollout]) -> None:
         """Check all rewards of one step."""
         self._begin(items[0].row.step or 0)
         batch: dict[str, list[float]] = {}
@@ -70,7 +70,7 @@ class Rewards:
         for name, found in now.items():
             self.statistics[name] = merge(self.statistics.get(name, Moments()), found)
 
-    def _penalties(self, item: Item, breakdown: RewardBreakdown) -> None:
+    def _penalties(self, item: RecordedRollout, breakdown: RewardBreakdown) -> None:
         episode = Episode(item.record.trajectory)
         known = {rule.id for rule in self.rules}
         if self.own_rules:
@@ -83,7 +83,7 @@ class Rewards:
             for mine, theirs in zip(found, recorded, strict=False):
                 self.report.number(place, f"penalty {theirs.rule}", theirs.amount, mine.amount)
 
-    def _raw(self, item: Item, breakdown: RewardBreakdown) -> None:
+    def _raw(self, item: RecordedRollout, breakdown: RewardBreakdown) -> None:
         trajectory = item.record.trajectory
         again = repeated([s.action_key for s in trajectory.steps])
         last = len(breakdown.steps) - 1
@@ -107,7 +107,7 @@ class Rewards:
             if "coherence" in values and again[i]:
                 self.report.number(place, "raw coherence", values["coherence"], REPETITION)
 
-    def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
+    def _sums(self, item: RecordedRollout, breakdown: RewardBreakdown) -> None:
         after = (item.row.step or 1) - 1
         weights = {name: weight * self.config.annealing(name, after) for name, weight in self.weights.items()}
         weights |= {score.name: score.weight for step in item.record.trajectory.steps for score in step.scores}
@@ -126,7 +126,7 @@ class Rewards:
         self.report.number(item.place, "reward", breakdown.total, whole, size=1.0)
         self.report.number(item.place, "reward in the list", item.row.reward, whole, size=1.0, tolerance=SINGLE)
 
-    def _normalized(self, group: Sequence[Item], now: Mapping[str, Moments]) -> None:
+    def _normalized(self, group: Sequence[RecordedRollout], now: Mapping[str, Moments]) -> None:
         """Check the normalised values of a group, and the statistics that they were normalised by."""
         settings = self.config.normalization
         sums: dict[str, list[float]] = {}
@@ -157,7 +157,7 @@ class Rewards:
                     self.report.number(place, f"normalised {name}", value.normalized, right, tolerance=1e-8)
 
     def _statistics(
-        self, item: Item, name: str, now: Mapping[str, Moments], sums: Mapping[str, list[float]]
+        self, item: RecordedRollout, name: str, now: Mapping[str, Moments], sums: Mapping[str, list[float]]
     ) -> NormalizedBy | None:
         """Return the statistics that a component of this rollout was normalised by, and check them."""
         assert item.record.breakdown is not None
@@ -198,7 +198,7 @@ def _amounts(data: object) -> dict[str, float]:
     return {str(name): float(value) for name, value in items if isinstance(value, (int, float))}
 
 
-def _by_component(item: Item) -> dict[str, list[float]]:
+def _by_component(item: RecordedRollout) -> dict[str, list[float]]:
     """Return the raw values of each component over the steps where it is defined."""
     values: dict[str, list[float]] = {}
     for name, value in item.components:

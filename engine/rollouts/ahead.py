@@ -29,7 +29,7 @@ Made = Future[list[Rollout]]
 
 
 @dataclass(eq=False)
-class _Group:
+class _StartedGroup:
     """A group that has begun. planned: its step and its place in it. version: steps of the policy that makes it."""
 
     planned: tuple[int, int]
@@ -69,7 +69,7 @@ class RolloutsAhead(Generic[Plan, Version]):
         self._plans: dict[int, Sequence[Plan]] = {}
         self._sizes: dict[int, int] = {}
         """Groups of each step that has begun."""
-        self._groups: list[_Group] = []
+        self._groups: list[_StartedGroup] = []
         """Those that no step has taken, in the order in which they began."""
 
     def plan(self, step: int, plans: Sequence[Plan]) -> None:
@@ -101,7 +101,7 @@ class RolloutsAhead(Generic[Plan, Version]):
         ready = max((g.ready for g in chosen), default=asked)
         return Taken(rollouts, time.perf_counter() - asked, max(asked - ready, 0.0))
 
-    def _chosen(self, step: int, size: int) -> list[_Group] | None:
+    def _chosen(self, step: int, size: int) -> list[_StartedGroup] | None:
         """Return the groups of a step, or None if one that is due is not made yet, or too few are."""
         due = [g for g in self._groups if step - g.version >= self.max_staleness]
         others = [g for g in self._groups if g not in due and g.made.done()]
@@ -111,7 +111,7 @@ class RolloutsAhead(Generic[Plan, Version]):
     def _begin(self, step: int, plans: Sequence[Plan], number: int, version: Version) -> None:
         held = ExitStack()
         held.enter_context(self._holding(version))  # here: the next version may come before a thread runs
-        groups = [_Group((step, i), number, made) for i, made in enumerate(self._make(plans, step, version))]
+        groups = [_StartedGroup((step, i), number, made) for i, made in enumerate(self._make(plans, step, version))]
         self._sizes[step] = len(groups)
         self._groups += groups
         left = [len(groups)]

@@ -12,7 +12,7 @@ from .runner import RolloutRunner, Row
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationOutcome:
     """Success of one way of choosing tokens: which tasks were answered rightly (None: a graded reward, which has no
     success), the reward of each, and the rollouts of this process."""
 
@@ -52,7 +52,7 @@ def evaluate(
     process_index: int = 0,
     num_processes: int = 1,
     gather: Callable[[list[Any]], list[Any]] | None = None,
-) -> Evaluation:
+) -> EvaluationOutcome:
     """Make one rollout of each task at `temperature` (0: greedy), spread over processes.
 
     Without known correctness, a positive reward of the environment counts as right. `gather(list)` collects over
@@ -80,7 +80,7 @@ def evaluate(
     outcomes, rewards = [_right(r) for r in rollouts], [_reward(r) for r in rollouts]
     if gather is not None:
         outcomes, rewards = gather(outcomes), gather(rewards)
-    return Evaluation(outcomes, rewards, rollouts)
+    return EvaluationOutcome(outcomes, rewards, rollouts)
 
 
 def _right(rollout: Rollout) -> bool | None:

@@ -85,7 +85,7 @@ def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
 
 
 @dataclass
-class Timings:
+class TrialTimings:
     """Seconds of the last trials, by phase, and when they were, of environments that note it."""
 
     generate: float = 0.0
@@ -147,7 +147,7 @@ class RolloutRunner:
     num_rollouts: int
     env_cache: dict[EnvKey, TrialEnv] = field(default_factory=dict)
     prepare: Callable[[TrialEnv], None] | None = None
-    timings: Timings = field(default_factory=Timings)
+    timings: TrialTimings = field(default_factory=TrialTimings)
     on_progress: Callable[[int, int], None] | None = None
     watch: RolloutWatch | None = None
     judge: Callable[[Sequence[Rollout], Sequence[Row], int], list[Rollout]] | None = None
@@ -155,7 +155,7 @@ class RolloutRunner:
 
     def beside(self) -> RolloutRunner:
         """Return a runner for use at the same time: it has its own environments and reports no progress."""
-        return replace(self, env_cache={}, timings=Timings(), on_progress=None)
+        return replace(self, env_cache={}, timings=TrialTimings(), on_progress=None)
 
     def environment(self, row: Row) -> TrialEnv:
         """Return the instance that serves `row`; create it on first use. Raises EnvLoadError."""

@@ -86,14 +86,14 @@ def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[
 
 
 @dataclass(frozen=True)
-class Table:
+class SourceTable:
     """The rows of a source. Each has all columns."""
 
     columns: list[str]
     rows: Sequence[Mapping[str, Any]]
 
 
-def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> Table:
+def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> SourceTable:
     """A file, a saved folder or a hub dataset as a table. Raises DataError."""
     disable_progress_bar()  # a log file is no place for it
     set_verbosity(logging.CRITICAL)  # what is wrong is said in one sentence
@@ -114,7 +114,7 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
         if path.suffix in JSON:
             rows = [row for _, row in _json_rows(source, path)]
             columns = list(dict.fromkeys(column for row in rows for column in row))
-            return Table(columns, [{column: row.get(column) for column in columns} for row in rows])
+            return SourceTable(columns, [{column: row.get(column) for column in columns} for row in rows])
         if path.suffix == ".csv" and (wrong := _wrong_row(source, path)):
             raise DataError(wrong)  # a row that is too short would be filled up without a word
     try:
@@ -132,7 +132,7 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
         raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
     else:
         found = found[split]
-    return Table(list(found.column_names), cast("Sequence[Mapping[str, Any]]", found))
+    return SourceTable(list(found.column_names), cast("Sequence[Mapping[str, Any]]", found))
 
 
 def _check_plain(source: str, split: str, **of_the_hub: str | None) -> None:

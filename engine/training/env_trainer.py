@@ -39,7 +39,7 @@ from .losses import Loss, LossInputs, kl_of_tokens, sum_over_tokens
 from .losses.terms import Clipping, LossTermsOfStep
 from .mismatch import Mismatch, check_unchanged, drops_out
 from .phases import PhaseClock
-from .pipeline import Request, RolloutOptions, RolloutPipeline, StepRollouts, kl_of_rollouts
+from .pipeline import RolloutOptions, RolloutPipeline, StepRequest, StepRollouts, kl_of_rollouts
 from .processes import Processes
 from .resumable import ResumableTrainer, StatePart
 from .sharding import whole
@@ -194,7 +194,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         training = self.model.training
         if training:
             self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
-        request = Request(self._rows_of(inputs), self.state.global_step, reference=self.beta != 0.0)
+        request = StepRequest(self._rows_of(inputs), self.state.global_step, reference=self.beta != 0.0)
         with whole(self.policy.model):
             self.rollouts = self.pipeline.train(request) if training else self.pipeline.evaluate(request)
         if self.accelerator.is_main_process:

@@ -53,7 +53,7 @@ class StepRollouts:
 
 
 @dataclass(frozen=True)
-class Request:
+class StepRequest:
     """The input of the pipeline for one step.
 
     rows: this process's rows, each prompt repeated once for each rollout of its group. step: optimiser steps made so
@@ -136,7 +136,7 @@ class RolloutPipeline:
         drawn = self.processes.broadcast(self.difficulty.draw(len(rows) * self.processes.number // size, step))
         return self.processes.share([self.rows[i] for i in drawn for _ in range(size)], len(rows))
 
-    def train(self, request: Request) -> StepRollouts:
+    def train(self, request: StepRequest) -> StepRollouts:
         """Return the rollouts of a training step."""
         request = replace(request, rows=self._drawn(request.step, request.rows))
         groups, metrics = self.collect(request)
@@ -172,12 +172,12 @@ class RolloutPipeline:
                     marked[i] = rollout
         return self._shared(batch, marked, metrics, request)
 
-    def evaluate(self, request: Request) -> StepRollouts:
+    def evaluate(self, request: StepRequest) -> StepRollouts:
         """Return scored, unfiltered rollouts, to measure a loss on."""
         groups, metrics = self.collect(replace(request, fresh=True))
         return self._shared(rollouts_of(groups), rollouts_of(groups), metrics, request)
 
-    def collect(self, request: Request, round_: int = 0) -> tuple[list[Group], Metrics]:
+    def collect(self, request: StepRequest, round_: int = 0) -> tuple[list[Group], Metrics]:
         """Groups with everything that the loss needs: those of all processes on the main one, none elsewhere.
 
         round_: numbers several collections of one step, each of which samples differently.
@@ -198,7 +198,7 @@ class RolloutPipeline:
             groups, metrics = self.scorer.score(in_batch_order(everyone), request.step)
         return groups, {**metrics, **measured}
 
-    def rollouts(self, request: Request, round_: int = 0) -> list[Rollout]:
+    def rollouts(self, request: StepRequest, round_: int = 0) -> list[Rollout]:
         """Return this process's share of the rollouts."""
         size, rows = self.scorer.group_size, list(request.rows)
         processes = self.processes
@@ -256,7 +256,7 @@ class RolloutPipeline:
                 done = self.frozen.trained(done)
         return done
 
-    def resample(self, groups: list[Group], request: Request) -> tuple[list[Group], list[Group]]:
+    def resample(self, groups: list[Group], request: StepRequest) -> tuple[list[Group], list[Group]]:
         """Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal replaced by groups of other prompts.
 
         Returns the batch's groups and all that were made. What equal shares of the processes made too many is left out,
@@ -287,7 +287,9 @@ class RolloutPipeline:
         self.phases.spans.extend(spent.spans.take())
         return made
 
-    def _shared(self, batch: list[Rollout], made: list[Rollout], metrics: Metrics, request: Request) -> StepRollouts:
+    def _shared(
+        self, batch: list[Rollout], made: list[Rollout], metrics: Metrics, request: StepRequest
+    ) -> StepRollouts:
         """Return the step's rollouts, with each process's slice of the batch."""
         replayed = [r for r in batch if r.replayed]
         kl = self.processes.broadcast(kl_of_rollouts(made)) if request.reference else None

@@ -37,6 +37,7 @@ from ...envs.calls import ToolCall, format_call
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import Step, Trajectory
+from ..agents.tool_calls import JSONNames
 from ..launch.outcome import one_sentence, run_recorded, set_up_logging
 from ..runs.codec import encode_body
 from ..runs.types import TrajectoryRecord
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 BY_HAND = "by hand"
 """The agent of such a rollout in the record."""
-_JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def typed_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
@@ -91,16 +91,9 @@ def _calls(text: str, names: Mapping[str, ToolSpec], either: str) -> list[ToolCa
             raise ValueError(text)
         given = {argument.name: value for argument, value in zip(tool.arguments, made.args, strict=False)}
         given |= {str(keyword.arg): keyword.value for keyword in made.keywords}
-        calls.append(ToolCall(tool.name, {k: ast.literal_eval(_JSONNames().visit(v)) for k, v in given.items()}))
+        calls.append(ToolCall(tool.name, {k: ast.literal_eval(JSONNames().visit(v)) for k, v in given.items()}))
         text = text[end:]
     return calls
-
-
-class _JSONNames(ast.NodeTransformer):
-    """`true`, `false` and `null` as the values that they name."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
 class Diverged(Exception):

@@ -81,8 +81,8 @@ class OpenEnvEnv(MultiTurnEnv):
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         return [{"url": self.url, "seed": number} for number in split_seeds(split, n, seed)]
 
-    def reset(self, task: Mapping[str, int | str]) -> tuple[Episode, list[Message]]:
-        episode = Episode(self.url, self.turn_timeout_s)
+    def reset(self, task: Mapping[str, int | str]) -> tuple[ServerEpisode, list[Message]]:
+        episode = ServerEpisode(self.url, self.turn_timeout_s)
         answer = episode.ask("reset", {**self.options, **({"seed": task["seed"]} if "seed" in task else {})})
         text = "\n\n".join(part for part in (self.instruction, self._text(answer.get("observation"))) if part)
         return episode, [Message(role="user", content=text or "Begin.")]
@@ -90,7 +90,7 @@ class OpenEnvEnv(MultiTurnEnv):
     def explain(self) -> str:
         return super().explain() if self.tools else ""
 
-    def step(self, state: Episode, call: ToolCall) -> StepResult:
+    def step(self, state: ServerEpisode, call: ToolCall) -> StepResult:
         arguments = dict(call.arguments)
         if self.mcp:
             data: Mapping[str, object] = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
@@ -109,7 +109,7 @@ class OpenEnvEnv(MultiTurnEnv):
         text = self._text(answer.get("observation"))
         return StepResult(text, reward, done, call.text.strip() if done else None, correct)
 
-    def finish(self, states: Sequence[Episode]) -> list[Verdict | None]:
+    def finish(self, states: Sequence[ServerEpisode]) -> list[Verdict | None]:
         for state in states:
             state.close()
         return [None] * len(states)
@@ -138,7 +138,7 @@ class OpenEnvEnv(MultiTurnEnv):
         return {k: v for k, v in (schema.get("properties") or {}).items() if k not in ("metadata", "type")}
 
     def _listed_tools(self) -> tuple[ToolSpec, ...]:
-        episode = Episode(self.url, self.turn_timeout_s)
+        episode = ServerEpisode(self.url, self.turn_timeout_s)
         try:
             episode.ask("reset", self.options)
             listed = episode.ask("step", {"type": "list_tools"})["observation"]["tools"]
@@ -154,7 +154,7 @@ class ActionRefused(ValueError):
     """The server does not take an action."""
 
 
-class Episode:
+class ServerEpisode:
     """A connection to the server: one episode. total: the sum of its rewards."""
 
     def __init__(self, url: str, timeout_s: float) -> None:

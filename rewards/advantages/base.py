@@ -32,7 +32,7 @@ Among = Literal["group", "equals"]
 """What shaping is compared with: the whole group, or those rollouts of it that succeeded alike."""
 
 
-class Part(NamedTuple):
+class ComponentPart(NamedTuple):
     """One reward component of a rollout: its weight, and its normalised values summed over the turns. shaping: whether
     it guides the policy rather than stating the goal."""
 
@@ -54,7 +54,7 @@ class Returns:
 
     turns: Sequence[float]
     unshaped: Sequence[float] = ()
-    parts: Mapping[str, Part] | None = None
+    parts: Mapping[str, ComponentPart] | None = None
     right: bool = False
     scored: bool = True
     states: Sequence[str] = ()
@@ -71,14 +71,14 @@ def states_of(trajectory: Trajectory | None, turns: int) -> list[str]:
     return known if len(known) == turns else []
 
 
-def parts_of(breakdown: RewardBreakdown, shaping: Collection[str]) -> dict[str, Part]:
+def parts_of(breakdown: RewardBreakdown, shaping: Collection[str]) -> dict[str, ComponentPart]:
     """Return each component that carries weight. shaping: the names of those that guide the policy."""
-    found: dict[str, Part] = {}
+    found: dict[str, ComponentPart] = {}
     for step in breakdown.steps:
         for name, value in step.components.items():
             if value.weight and value.normalized is not None:
                 before = found[name].value if name in found else 0.0
-                found[name] = Part(value.weight, before + value.normalized, name in shaping)
+                found[name] = ComponentPart(value.weight, before + value.normalized, name in shaping)
     return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..breakdown import AdvantageFormula, AdvantageTerm
-from .base import EPSILON, Group, GroupParts, Part, Scale, component_names, spread
+from .base import EPSILON, ComponentPart, Group, GroupParts, Scale, component_names, spread
 from .group import GroupAdvantage
 
 
@@ -55,5 +55,7 @@ class GdpoAdvantage(GroupAdvantage):
     def _components(self, groups: Sequence[Group]) -> tuple[list[str], Sequence[Group]]:
         if names := component_names(groups):
             return names, groups
-        whole = [[replace(r, parts={"reward": Part(1.0, self.returns(r)[0])}) for r in group] for group in groups]
+        whole = [
+            [replace(r, parts={"reward": ComponentPart(1.0, self.returns(r)[0])}) for r in group] for group in groups
+        ]
         return ["reward"], whole

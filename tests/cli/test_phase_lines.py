@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grpo_tui.engine.runs.control.live import Batch, LiveState, Purpose, ServerState
+from grpo_tui.engine.runs.control.live import BatchState, LiveState, Purpose, ServerState
 from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.types import Progress, RunInfo
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -15,11 +15,11 @@ def running(progress: Progress | None, step: int = 2) -> RunInfo:
     return RunInfo("ab12", "runs/ab12", "rft", "running", step=step, total_steps=20, progress=progress)
 
 
-def batch(**changes) -> Batch:
+def batch(**changes) -> BatchState:
     given = dict(
         purpose=Purpose("", 3, 1, 32), began=100.0, time=110.0, rollouts=32, finished=12, tokens=850, limit=4096
     )
-    return Batch(**{**given, "left": 20.0, **changes})
+    return BatchState(**{**given, "left": 20.0, **changes})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.calls import ToolCall, format_call
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 from grpo_tui.envs.tools import Argument, ToolSpec
-from grpo_tui.envs.trajectory import Display, Score, StepContext, token_rewards
+from grpo_tui.envs.trajectory import ComponentScore, Display, StepContext, token_rewards
 
 from .scripts import ByteAgent, demonstrating
 
@@ -287,10 +287,13 @@ def test_a_broken_reset_costs_its_own_rollouts(how: str):
 def test_a_score_that_is_no_number_costs_its_own_rollout():
     class Judging(TroubleEnv):
         def finish(self, states: Any) -> list[Verdict]:
-            return [Verdict((Score("style", float("nan") if i else 0.5),), correct=True) for i in range(len(states))]
+            return [
+                Verdict((ComponentScore("style", float("nan") if i else 0.5),), correct=True)
+                for i in range(len(states))
+            ]
 
     first, second = Judging().run_trial([{}], ByteAgent(lambda *_: do("end")), 2)["trajectories"]
-    assert first.correct and first.steps[-1].scores == (Score("style", 0.5),)
+    assert first.correct and first.steps[-1].scores == (ComponentScore("style", 0.5),)
     assert second.stop_reason == "error" and second.error == "finish gave nan as the score style"
 
 

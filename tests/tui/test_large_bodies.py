@@ -14,7 +14,7 @@ from grpo_tui.engine.runs.read.bodies import Bodies
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Step
 from grpo_tui.tui.app.calls import summary
-from grpo_tui.tui.app.comparison import Comparison, align
+from grpo_tui.tui.app.comparison import RolloutComparison, align
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.rollout_fields import step_fields
 from grpo_tui.tui.app.short_values import brief
@@ -102,7 +102,7 @@ async def test_the_diff_lays_out_no_more_than_it_shows(run: Path) -> None:
     async with running(run.parent, Stepper(run, 1)) as app:
         await app.press("d")
         pane: DiffPane = app.screen.body
-        pane.put(Comparison.of(sides[0], sides[1], (1, 2)))
+        pane.put(RolloutComparison.of(sides[0], sides[1], (1, 2)))
         await app.press()
         assert "200 steps differ" in await app.press("l")
         flow = pane.lines

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from grpo_tui.tui.app.curves import Series, smooth, ticks
 from grpo_tui.tui.app.destinations import Behavior, Live, Runs, Scatter, SideBySide, Stepper, Trajectories
 from grpo_tui.tui.app.widgets.chart import Braille as _Canvas
-from grpo_tui.tui.app.widgets.frame import Box, Part, split
+from grpo_tui.tui.app.widgets.frame import Box, SplitPart, split
 
 from .drive import running
 
 parts = st.lists(
-    st.builds(Part, st.integers(3, 30), st.floats(0, 3), st.none() | st.integers(30, 90)), min_size=1, max_size=4
+    st.builds(SplitPart, st.integers(3, 30), st.floats(0, 3), st.none() | st.integers(30, 90)), min_size=1, max_size=4
 )
 
 
 @given(st.integers(12, 300), parts)
-def test_a_split_fills_its_room_and_shares_one_line_between_neighbours(total: int, wanted: list[Part]) -> None:
+def test_a_split_fills_its_room_and_shares_one_line_between_neighbours(total: int, wanted: list[SplitPart]) -> None:
     made = split(total, wanted)
     assert made[0][0] == 0 and made[-1][0] + made[-1][1] == total
     for (a, size), (b, _) in pairwise(made):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo_tui.engine.runs.control.live import Live as LiveTexts
+from grpo_tui.engine.runs.control.live import LiveTexts
 from grpo_tui.engine.runs.control.requests import ControlChannel
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter

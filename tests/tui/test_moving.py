@@ -19,7 +19,7 @@ from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.rollout_columns import route, shared_beginning, telling
 from grpo_tui.tui.app.screens.base import PagedScreen
-from grpo_tui.tui.app.screens.dialogs import Question
+from grpo_tui.tui.app.screens.dialogs import ConfirmDialog
 
 from .demo_run import make_run
 from .drive import running, settle
@@ -153,7 +153,7 @@ async def test_help_shows_all_of_its_sections_on_a_small_screen(run: Path) -> No
 
 async def test_a_dialog_follows_a_resize(run: Path) -> None:
     async with running(run.parent, Trajectories(run), size=(120, 40)) as app:
-        app.app.push_screen(Question("Delete everything that was recorded? This cannot be undone.", "Yes"))
+        app.app.push_screen(ConfirmDialog("Delete everything that was recorded? This cannot be undone.", "Yes"))
         await settle(app.pilot)
         for width, height in ((30, 8), (200, 60), (20, 6)):
             await app.pilot.resize_terminal(width, height)

@@ -45,7 +45,7 @@ from grpo_tui.tui.app.widgets.live_panels import PHASES, ServingPanel, Snapshots
 from grpo_tui.tui.app.widgets.pane import Pane
 from grpo_tui.tui.app.widgets.reward_arithmetic import RewardArithmetic
 from grpo_tui.tui.app.widgets.run_card import columns as run_columns
-from grpo_tui.tui.app.widgets.table import Column, Table
+from grpo_tui.tui.app.widgets.table import Table, TableColumn
 from grpo_tui.tui.text import distinct_names
 
 from .drive import running
@@ -216,7 +216,7 @@ listed = st.builds(
 def test_numbers_of_tables_are_whole_or_their_column_is_not_there(
     of_rollouts: list[TrajectoryRow], of_groups: list[GroupRow], of_runs: list[RunRow], width: int
 ) -> None:
-    tables: list[tuple[Sequence[Column], Sequence[Any]]] = [
+    tables: list[tuple[Sequence[TableColumn], Sequence[Any]]] = [
         (rollout_columns(PALETTE, 10**12, ("component.task", "x"), of_rollouts), of_rollouts),
         (group_columns(PALETTE, of_groups, one_prompt=False), of_groups),
         (group_columns(PALETTE, of_groups, one_prompt=True), of_groups),

@@ -14,7 +14,7 @@ from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
 from grpo_tui.tui.app.comparison import marks
 from grpo_tui.tui.app.destinations import Compare, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
-from grpo_tui.tui.app.screens.dialogs import Question
+from grpo_tui.tui.app.screens.dialogs import ConfirmDialog
 from grpo_tui.tui.app.theme import THEMES
 
 from .demo_run import make_run
@@ -270,7 +270,7 @@ async def test_clicks_on_hints_do_what_their_keys_do(runs: Path) -> None:
 
 async def test_an_answer_given_twice_leaves_the_dialog_alone(runs: Path) -> None:
     async with running(runs, Runs()) as app:
-        app.app.push_screen(Question("Stop it?", "Yes"))
+        app.app.push_screen(ConfirmDialog("Stop it?", "Yes"))
         await app.burst("y", "y", "enter", "escape")
         assert await app.press("question_mark") and app.app.is_running
 

@@ -34,7 +34,7 @@ from grpo_tui.tui.app.rollout_fields import call_fields, end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
 from grpo_tui.tui.app.widgets.line import Line
 from grpo_tui.tui.app.widgets.rendering import Renderer
-from grpo_tui.tui.app.widgets.text_layout import Flow, Part
+from grpo_tui.tui.app.widgets.text_layout import Flow, FlowPart
 
 from .drive import running
 from .test_hostile import NASTY, nasty_record
@@ -207,12 +207,12 @@ def test_plain_text_that_an_environment_took_as_answer_is_no_call_and_stands_onc
 def test_a_flow_is_laid_out_where_it_is_looked_at() -> None:
     seen: list[int] = []
 
-    def part(at: int) -> Part:
+    def part(at: int) -> FlowPart:
         def make() -> list[Line]:
             seen.append(at)
             return [Line(PALETTE, f"{at}.{i}") for i in range(at % 7)]
 
-        return Part(make, 3, (at,))
+        return FlowPart(make, 3, (at,))
 
     flow = Flow(part(at) for at in range(1_000))
     top = flow.settled(0, 1_500, 20)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.control.live import LiveBatch, live_file
+from grpo_tui.engine.runs.control.live import BatchTexts, live_file
 from grpo_tui.engine.runs.durable import read_json, write_json
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Live
-from grpo_tui.tui.app.live_layout import PANES, Wanted, plan
+from grpo_tui.tui.app.live_layout import PANES, LayoutInputs, plan
 
 from .drive import running
 
@@ -21,7 +21,7 @@ PROMPTS = ["What is 2 + 2?", "What is 3 + 4?", "What is 5 + 6?"]
 
 
 @pytest.fixture
-def writing(tmp_path: Path) -> Iterator[tuple[RunWriter, LiveBatch]]:
+def writing(tmp_path: Path) -> Iterator[tuple[RunWriter, BatchTexts]]:
     """A run before its first step that writes three rollouts of 40 tokens at most."""
     folder = tmp_path / "runs" / "ab12"
     write_json(folder / "run.json", {"id": "ab12", "mode": "rft", "created": time.time()})
@@ -34,7 +34,7 @@ def writing(tmp_path: Path) -> Iterator[tuple[RunWriter, LiveBatch]]:
     writer.close()
 
 
-def told(writer: RunWriter, batch: LiveBatch) -> None:
+def told(writer: RunWriter, batch: BatchTexts) -> None:
     """Wait until viewers can see what the batch is now."""
     assert writer.flush(10)
     file = live_file(writer.run_dir, "training")
@@ -113,7 +113,7 @@ def test_no_boxes_overlap_whatever_there_is_to_show() -> None:
                frozenset(["learning", "speed", "chart", "versions", "components", "kl", "actions"])]  # fmt: skip
     for kind, writing, empty, findings in product(PANES, (False, True), empties, (0, 3)):
         for focus in ("chart", "writing", "alerts"):
-            wanted = Wanted(kind, 4, findings, focus, writing=writing, empty=empty)
+            wanted = LayoutInputs(kind, 4, findings, focus, writing=writing, empty=empty)
             for width, height in product((20, 63, 64, 80, 99, 100, 120, 150, 250), (6, 10, 13, 14, 18, 24, 34, 45, 80)):
                 boxes = plan(wanted, width, height)
                 clash = [(a.name, b.name) for a, b in combinations(boxes, 2) if a.inner().overlaps(b.inner())]

@@ -97,7 +97,7 @@ _LOOK = 1_500
 
 
 @dataclass(frozen=True)
-class Argument:
+class CallArgument:
     """A part of a call with a text block of its own: name, text and kind (see `kinds.py`)."""
 
     name: str
@@ -113,7 +113,7 @@ class Shown:
     text: str = ""
     kind: str = "plain"
     note: str = ""
-    arguments: Sequence[Argument] = ()
+    arguments: Sequence[CallArgument] = ()
     result_kind: str = ""
 
     @property
@@ -148,7 +148,7 @@ def shown(call: Call, root: str = "") -> Shown:
     if isinstance(given, Mapping):
         return _shown(call.name, dict(given), root)
     text = given if isinstance(given, str) else "" if given is None else brief(given, as_json=True)
-    return Shown(call.name, arguments=[Argument("", text)]) if "\n" in text else Shown(call.name, text)
+    return Shown(call.name, arguments=[CallArgument("", text)]) if "\n" in text else Shown(call.name, text)
 
 
 def _shown(name: str, given: dict[str, Any], root: str) -> Shown:
@@ -163,12 +163,12 @@ def _shown(name: str, given: dict[str, Any], root: str) -> Shown:
         keys, before, after = changed
         diff = difference(before, after)
         rest = _others(given, {path, *keys})
-        return Shown(verb, where, note=_counted(diff), arguments=[*rest, Argument("", diff, "diff")])
+        return Shown(verb, where, note=_counted(diff), arguments=[*rest, CallArgument("", diff, "diff")])
     patch = _text(given, _PATCH)
     if patch and re.search(r"^(?:\*\*\* |@@|\+\+\+ |diff --git )", given[patch], re.M):
         found = re.findall(r"^(?:\*\*\* \w+ File: |\+\+\+ (?:b/)?)(.+)$", given[patch], re.M)
         where = where or ", ".join(relative(f, root) for f in dict.fromkeys(found))
-        arguments = [*_others(given, {path, patch}), Argument("", given[patch], "diff")]
+        arguments = [*_others(given, {path, patch}), CallArgument("", given[patch], "diff")]
         return Shown(verb, where, note=_counted(given[patch]), arguments=arguments)
     command = _text(given, _COMMAND)
     if command and not path:
@@ -178,14 +178,14 @@ def _shown(name: str, given: dict[str, Any], root: str) -> Shown:
     if code := _text(given, _CODE):
         language = given.get("language")
         kind = language.lower() if isinstance(language, str) else "python"
-        return Shown(name, "", arguments=[*_others(given, {code, "language"}), Argument("", given[code], kind)])
+        return Shown(name, "", arguments=[*_others(given, {code, "language"}), CallArgument("", given[code], kind)])
     if path:
         content = _text(given, _CONTENT)
         rest = _others(given, {path, content})
         if content:
             lines = given[content].count("\n") + 1
             return Shown(verb, where, note=f"{lines:,} line{'s' * (lines != 1)}", arguments=[
-                *rest, Argument("", given[content], by_path(given[path]))])  # fmt: skip
+                *rest, CallArgument("", given[content], by_path(given[path]))])  # fmt: skip
         return _with_small(Shown(verb, where, arguments=rest, result_kind=by_path(given[path])))
     if url := _text(given, _URL):
         method = next(
@@ -211,9 +211,9 @@ def _text(given: Mapping[str, object], names: Sequence[str]) -> str:
     return next((name for name in names if isinstance(given.get(name), str) and given[name]), "")
 
 
-def _others(given: Mapping[str, object], used: set[str]) -> list[Argument]:
+def _others(given: Mapping[str, object], used: set[str]) -> list[CallArgument]:
     rest = ((key, value) for key, value in given.items() if key not in used)
-    return [Argument(key, v if isinstance(v, str) else brief(v, as_json=True)) for key, v in rest]
+    return [CallArgument(key, v if isinstance(v, str) else brief(v, as_json=True)) for key, v in rest]
 
 
 def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:

@@ -109,7 +109,7 @@ def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) 
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RolloutComparison:
     """Two aligned rollouts. It may take a second to make: never on the screen's thread. `differing` holds positions of
     pairs with another call, thought or observation. `parting` describes the first difference."""
 
@@ -121,7 +121,7 @@ class Comparison:
     parting: str
 
     @classmethod
-    def of(cls, left: TrajectoryRecord, right: TrajectoryRecord, numbers: tuple[int, int]) -> Comparison:
+    def of(cls, left: TrajectoryRecord, right: TrajectoryRecord, numbers: tuple[int, int]) -> RolloutComparison:
         a, b = left.trajectory.steps, right.trajectory.steps
         pairs = align(a, b)
         differing = [
@@ -144,7 +144,7 @@ def _same(a: Step, b: Step) -> bool:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """A line of two texts in columns, as pieces with whether only one side has them. `equal` counts folded equal
     lines."""
 
@@ -153,30 +153,33 @@ class Row:
     equal: int = 0
 
 
-def rows(left: str, right: str) -> list[Row]:
+def rows(left: str, right: str) -> list[ComparisonRow]:
     """Return the lines of two texts in columns. Equal lines fold, except one around each difference."""
     if not left or not right:
-        return [Row(*([[(x, False)], None] if left else [None, [(x, False)]])) for x in (left or right).split("\n")]
+        return [
+            ComparisonRow(*([[(x, False)], None] if left else [None, [(x, False)]]))
+            for x in (left or right).split("\n")
+        ]
     a, b = left.split("\n"), right.split("\n")
     if len(a) + len(b) > _LINES:
         return [
-            Row([(x, True)] if x is not None else None, [(y, True)] if y is not None else None)
+            ComparisonRow([(x, True)] if x is not None else None, [(y, True)] if y is not None else None)
             for x, y in zip_longest(a, b)
         ]
-    made: list[Row] = []
+    made: list[ComparisonRow] = []
     blocks = _blocks(a, b)
     alike = any(same for *_, same in blocks)  # else all lines differ, and marks show nothing
     for i1, i2, j1, j2, same in blocks:
         if same:
-            kept = [Row([(x, False)], [(x, False)]) for x in a[i1:i2]]
+            kept = [ComparisonRow([(x, False)], [(x, False)]) for x in a[i1:i2]]
             if len(kept) > _FOLDED:
                 first, last = (kept[:1] if made else []), (kept[-1:] if i2 < len(a) or j2 < len(b) else [])
-                kept = [*first, Row(equal=len(kept) - len(first) - len(last)), *last]
+                kept = [*first, ComparisonRow(equal=len(kept) - len(first) - len(last)), *last]
             made += kept
             continue
         for x, y in zip_longest(a[i1:i2], b[j1:j2]):
             one, other = marks(x, y) if x is not None and y is not None else ([(x or "", alike)], [(y or "", alike)])
-            made.append(Row(one if x is not None else None, other if y is not None else None))
+            made.append(ComparisonRow(one if x is not None else None, other if y is not None else None))
     return made
 
 

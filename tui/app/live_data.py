@@ -25,7 +25,7 @@ GRADES: tuple[Grade, ...] = ("failure", "warning", "asked", "hint", "good")
 
 
 @dataclass(frozen=True)
-class Found:
+class LiveFinding:
     """One finding with all its repeats. `event` is the newest."""
 
     grade: Grade
@@ -45,7 +45,7 @@ class Found:
         return tuple(str(i) for i in ids) if isinstance(ids, (list, tuple)) else ()
 
 
-def findings(reading: Reading) -> list[Found]:
+def findings(reading: Reading) -> list[LiveFinding]:
     """Return all findings of a run, the gravest first, then the newest."""
     events = list(reading.findings)
     if reading.problem:
@@ -56,7 +56,7 @@ def findings(reading: Reading) -> list[Found]:
     return sorted(found, key=lambda f: (GRADES.index(f.grade), -f.last, -f.event.time))
 
 
-def merged(events: Iterable[Event]) -> list[Found]:
+def merged(events: Iterable[Event]) -> list[LiveFinding]:
     """Merge events of one detector and subject. The newest gives the text."""
     groups: dict[tuple[str, str, str], list[Event]] = {}
     for event in events:
@@ -64,12 +64,12 @@ def merged(events: Iterable[Event]) -> list[Found]:
         subject = str(event.data.get("subject") or ("" if detector else event.message))
         groups.setdefault((event.kind, detector, subject), []).append(event)
     return [
-        Found(_grade(same[-1]), same[-1].message, same[-1], same[0].step, same[-1].step, len(same))
+        LiveFinding(_grade(same[-1]), same[-1].message, same[-1], same[0].step, same[-1].step, len(same))
         for same in groups.values()
     ]
 
 
-def tally(found: Sequence[Found]) -> str:
+def tally(found: Sequence[LiveFinding]) -> str:
     """Count the serious grades: `1 failure, 2 warnings`."""
     words = []
     for grade in ("failure", "warning", "hint"):
@@ -88,10 +88,10 @@ def _grade(event: Event) -> Grade:
     return said if said in ("failure", "hint", "good") else "warning"
 
 
-def _of_request(asked: AnsweredRequest) -> Found:
+def _of_request(asked: AnsweredRequest) -> LiveFinding:
     answer = " · ".join(dict.fromkeys(asked.answers.values()))
     message = f"{asked.request.command}: {answer or 'asked, not answered yet'}"
-    return Found("asked", message, Event("control", message, time=asked.request.time))
+    return LiveFinding("asked", message, Event("control", message, time=asked.request.time))
 
 
 Points = list[tuple[int, float]]

@@ -13,7 +13,7 @@ from .theme import Palette
 from .widgets.line import Line
 
 
-class Part(NamedTuple):
+class HeaderField(NamedTuple):
     """A piece of the line. The highest ranks are dropped first. `gap` blanks precede it."""
 
     rank: int
@@ -45,7 +45,7 @@ def header(palette: Palette, name: str, requests: Requests | None, now: float, w
     return left, right
 
 
-def fit(palette: Palette, parts: Sequence[Part], width: int) -> Line:
+def fit(palette: Palette, parts: Sequence[HeaderField], width: int) -> Line:
     """Drop the least important parts until the others fit, and keep their order."""
     kept = list(parts)
     while kept and sum(part.line.width + part.gap for part in kept) - kept[0].gap > width:
@@ -56,56 +56,56 @@ def fit(palette: Palette, parts: Sequence[Part], width: int) -> Line:
     return line
 
 
-def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]:
+def _where(p: Palette, requests: Requests, now: float, width: int) -> list[HeaderField]:
     reading = requests.reading
     info = reading.info
     serving = reading.kind == "online"
     sign, style = p.status(info.status)
     word = "serving" if serving and info.status == "running" else info.status
-    parts = [Part(0, Line(p).add(sign, style)), Part(4, Line(p).add(word, style), gap=1)]
+    parts = [HeaderField(0, Line(p).add(sign, style)), HeaderField(4, Line(p).add(word, style), gap=1)]
     pending = requests.pending
     told = requests.told(None if pending is None else now - pending.request.time)
     if told:
-        parts.append(Part(2, Line(p).add(told, p.warn_bold)))
+        parts.append(HeaderField(2, Line(p).add(told, p.warn_bold)))
     if trouble := info.facts.get("trouble"):
-        parts.append(Part(3, Line(p).add("not recorded", p.warn_bold)))
-        parts.append(Part(11, Line(p).add(str(trouble).split(";")[0], p.warn)))
+        parts.append(HeaderField(3, Line(p).add("not recorded", p.warn_bold)))
+        parts.append(HeaderField(11, Line(p).add(str(trouble).split(";")[0], p.warn)))
     elif requests.state == "cannot" and info.status == "running":
-        parts.append(Part(9, Line(p).add("not learning", p.muted)))
+        parts.append(HeaderField(9, Line(p).add("not learning", p.muted)))
     parts += _inside(p, reading, now)
     step, total = info.step, info.total_steps
     steps = Line(p).add(count(step) if total else step_text(info), p.strong)
     if total:
         steps.add(f"/{count(total)}", p.muted)
-    parts += [Part(8, Line(p).add("request" if serving else "step", p.muted)), Part(1, steps, gap=1)]
+    parts += [HeaderField(8, Line(p).add("request" if serving else "step", p.muted)), HeaderField(1, steps, gap=1)]
     if total:
         share = min(step / total, 1.0)
-        parts.append(Part(7, Line(p).add(progress(share, 14 if width < 150 else 24), p.accent)))
-        parts.append(Part(6, Line(p).add(percent(share), p.text)))
+        parts.append(HeaderField(7, Line(p).add(progress(share, 14 if width < 150 else 24), p.accent)))
+        parts.append(HeaderField(6, Line(p).add(percent(share), p.text)))
     pace = reading.seconds_a_step
     if pace and not serving:
-        parts.append(Part(9, Line(p).add(f"{number(pace)} s/step", p.muted)))
+        parts.append(HeaderField(9, Line(p).add(f"{number(pace)} s/step", p.muted)))
         if total and info.status == "running" and step < total:
-            parts.append(Part(5, Line(p).add("ETA ", p.muted).add(duration((total - step) * pace), p.text)))
+            parts.append(HeaderField(5, Line(p).add("ETA ", p.muted).add(duration((total - step) * pace), p.text)))
     return parts
 
 
-def _inside(p: Palette, reading: Reading, now: float) -> list[Part]:
+def _inside(p: Palette, reading: Reading, now: float) -> list[HeaderField]:
     info = reading.info
     if info.status not in ("starting", "running"):
         return []
-    parts: list[Part] = []
+    parts: list[HeaderField] = []
     now_at = inside(info.progress, reading.live)
     if now_at is not None and now_at.phase:
         line = Line(p).add(now_at.phase, p.text)
         if now_at.total > 1:
             line.add(f" {count(now_at.done)}/{count(now_at.total)}", p.text)
-        parts.append(Part(2, line))
+        parts.append(HeaderField(2, line))
     elif reading.phase and info.status == "starting":
-        parts.append(Part(3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))
+        parts.append(HeaderField(3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))
     heard = info.heard if reading.live is None else max(info.heard or 0.0, reading.live.time)
     if heard is not None:
         silent = max(0.0, now - heard)
         tone = p.warn if silent > max(_QUIET, 3 * (reading.seconds_a_step or 0.0)) else p.faint
-        parts.append(Part(3, Line(p).add(f"{ago(silent)} ago", tone)))
+        parts.append(HeaderField(3, Line(p).add(f"{ago(silent)} ago", tone)))
     return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .live_data import Kind
-from .widgets.frame import Box, Part, split
+from .widgets.frame import Box, SplitPart, split
 
 PANES: dict[Kind, tuple[str, ...]] = {
     "rft": ("chart", "writing", "components", "kl", "actions", "learning", "versions", "speed", "log", "alerts"),
@@ -16,7 +16,7 @@ PANES: dict[Kind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LayoutInputs:
     """Inputs of the layout apart from the size.
 
     components: rows of the component table. findings: their number. focus: the pane that takes the keys. whole: show
@@ -32,7 +32,7 @@ class Wanted:
     empty: frozenset[str] = frozenset()
 
 
-def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
+def plan(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
     """Return the boxes. Neighbours share border lines. Without room, log, speed and versions go first."""
     if wanted.whole and wanted.focus in PANES[wanted.kind]:
         return [Box(wanted.focus, 0, 0, width, height)]
@@ -53,59 +53,61 @@ def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
 def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
     table = 38 if width < 80 else 44 if width < 110 else 60 if width < 150 else min(86, int(width * 0.42))
     table = min(table, width - 34)
-    first, second = split(width, [Part(width - table + 1, 0), Part(table, 0)])
+    first, second = split(width, [SplitPart(width - table + 1, 0), SplitPart(table, 0)])
     return first, second
 
 
-def _before_the_first_step(wanted: Wanted, width: int, height: int) -> list[Box]:
+def _before_the_first_step(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
     known = [name for name in ("chart", "versions") if name not in wanted.empty]
     if not wanted.writing:
-        rows = split(height, [Part(8, 1.0)] * (len(known) + 1))
+        rows = split(height, [SplitPart(8, 1.0)] * (len(known) + 1))
         return [Box(name, 0, y, width, h) for name, (y, h) in zip([*known, "log"], rows, strict=True)]
     if width < 100:
         if height < 16:
             return [Box("writing", 0, 0, width, height)]
-        (y1, h1), (y2, h2) = split(height, [Part(9, 2.0), Part(6, 1.0, 10)])
+        (y1, h1), (y2, h2) = split(height, [SplitPart(9, 2.0), SplitPart(6, 1.0, 10)])
         return [Box("writing", 0, y1, width, h1), Box("chart" if "chart" in known else "log", 0, y2, width, h2)]
-    (x1, w1), (x2, w2) = split(width, [Part(60, 1.6), Part(36, 1.0)])
-    sizes = {"chart": Part(9, 1.0), "versions": Part(4, 0.2, 6), "log": Part(6, 0.6)}
+    (x1, w1), (x2, w2) = split(width, [SplitPart(60, 1.6), SplitPart(36, 1.0)])
+    sizes = {"chart": SplitPart(9, 1.0), "versions": SplitPart(4, 0.2, 6), "log": SplitPart(6, 0.6)}
     names = [*known, "log"] if height >= 20 else [*known[:1], *(["log"] if not known else [])]
     rows = split(height, [sizes[name] for name in names])
     return [Box("writing", x1, 0, w1, height), *(Box(n, x2, y, w2, h) for n, (y, h) in zip(names, rows, strict=True))]
 
 
-def _rft(wanted: Wanted, width: int, height: int) -> list[Box]:
-    rows = [Part(9, 1.2), Part(9, 1.0)] if wanted.writing else [Part(9, 1.5), Part(7, 0.55, 13)]
-    (y, h), second, *third = split(height, [*rows, *([Part(8, 0.3, 10)] if height >= 34 else [])])
+def _rft(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
+    rows = [SplitPart(9, 1.2), SplitPart(9, 1.0)] if wanted.writing else [SplitPart(9, 1.5), SplitPart(7, 0.55, 13)]
+    (y, h), second, *third = split(height, [*rows, *([SplitPart(8, 0.3, 10)] if height >= 34 else [])])
     (_, cw), (_, tw) = _columns(width)
     need = wanted.components + 5
     boxes = _first_row(width, y, h, "components", need, "kl" if h >= need + 7 and "kl" not in wanted.empty else "")
     first = "writing" if wanted.writing else "speed" if "actions" in wanted.empty else "actions"
     if width >= 100:
-        parts = [Part(cw, 0.0), Part(30, 1.0), Part(26, 0.7)]
+        parts = [SplitPart(cw, 0.0), SplitPart(30, 1.0), SplitPart(26, 0.7)]
         if width < 110 or tw < 58:
-            parts = [Part(34, 1.2), Part(32, 1.0), Part(30, 0.8)]
+            parts = [SplitPart(34, 1.2), SplitPart(32, 1.0), SplitPart(30, 0.8)]
         boxes += _row((first, "learning", "versions"), parts, width, *second)
     elif wanted.writing:
-        boxes += _row(("writing",), [Part(0)], width, *second)
+        boxes += _row(("writing",), [SplitPart(0)], width, *second)
     else:
         boxes += _pair(first, "learning", width, *second)
     for row in third:
         if first == "writing" and "actions" not in wanted.empty and width >= 120:
-            boxes += _row(("speed", "actions", "log"), [Part(40, 1.0), Part(34, 0.8), Part(40, 1.0)], width, *row)
+            boxes += _row(
+                ("speed", "actions", "log"), [SplitPart(40, 1.0), SplitPart(34, 0.8), SplitPart(40, 1.0)], width, *row
+            )
         elif first == "speed":
-            boxes += _row(("log",), [Part(0)], width, *row)
+            boxes += _row(("log",), [SplitPart(0)], width, *row)
         else:
             boxes += _pair("speed", "log", width, *row)
     return boxes
 
 
-def _online(wanted: Wanted, width: int, height: int) -> list[Box]:
-    rows = [Part(9, 1.4), Part(7, 0.7, 14), *([Part(8, 0.3, 10)] if height >= 34 else [])]
+def _online(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
+    rows = [SplitPart(9, 1.4), SplitPart(7, 0.7, 14), *([SplitPart(8, 0.3, 10)] if height >= 34 else [])]
     (y, h), second, *third = split(height, rows)
     boxes = _first_row(width, y, h, "serving", 9, "kl" if h >= 18 else "")
     if width >= 100:
-        parts = [Part(34, 1.0), Part(40, 1.2), Part(28, 0.8)]
+        parts = [SplitPart(34, 1.0), SplitPart(40, 1.2), SplitPart(28, 0.8)]
         boxes += _row(("learning", "components", "versions"), parts, width, *second)
     else:
         boxes += _pair("learning", "versions", width, *second)
@@ -114,8 +116,8 @@ def _online(wanted: Wanted, width: int, height: int) -> list[Box]:
     return boxes
 
 
-def _sft(wanted: Wanted, width: int, height: int) -> list[Box]:
-    (y, h), second = split(height, [Part(9, 1.4), Part(7, 0.6, 12)])
+def _sft(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
+    (y, h), second = split(height, [SplitPart(9, 1.4), SplitPart(7, 0.6, 12)])
     boxes = _first_row(width, y, h, "learning", 10, "log" if h >= 18 else "")
     return boxes + _pair("speed", "versions", width, *second)
 
@@ -127,7 +129,7 @@ def _first_row(width: int, y: int, height: int, upper: str, rows: int, lower: st
     return [*boxes, Box(lower, tx, y + rows - 1, tw, height - rows + 1)] if lower else boxes
 
 
-def _row(names: tuple[str, ...], parts: list[Part], width: int, y: int, height: int) -> list[Box]:
+def _row(names: tuple[str, ...], parts: list[SplitPart], width: int, y: int, height: int) -> list[Box]:
     return [Box(name, x, y, w, height) for name, (x, w) in zip(names, split(width, parts), strict=True)]
 
 
@@ -135,7 +137,7 @@ def _pair(left: str, right: str, width: int, y: int, height: int) -> list[Box]:
     return [Box(name, x, y, w, height) for name, (x, w) in zip((left, right), _columns(width), strict=True)]
 
 
-def _small(wanted: Wanted, width: int, height: int) -> list[Box]:
+def _small(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
     """Plan a terminal of a few lines: chart, one panel and alerts, the focused pane first."""
     if height < 10:
         return [Box(wanted.focus, 0, 0, width, height)]
@@ -146,12 +148,12 @@ def _small(wanted: Wanted, width: int, height: int) -> list[Box]:
     if wanted.focus not in ("chart", "alerts"):
         second = wanted.focus
     if waits:
-        (y1, h1), (y2, h2) = split(height, [Part(6, 1.0), Part(4, 0.3)])
+        (y1, h1), (y2, h2) = split(height, [SplitPart(6, 1.0), SplitPart(4, 0.3)])
         return [Box(second, 0, y1, width, h1), Box("alerts", 0, y2, width, h2)]
     half = max(6, height // 2)
     boxes = [Box("chart", 0, 0, width, half)]
     if height - half >= 9:
-        (y1, h1), (y2, h2) = split(height - half + 1, [Part(6, 1.0), Part(4, 0.3)])
+        (y1, h1), (y2, h2) = split(height - half + 1, [SplitPart(6, 1.0), SplitPart(4, 0.3)])
         return [*boxes, Box(second, 0, half - 1 + y1, width, h1), Box("alerts", 0, half - 1 + y2, width, h2)]
     third = "alerts" if wanted.focus == "alerts" else second
     return [*boxes, Box(third, 0, half - 1, width, height - half + 1)]

@@ -7,12 +7,11 @@ from itertools import groupby
 
 from rich.style import Style
 
-from ...engine.runs.columns import COLUMNS
-from ...engine.runs.columns import Column as RecordedColumn
+from ...engine.runs.columns import COLUMNS, Column
 from ...engine.runs.types import TrajectoryRow
 from ..format import fitted, mark, version_text, whole
 from .theme import Palette
-from .widgets.table import Column
+from .widgets.table import TableColumn
 
 _LEAST_SHARED = 12
 """Characters that prompts must begin with in common before their beginning is left out."""
@@ -53,7 +52,7 @@ def short(action: str | None) -> str:
 
 def rollout_columns(
     p: Palette, recorded: int, extras: Sequence[str], around: Sequence[TrajectoryRow]
-) -> Sequence[Column]:
+) -> Sequence[TableColumn]:
     """Return the columns for `recorded` trajectories. Prompts start where those of the rows `around` differ."""
     shared = shared_beginning(row.prompt for row in around)
     spoken = [row.words is not None for row in around]
@@ -68,19 +67,21 @@ def rollout_columns(
         return row.stop_reason, p.muted if row.stop_reason == "answer" else p.warn
 
     return (
-        Column("n", "#", max(4, len(str(recorded))), lambda r: (r.n, p.muted), ">"),
+        TableColumn("n", "#", max(4, len(str(recorded))), lambda r: (r.n, p.muted), ">"),
         *(_of_table(p, column) for column in COLUMNS[:1]),
-        Column("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
-        Column("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
-        Column("advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1),
+        TableColumn("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
+        TableColumn("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
+        TableColumn(
+            "advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1
+        ),
         *(_extra(p, name, place, around) for place, name in enumerate(extras)),
         *(_of_table(p, column) for column in COLUMNS[1:] if column.title),
-        *((Column("penalties", "pen", 4, broken, ">", drop=2),) if penalised else ()),
+        *((TableColumn("penalties", "pen", 4, broken, ">", drop=2),) if penalised else ()),
         *(_learning(p) if any(row.gate for row in around) else ()),
-        Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
-        Column("", "split", 5, lambda r: (r.split, p.faint), drop=9),
-        *((Column("", "ended by", 10, ended, drop=7),) if any(row.stop_reason for row in around) else ()),
-        Column(
+        TableColumn("", "group", 9, lambda r: (r.group, p.muted), drop=8),
+        TableColumn("", "split", 5, lambda r: (r.split, p.faint), drop=9),
+        *((TableColumn("", "ended by", 10, ended, drop=7),) if any(row.stop_reason for row in around) else ()),
+        TableColumn(
             "",
             title,
             22,
@@ -88,11 +89,11 @@ def rollout_columns(
             grow=2.0,
             drop=0,
         ),
-        Column("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
+        TableColumn("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
     )
 
 
-def _of_table(p: Palette, column: RecordedColumn) -> Column:
+def _of_table(p: Palette, column: Column) -> TableColumn:
 
     def cell(row: TrajectoryRow) -> tuple[str, Style]:
         value = getattr(row, column.attribute, None)
@@ -103,10 +104,10 @@ def _of_table(p: Palette, column: RecordedColumn) -> Column:
         return text, p.text if column.name == "turns" else p.muted
 
     sort = column.name if column.sortable else ""
-    return Column(sort, column.title, column.cells, cell, ">", drop=column.drop)
+    return TableColumn(sort, column.title, column.cells, cell, ">", drop=column.drop)
 
 
-def _learning(p: Palette) -> Sequence[Column]:
+def _learning(p: Palette) -> Sequence[TableColumn]:
 
     def gate(row: TrajectoryRow) -> tuple[str, Style]:
         return row.gate.replace("_", " "), p.good if row.gate == "open" else p.muted
@@ -115,15 +116,15 @@ def _learning(p: Palette) -> Sequence[Column]:
         return ", ".join(done.replace("_", " ") for done in row.uses or ()), p.text
 
     return (
-        Column("", "policy", 6, lambda r: (version_text(r.policy_version), p.muted), ">", drop=4),
-        Column("", "sent", 4, lambda r: ("✓" if r.sent else "", p.good), drop=5),
-        Column("", "conf", 5, lambda r: (fitted(r.confidence, 5), p.text), ">", drop=3),
-        Column("", "gate", 8, gate, drop=2),
-        Column("", "update", 10, used, drop=1),
+        TableColumn("", "policy", 6, lambda r: (version_text(r.policy_version), p.muted), ">", drop=4),
+        TableColumn("", "sent", 4, lambda r: ("✓" if r.sent else "", p.good), drop=5),
+        TableColumn("", "conf", 5, lambda r: (fitted(r.confidence, 5), p.text), ">", drop=3),
+        TableColumn("", "gate", 8, gate, drop=2),
+        TableColumn("", "update", 10, used, drop=1),
     )
 
 
-def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -> Column:
+def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -> TableColumn:
     numbers = [v for row in around if isinstance(v := row.extra.get(name), (int, float))]
     places = 0 if all(float(v).is_integer() for v in numbers) else 2
 
@@ -135,7 +136,7 @@ def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -
 
     title = name.removeprefix("component.")
     cells = max(5, min(9, len(title)))
-    return Column("", title, cells, cell, ">", drop=4 if place < 4 else 10 + place)
+    return TableColumn("", title, cells, cell, ">", drop=4 if place < 4 else 10 + place)
 
 
 def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRollout:
     """One rollout as read.
 
     `record` is None if its text is unreadable; `problem` gives the reason. group: its group in order of rollouts,
@@ -53,10 +53,10 @@ class RolloutCursor:
     """A rollout, a step of it and a search match. Moves return whether the cursor moved."""
 
     def __init__(self) -> None:
-        self.opened = Opened(0)
+        self.opened = OpenedRollout(0)
         self.step = 0
         self.match: Match | None = None
-        self.kept: OrderedDict[int, Opened] = OrderedDict()
+        self.kept: OrderedDict[int, OpenedRollout] = OrderedDict()
 
     @property
     def n(self) -> int:
@@ -70,13 +70,13 @@ class RolloutCursor:
     def steps(self) -> Sequence[Step]:
         return self.record.trajectory.steps if self.record is not None else ()
 
-    def keep(self, opened: Opened) -> None:
+    def keep(self, opened: OpenedRollout) -> None:
         self.kept[opened.n] = opened
         self.kept.move_to_end(opened.n)
         while len(self.kept) > 2 and (len(self.kept) > _KEPT or sum(map(_size, self.kept.values())) > _KEPT_SIZE):
             self.kept.popitem(last=False)
 
-    def open(self, opened: Opened, step: int = 0) -> None:
+    def open(self, opened: OpenedRollout, step: int = 0) -> None:
         """Move to a rollout. A negative step counts from the end."""
         if opened.n:
             self.keep(opened)
@@ -123,12 +123,12 @@ def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Matc
     return None
 
 
-def read_opened(reader: RunReader, n: int) -> Opened:
+def read_opened(reader: RunReader, n: int) -> OpenedRollout:
     """Read a rollout by its number. Errors go to its `problem`."""
     try:
         reader.bodies.number(n)
     except LookupError as error:
-        return Opened(0, problem=_sentence(error, reader.problems))
+        return OpenedRollout(0, problem=_sentence(error, reader.problems))
     rows = reader.rollouts.rows([n])
     # by the name as the record keeps it: what a model wrote may hold what no database takes
     group = reader.rollouts.group(rows[0].group) if rows else []
@@ -136,14 +136,14 @@ def read_opened(reader: RunReader, n: int) -> Opened:
         record = reader.bodies.trajectory(n)
         uses = reader.bodies.uses(n, record)
     except (RecordError, LookupError) as error:
-        return Opened(n, None, group, problem=_sentence(error, reader.problems))
+        return OpenedRollout(n, None, group, problem=_sentence(error, reader.problems))
     online = any("update" in use.facts for use in uses)
     evaluations = reader.events(("eval",), limit=500) if online else []
     validations = [e for e in evaluations if e.data.get("split") == "validation"]
-    return Opened(n, record, group, uses, validations, "; ".join(reader.problems))
+    return OpenedRollout(n, record, group, uses, validations, "; ".join(reader.problems))
 
 
-def _size(opened: Opened) -> int:
+def _size(opened: OpenedRollout) -> int:
     steps = opened.record.trajectory.steps if opened.record is not None else ()
     return sum(len(s.text) + len(s.thought) + len(s.observation) for s in steps)
 

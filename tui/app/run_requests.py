@@ -21,7 +21,7 @@ State = Literal["running", "pausing", "paused", "resuming", "stopping", "ended",
 
 
 @dataclass(frozen=True)
-class Answer:
+class KeyEffect:
     """The effect of a key: leave a request, withdraw one, or only show a message."""
 
     say: str
@@ -86,21 +86,21 @@ class Requests:
         }  # fmt: skip
         return words.get(self.state, "")
 
-    def on_pause_key(self) -> Answer:
+    def on_pause_key(self) -> KeyEffect:
         what = "learning" if self.reading.kind == "online" else "the run"
         match self.state:
             case "running":
                 when = "answers go on" if self.reading.kind == "online" else "after this step"
-                return Answer(f"Asked {what} to pause ({when}); space takes it back.", ask="pause")
+                return KeyEffect(f"Asked {what} to pause ({when}); space takes it back.", ask="pause")
             case "paused":
-                return Answer(f"Asked {what} to go on.", ask="resume")
+                return KeyEffect(f"Asked {what} to go on.", ask="resume")
             case "pausing" | "resuming":
                 pending = self.pending
                 kept = "goes on" if self.state == "pausing" else "stays paused"
-                return Answer(f"Taken back: {what} {kept}.", withdraw=pending)
+                return KeyEffect(f"Taken back: {what} {kept}.", withdraw=pending)
             case "stopping":
-                return Answer("The run saves and stops already.")
+                return KeyEffect("The run saves and stops already.")
             case "cannot":
-                return Answer("This run serves and does not learn: there is nothing to pause.")
+                return KeyEffect("This run serves and does not learn: there is nothing to pause.")
             case _:
-                return Answer(f"The run is {self.reading.info.status} and cannot take “pause”.")
+                return KeyEffect(f"The run is {self.reading.info.status} and cannot take “pause”.")

@@ -55,7 +55,7 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Written:
+class ServerOutput:
     """The turns and tokens of a step that one server wrote."""
 
     server: str
@@ -98,7 +98,7 @@ def spans(reader: RunReader, step: int) -> dict[str, list[tuple[float, float]]]:
     return {NAMED.get(name, name): [(a - first, b - first) for a, b in found[name]] for name in order}
 
 
-def written(reader: RunReader, step: int) -> Sequence[Written]:
+def written(reader: RunReader, step: int) -> Sequence[ServerOutput]:
     """Return who wrote the rollouts of a step; nothing if no server is recorded."""
     turns, tokens = Counter[str](), Counter[str]()
     for row in reader.rollouts.page(Query(f"step={step} and not split:eval"), limit=_READ):
@@ -109,4 +109,4 @@ def written(reader: RunReader, step: int) -> Sequence[Written]:
         for turn in steps:
             turns[turn.server] += 1
             tokens[turn.server] += turn.token_span[1] - turn.token_span[0]
-    return [Written(server, turns[server], tokens[server]) for server in sorted(turns) if server]
+    return [ServerOutput(server, turns[server], tokens[server]) for server in sorted(turns) if server]

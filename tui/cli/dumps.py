@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.imports import cache
-from ...engine.imports.behind import Opened, is_path_of_dump
+from ...engine.imports.behind import OpenedDump, is_path_of_dump
 from ...engine.imports.options import Options
 from ...engine.imports.readers import open_reader
 from ...engine.launch.find import find_run
@@ -37,7 +37,7 @@ def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequ
 
 def opened_dump(
     reference: str, maps: Sequence[str], importers: Sequence[str], *, whole: bool, searchable: bool = False
-) -> tuple[RunInfo, Opened]:
+) -> tuple[RunInfo, OpenedDump]:
     """Open a dump as a run. If it cannot be opened, the command ends with one line."""
     from ...engine.imports.opening import open_dump
 

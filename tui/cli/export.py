@@ -21,7 +21,7 @@ from .common import ExitCode, Home, Importers, Maps, RunReference, fail, say
 from .dumps import matching, opened, run_or_dump
 
 if TYPE_CHECKING:
-    from ..exporting.formats import Format as Exported
+    from ..exporting.formats import ExportFormat
 
 
 Format = StrEnum("Format", ["jsonl", "parquet", "messages", "openai", "sharegpt", "dpo", "atif", "inspect", "sts"])
@@ -83,7 +83,7 @@ def export(
     say(f"wrote {count:,} {what} to {out}")
 
 
-def _print(chosen: Exported, info: RunInfo, filter_: str, best: bool) -> None:
+def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> None:
     if chosen.folder:
         fail("--out -: this format is a folder of files; name a folder", ExitCode.USAGE)
     if sys.stdout.isatty():  # texts of a model may hold codes for the terminal

@@ -18,7 +18,7 @@ Rows = Callable[[Iterable[Whole]], Iterable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """suffix: of the file that is written by default; of a folder if `folder`. write: returns the number of rows."""
 
     suffix: str
@@ -66,15 +66,15 @@ def _name(whole: Whole) -> str:
 
 
 FORMATS = {
-    "jsonl": Format("jsonl", _lines(_whole)),
-    "parquet": Format("parquet", lambda path, wholes, info: write_parquet(path, _whole(wholes))),
-    "messages": Format("messages.jsonl", _each(demonstration)),
-    "openai": Format("openai.jsonl", _each(openai)),
-    "sharegpt": Format("sharegpt.jsonl", _each(sharegpt)),
-    "dpo": Format("dpo.jsonl", _lines(pairs)),
-    "atif": Format("atif", _write_atif, folder=True),
-    "sts": Format("sts", _write_sessions, folder=True),
-    "inspect": Format("eval", write_inspect),
+    "jsonl": ExportFormat("jsonl", _lines(_whole)),
+    "parquet": ExportFormat("parquet", lambda path, wholes, info: write_parquet(path, _whole(wholes))),
+    "messages": ExportFormat("messages.jsonl", _each(demonstration)),
+    "openai": ExportFormat("openai.jsonl", _each(openai)),
+    "sharegpt": ExportFormat("sharegpt.jsonl", _each(sharegpt)),
+    "dpo": ExportFormat("dpo.jsonl", _lines(pairs)),
+    "atif": ExportFormat("atif", _write_atif, folder=True),
+    "sts": ExportFormat("sts", _write_sessions, folder=True),
+    "inspect": ExportFormat("eval", write_inspect),
 }
 
 

@@ -13,7 +13,7 @@ from peft import PeftModel
 from ....envs.agent import AgentTurn, AsyncAgentSession, Seed
 from ....envs.seeds import seed_of
 from ...policy.sight.processor import Encoded, SightError
-from ...runs.control.live import LiveBatch
+from ...runs.control.live import BatchTexts
 from ..chat import ChatBridge
 from ..chat_agent import ChatAgent, seeds_of, taught
 from ..chat_session import ChatSession
@@ -40,7 +40,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         prompts: Sequence[Encoded | SightError],
         num_rollouts: int,
         seeds: Sequence[int],
-        watched: LiveBatch | None = None,
+        watched: BatchTexts | None = None,
     ) -> None:
         self._spans = pool.spans
         rows = [prompt for prompt in prompts for _ in range(num_rollouts)]
@@ -156,7 +156,7 @@ class RemoteAgent(ChatAgent):
         begun: Sequence[Encoded | SightError],
         num_rollouts: int,
         seed: Seed,
-        watched: LiveBatch | None,
+        watched: BatchTexts | None,
     ) -> RemoteSession:
         version = self._own_version.get() or self.publisher.current
         if version is None:

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDocument:
     """One document and its place. `offset` and `length` are for the container, to read it again. `line` is for people.
     `after` is the place of the next document. `problem` is the reason why the document is skipped."""
 
@@ -51,7 +51,7 @@ class Container(ABC):
         """Return whether a file that begins with these bytes is one."""
 
     @abstractmethod
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield the documents from a place on, in order. Raises DumpError or OSError."""
 
     def read(self, path: Path, offset: int, length: int) -> Any:

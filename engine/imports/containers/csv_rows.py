@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file
+from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, cached_by_file
 
 csv.field_size_limit(MAX_DOCUMENT)
 _NAME = re.compile(r"[\w ./:()\[\]-]{0,80}")
@@ -21,7 +21,7 @@ _COLUMNS = re.compile(
 """Names of columns that a table of rollouts or of metrics has. Any other text with commas is no table."""
 
 
-class Row(dict[str, Any]):
+class CsvRow(dict[str, Any]):
     """A row of texts, null for an empty cell. Formats read numbers from it where a column is nothing else."""
 
 
@@ -45,7 +45,7 @@ class CsvRows(Container):
             and any(map(_COLUMNS.search, names))
         )
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         header, begin, delimiter = _header(path)
         at = max(after, begin)
         with open(path, "rb") as file:
@@ -63,11 +63,11 @@ class CsvRows(Container):
                     length, taken = taken, 0
                     line += 1
                     if len(values) == len(header):
-                        row = Row((name, value or None) for name, value in zip(header, values, strict=True) if name)
-                        yield Found(at, length, line + 1, at + length, row)
+                        row = CsvRow((name, value or None) for name, value in zip(header, values, strict=True) if name)
+                        yield FoundDocument(at, length, line + 1, at + length, row)
                     elif values:
                         problem = f"the row has {len(values)} columns, the first row {len(header)}"
-                        yield Found(at, length, line + 1, at + length, problem=problem)
+                        yield FoundDocument(at, length, line + 1, at + length, problem=problem)
                     at += length
             except csv.Error as error:
                 raise DumpError(f"{path}, row {line + 2}: {error}") from None

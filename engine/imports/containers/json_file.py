@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file, loads
+from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, cached_by_file, loads
 
 MAX_FILE = 2 << 30
 """Bytes of a file that is read at once."""
@@ -46,14 +46,14 @@ class JsonFile(Container):
         # a first line that is no document of its own: either pretty-printed, or a damaged line among good ones
         return _parsed(first) is None and not isinstance(_parsed(rest.partition(b"\n")[0]), dict)
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield the document or the items of the list. The place is an index, or the bytes in a large list."""
         if os.stat(path).st_size > LARGE and _is_list(path):
             yield from _items(path, after, line)
             return
         items = _load(path)
         for i, item in enumerate(items[after:], after):
-            yield Found(i, 1, i + 1, i + 1, item)
+            yield FoundDocument(i, 1, i + 1, i + 1, item)
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return an item by its index (`length` 1) or its bytes."""
@@ -83,7 +83,7 @@ def _is_list(path: Path) -> bool:
         return _BEGIN.match(file.read(64).decode("latin-1")) is not None
 
 
-def _items(path: Path, after: int, line: int) -> Iterator[Found]:
+def _items(path: Path, after: int, line: int) -> Iterator[FoundDocument]:
     """Yield the items of a list from a byte on.
 
     The end of an item is found in Latin-1 text, which has one character per byte. The item is read from its bytes.
@@ -118,10 +118,10 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
                 if behind is None:
                     if text[at:].strip():
                         problem += "; the list is not read from here on"
-                        yield Found(begin, 0, line + 1, os.stat(path).st_size, problem=problem)
+                        yield FoundDocument(begin, 0, line + 1, os.stat(path).st_size, problem=problem)
                     return
                 line += 1
-                yield Found(begin, behind - begin, line, behind, problem=problem)
+                yield FoundDocument(begin, behind - begin, line, behind, problem=problem)
                 file.seek(behind)
                 base, text, at = behind, file.read(_BLOCK).decode("latin-1"), 0
                 continue
@@ -129,9 +129,9 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
             try:
                 document = loads(text[at:end].encode("latin-1"))
             except ValueError as error:
-                yield Found(base + at, end - at, line, base + end, problem=str(error))
+                yield FoundDocument(base + at, end - at, line, base + end, problem=str(error))
             else:
-                yield Found(base + at, end - at, line, base + end, document)
+                yield FoundDocument(base + at, end - at, line, base + end, document)
             at = end
 
 

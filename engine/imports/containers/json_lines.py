@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .base import MARK, MAX_DOCUMENT, Container, Found, loads
+from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, loads
 
 BLOCK = 1 << 20
 
@@ -20,13 +20,13 @@ class JsonLines(Container):
         start = head.removeprefix(MARK).lstrip()
         return start[:1] in (b"{", b"[") and b"\0" not in start[:64]
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         with open(path, "rb") as file:
             file.seek(after)
             yield from lines(file, after, line)
 
 
-def lines(stream: Any, at: int, line: int, *, grows: bool = True) -> Iterator[Found]:
+def lines(stream: Any, at: int, line: int, *, grows: bool = True) -> Iterator[FoundDocument]:
     """Yield the documents of a stream of lines, from byte `at` and behind line `line`.
 
     A last line that is not whole may still grow, or (not `grows`) is reported.
@@ -48,5 +48,5 @@ def lines(stream: Any, at: int, line: int, *, grows: bool = True) -> Iterator[Fo
             whole = ended or length > MAX_DOCUMENT
             if not whole and (grows if problem else not isinstance(document, (dict, list))):
                 return
-            yield Found(at, length, line, at + length + ended, document, problem)
+            yield FoundDocument(at, length, line, at + length + ended, document, problem)
         at += length + ended

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
-from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, cached_by_file, loads, stat_of
+from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, FoundDocument, cached_by_file, loads, stat_of
 from .json_file import JsonFile, is_long_line, item_of, items_of
 from .json_lines import lines
 
@@ -50,12 +50,12 @@ class PackedLines(Container):
         """Return a place in the file, and the byte of the text there, from which to unpack up to `offset`."""
         return 0, 0
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield the lines from a byte of the text on, or the items of one document."""
         try:
             if self._is_document(path):
                 for i, item in enumerate(_whole(path, self.unpacked)[after:], after):
-                    yield Found(i, 0, i + 1, i + 1, item)
+                    yield FoundDocument(i, 0, i + 1, i + 1, item)
                 return
             for found in lines(self._at(path, after), after, line):
                 if found.after > MAX_TEXT:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import Container, Found, stat_of
+from .base import Container, FoundDocument, stat_of
 
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 BATCH = 64
@@ -45,13 +45,13 @@ class Parquet(Container):
     def detect(self, head: bytes) -> bool:
         return head[:4] == b"PAR1"
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         at = 0
         for batch in _batches(path):
             if at + batch.num_rows > after:
                 for i, row in enumerate(_rows(path, batch), at):
                     if i >= after:
-                        yield Found(i, 1, i + 1, i + 1, row)
+                        yield FoundDocument(i, 1, i + 1, i + 1, row)
             at += batch.num_rows
 
     def read(self, path: Path, offset: int, length: int) -> Any:

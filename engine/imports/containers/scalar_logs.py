@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .base import Container, Found, loads
+from .base import Container, FoundDocument, loads
 
 _LARGEST = 1 << 20
 """Bytes of a record with scalars. A larger one holds something else."""
@@ -70,7 +70,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 class _ScalarLog(Container):
     kind: str
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield `{kind: {name: value}, "step": step}` for neighbouring records of one step."""
         step, values, begin = None, dict[str, float](), after
         at = after
@@ -82,18 +82,18 @@ class _ScalarLog(Container):
                         raise ValueError("its checksum is wrong")
                     new, more = self._scalars(record)
                 except (ValueError, TypeError, AttributeError, struct.error) as error:
-                    yield Found(start, at - start, line, at, problem=f"record {line} is damaged ({error})")
+                    yield FoundDocument(start, at - start, line, at, problem=f"record {line} is damaged ({error})")
                     continue
                 if not more:
                     continue
                 if values and new != step:
-                    yield Found(begin, start - begin, line - 1, start, {self.kind: values, "step": step})
+                    yield FoundDocument(begin, start - begin, line - 1, start, {self.kind: values, "step": step})
                     values = {}
                 if not values:
                     begin = start
                 step, values = new, {**values, **more}
         if values:
-            yield Found(begin, at - begin, line, at, {self.kind: values, "step": step})
+            yield FoundDocument(begin, at - begin, line, at, {self.kind: values, "step": step})
 
     @abstractmethod
     def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:

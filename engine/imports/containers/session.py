@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MARK, Container, Found, cached_by_file, loads
+from .base import MARK, Container, FoundDocument, cached_by_file, loads
 from .json_file import items_of
 from .json_lines import lines
 
@@ -40,15 +40,15 @@ class SessionFile(Container):
                 break
         return is_session(entries)
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield the session, after a problem for each line that cannot be read."""
         size = os.stat(path).st_size
         if after >= size:
             return
         entries, problems = _entries(path)
         for number, problem in problems:
-            yield Found(0, 0, number, 0, problem=problem)
-        yield Found(0, size, 1, size, {"session": list(entries)})
+            yield FoundDocument(0, 0, number, 0, problem=problem)
+        yield FoundDocument(0, size, 1, size, {"session": list(entries)})
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         return {"session": list(_entries(path)[0])}

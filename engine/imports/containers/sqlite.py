@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import DumpError
-from .base import Container, Found, cached_by_file
+from .base import Container, FoundDocument, cached_by_file
 
 TABLES = ("traces", "metrics", "alerts")
 """Tables of trackio that hold documents, in the order of reading."""
@@ -25,7 +25,7 @@ class Sqlite(Container):
     def detect(self, head: bytes) -> bool:
         return head[:16] == b"SQLite format 3\0"
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield `{"table": name, "row": {…}}` for each row of a known table."""
         with _connected(path) as db:
             for number, table in enumerate(TABLES):
@@ -37,7 +37,7 @@ class Sqlite(Container):
                 for rowid, *values in rows:
                     place = number * _SPAN + rowid
                     document = {"table": table, "row": dict(zip(names, values, strict=True))}
-                    yield Found(place, 1, rowid, place, document)
+                    yield FoundDocument(place, 1, rowid, place, document)
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         return super().read(path, offset - 1, length)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...runs.zstd import ZstdError
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file, loads
+from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, cached_by_file, loads
 from .json_lines import lines
 
 if sys.version_info >= (3, 14):
@@ -42,7 +42,7 @@ class ZipFile(Container):
     def detect(self, head: bytes) -> bool:
         return head[:4] == b"PK\x03\x04"
 
-    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield the JSON members with their names, an index of the others first, and lines of JSON one by one."""
         members = _archive(path).infolist()
         begin, parts = divmod(after, _SPAN)
@@ -56,7 +56,7 @@ class ZipFile(Container):
                     elif found.length > done:  # a line
                         yield replace(found, after=at + found.length)
             except DumpError as error:
-                yield Found(number, 0, number + 1, at + _SPAN, problem=f"{members[number].filename}: {error}")
+                yield FoundDocument(number, 0, number + 1, at + _SPAN, problem=f"{members[number].filename}: {error}")
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return the document of a member, or its line `length`."""
@@ -119,7 +119,7 @@ def _order(path: Path) -> list[int]:
     return [*first, *sorted(set(numbers.values()).difference(whole, flushed))]
 
 
-def _parts(found: Found, done: int) -> Iterator[Found]:
+def _parts(found: FoundDocument, done: int) -> Iterator[FoundDocument]:
     """Yield a document. An index comes in parts after `done`, so that its first rows are shown before its last."""
     inside: dict[str, object] = found.document or {}
     rows = inside.get("document")
@@ -134,7 +134,7 @@ def _parts(found: Found, done: int) -> Iterator[Found]:
         yield replace(found, document=document, after=found.after if last else found.after - _SPAN + part + 1)
 
 
-def _documents(path: Path, number: int) -> Iterator[Found]:
+def _documents(path: Path, number: int) -> Iterator[FoundDocument]:
     """Yield `{"member": name, "document": …}` for each JSON document of a member. `length` is the line's number.
 
     A member that is too large for one document is read as lines, one at a time. Raises DumpError.
@@ -146,11 +146,11 @@ def _documents(path: Path, number: int) -> Iterator[Found]:
         if data.removeprefix(MARK).lstrip()[:1] not in (b"{", b"["):
             return
         try:
-            yield Found(number, 0, number + 1, number + 1, {"member": name, "document": loads(data)})
+            yield FoundDocument(number, 0, number + 1, number + 1, {"member": name, "document": loads(data)})
             return
         except ValueError as error:
             if b"\n" not in data.strip():
-                yield Found(number, 0, number + 1, number + 1, problem=f"{name}: {error}")
+                yield FoundDocument(number, 0, number + 1, number + 1, problem=f"{name}: {error}")
                 return
         stream: io.BufferedIOBase = io.BytesIO(data)
     else:
@@ -159,7 +159,7 @@ def _documents(path: Path, number: int) -> Iterator[Found]:
         for found in lines(stream, 0, 0, grows=False):
             document = None if found.problem else {"member": name, "document": found.document}
             problem = f"{name}, line {found.line}: {found.problem}" if found.problem else None
-            yield Found(number, found.line, number + 1, number + 1, document, problem)
+            yield FoundDocument(number, found.line, number + 1, number + 1, document, problem)
 
 
 def _unpack(path: Path, number: int) -> bytes:

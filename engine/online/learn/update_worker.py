@@ -21,13 +21,22 @@ from torch import nn
 
 from ....configs.schema import RunConfig
 from ....configs.sections.online import OnlineConfig
-from ...runs.control.requests import ControlChannel, Request
+from ...runs.control.requests import ControlChannel, RunRequest
 from ...runs.write.writer import RunWriter
 from ..process import EngineWatch, load_serving_policy
 from ..store.folder import OnlineFolder
 from ..store.opening import open_store
 from ..store.snapshots import SnapshotWriter
-from ..store.update_queue import LeaseHeld, LeaseLost, Outcome, QueueDamaged, QueuedTask, QueueError, Settled, Trouble
+from ..store.update_queue import (
+    LastingProblem,
+    LeaseHeld,
+    LeaseLost,
+    Outcome,
+    QueueDamaged,
+    QueuedTask,
+    QueueError,
+    Settled,
+)
 from ..store.update_task import TaskError, UpdateTask
 from .policy_update import PolicyUpdater
 from .publisher import Publisher
@@ -297,7 +306,7 @@ class Working:
 
     def _begin(self, *, check_queue: bool) -> UpdateWorker | None:
         """Create a worker once the disk and the lease allow it. Returns None when the run ends before that."""
-        standby, trouble = Trouble(self.tell), Trouble(self.tell)
+        standby, trouble = LastingProblem(self.tell), LastingProblem(self.tell)
         updater: PolicyUpdater | None = None
         images = open_store(self.folder, self.online).images
         while True:
@@ -329,7 +338,7 @@ class Working:
 
     def _learn(self, worker: UpdateWorker) -> None:
         self._paused = False
-        trouble = Trouble(self.tell)
+        trouble = LastingProblem(self.tell)
         looked = 0.0
         while True:
             if self.engine.gone():
@@ -358,7 +367,7 @@ class Working:
             else:
                 time.sleep(self.online.poll_interval_s)
 
-    def _obey(self, request: Request, worker: UpdateWorker) -> None:
+    def _obey(self, request: RunRequest, worker: UpdateWorker) -> None:
         outcome = "updates end, state saved"
         if request.command == "pause":
             self._paused = True

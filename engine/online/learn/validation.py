@@ -107,7 +107,7 @@ class TextGuard:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ValidationProgress:
     """The results for one candidate so far, a JSON value in the queue.
 
     state: the candidate's state file. measure: the `Validator.measure` that was used; results of another one do not
@@ -217,21 +217,21 @@ class Validator:
             queue.set(validation=result | progress.result() | {"seconds": progress.seconds})
         return True
 
-    def begun(self, state: str, kept: object) -> Progress:
+    def begun(self, state: str, kept: object) -> ValidationProgress:
         """Return the progress of `state`. kept: the last stored progress, of this or another candidate."""
-        last = Progress.from_json(kept)
+        last = ValidationProgress.from_json(kept)
         if last is None or last.measure != self.measure:
-            return Progress(state, self.measure)
+            return ValidationProgress(state, self.measure)
         if last.state == state:
             return last
         whole = len(last.labels) == len(self.canary)
-        return Progress(state, self.measure, before=last.labels if whole else last.before)
+        return ValidationProgress(state, self.measure, before=last.labels if whole else last.before)
 
-    def is_whole(self, progress: Progress) -> bool:
+    def is_whole(self, progress: ValidationProgress) -> bool:
         texts = self.guard is None or progress.texts is not None
         return texts and len(progress.ema) == len(self.rows) and len(progress.labels) == len(self.canary)
 
-    def portion(self, progress: Progress, tensors: Mapping[str, Tensor]) -> Progress:
+    def portion(self, progress: ValidationProgress, tensors: Mapping[str, Tensor]) -> ValidationProgress:
         """Measure one more portion. tensors: `live/…` and `ema/…` of the candidate's state."""
         began = time.perf_counter()
         is_live = len(progress.live) < len(self.rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ....envs.trajectory import Call
-from ...agents.sampling import TokenScores
+from ...agents.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Piece:
 
     text: str
     index: int = 0
-    scores: tuple[TokenScores, ...] = ()
+    scores: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Written:
     """
 
     text: str
-    scores: tuple[TokenScores, ...] = ()
+    scores: tuple[TokenLogprobs, ...] = ()
     calls: tuple[Call, ...] = ()
     problem: str = ""
 

@@ -31,7 +31,7 @@ KNOWN_POSITIONS = 4096
 
 
 @dataclass(frozen=True)
-class Positions:
+class TokenPositions:
     """Positions of one row of T tokens, int64 [3, T], and the distance of a later token from its own place."""
 
     values: np.ndarray
@@ -53,7 +53,7 @@ class SeeingModel:
         self.model = model
         self.tower = VisionTower(model)
         self.image_id = int(model.config.image_token_id)
-        self._positions: dict[tuple[object, ...], Positions] = {}
+        self._positions: dict[tuple[object, ...], TokenPositions] = {}
         self._rope = getattr(model.base_model, "get_rope_index", None)
         self._placing = () if self._rope is None else tuple(inspect.signature(self._rope).parameters)
         self.two_way = "token_type_ids" in inspect.signature(model.forward).parameters
@@ -83,12 +83,12 @@ class SeeingModel:
         """Whether positions differ from places in the row."""
         return self._rope is not None
 
-    def positions(self, token_ids: np.ndarray, images: Images) -> Positions | None:
+    def positions(self, token_ids: np.ndarray, images: Images) -> TokenPositions | None:
         """Return the positions of a row of T tokens, or None if they equal the places."""
         if self._rope is None:
             return None
         if not images:
-            return Positions(np.zeros((3, 0), np.int64), 0)
+            return TokenPositions(np.zeros((3, 0), np.int64), 0)
         # What comes after the last image is counted on from there, so rows that begin alike share the answer.
         begun = np.ascontiguousarray(token_ids[: int(np.flatnonzero(token_ids == self.image_id)[-1]) + 1], np.int64)
         # So do pictures of one size: the model asks for their grids, not for their pixels.
@@ -100,12 +100,12 @@ class SeeingModel:
             self._positions[key] = self._ask_positions(begun, grids)
         return self._positions[key]
 
-    def _ask_positions(self, token_ids: np.ndarray, grids: Mapping[str, Tensor]) -> Positions:
+    def _ask_positions(self, token_ids: np.ndarray, grids: Mapping[str, Tensor]) -> TokenPositions:
         assert self._rope is not None
         ids = torch.from_numpy(token_ids)[None]
         found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **grids)
         values = found[:, 0].numpy()
-        return Positions(values, int(values.max()) + 1 - values.shape[1])
+        return TokenPositions(values, int(values.max()) + 1 - values.shape[1])
 
     def runs(self, token_ids: Tensor) -> Tensor:
         """Number the unbroken runs of image tokens, int64 [..., T]; -1 for text."""

@@ -13,7 +13,7 @@ from ...runs.durable import read_json
 from ...runs.paths import RUN_FILE
 from ...runs.read.reader import RunReader
 from ...runs.updates import FOLDER, Block, read_updates
-from ..items import Item, steps_of
+from ..items import RecordedRollout, steps_of
 from ..ledger import SINGLE, Report
 from .generation import GenerationCheck
 from .settings import FORMULAS, Settings, settings_of
@@ -70,7 +70,7 @@ class Walk:
     report: Report
     settings: Settings
     resumed: bool
-    items: dict[str, Item] = field(default_factory=dict)
+    items: dict[str, RecordedRollout] = field(default_factory=dict)
     """Rollouts that micro-batches may still use, by id."""
     sums: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Metrics since the last log, by name."""
@@ -81,7 +81,7 @@ class Walk:
         self.generations = GenerationCheck(self.report, self.settings)
         self.updates = UpdateCheck(self.report, self.settings, self.resumed)
 
-    def step(self, step: int, items: Sequence[Item], blocks: Sequence[Block]) -> None:
+    def step(self, step: int, items: Sequence[RecordedRollout], blocks: Sequence[Block]) -> None:
         lag = self.settings.steps_per_generation * self.settings.num_iterations
         self.items = {id_: i for id_, i in self.items.items() if (i.row.step or 0) >= step - lag}
         self.items |= {item.row.id: item for item in items}

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from ...runs.updates import Block
 from ..dumps import std_of
-from ..items import Item, groups_of
+from ..items import RecordedRollout, groups_of
 from ..ledger import SINGLE, Report
 from .settings import Settings
 
@@ -24,7 +24,7 @@ class GenerationCheck:
         self.report = report
         self.settings = settings
 
-    def check(self, block: Block, items: Mapping[str, Item]) -> None:
+    def check(self, block: Block, items: Mapping[str, RecordedRollout]) -> None:
         """Check the rollouts of one generation, and the metrics that TRL computed from them."""
         known = [items[id_] for id_ in block.data["ids"] if id_ in items]
         scored = self.rollouts(known)
@@ -34,7 +34,7 @@ class GenerationCheck:
                 within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most)
         self._masks(block, place)
 
-    def rollouts(self, items: Sequence[Item]) -> Scored | None:
+    def rollouts(self, items: Sequence[RecordedRollout]) -> Scored | None:
         """Check groups, sums and advantages of rollouts that were scored together."""
         names = list(dict.fromkeys(name for item in items for name in values_of(item)))
         if not items or not names:
@@ -70,14 +70,16 @@ class GenerationCheck:
             self.report.number(item.place, "advantage", item.record.advantage, right, tolerance=slack, size=1.0)
         return scored
 
-    def _group(self, group: Sequence[Item]) -> None:
+    def _group(self, group: Sequence[RecordedRollout]) -> None:
         place = f"step {group[0].row.step}, group {group[0].record.trajectory.group}"
         self.report.same(place, "rollouts in the group", len(group), self.settings.num_generations)
         if not self.settings.environments:  # each may write its own prompt
             prompts = {item.record.trajectory.prompt for item in group}
             self.report.same(place, "prompts in the group", len(prompts), 1)
 
-    def _metrics(self, block: Block, items: Sequence[Item], scored: Scored) -> dict[str, tuple[float, float]]:
+    def _metrics(
+        self, block: Block, items: Sequence[RecordedRollout], scored: Scored
+    ) -> dict[str, tuple[float, float]]:
         """Return TRL's metrics of a generation, each with its least and largest possible value."""
         found: dict[str, float] = {}
         if self.settings.version >= UNSCORED:  # before, the logged reward had no weights
@@ -114,7 +116,7 @@ class GenerationCheck:
             self.report.number(place, "tokens that the loss divides by", data["items"], float(sum(data["in_loss"])))
 
 
-def values_of(item: Item) -> dict[str, float]:
+def values_of(item: RecordedRollout) -> dict[str, float]:
     """Return the values of reward functions by name, NaN where one does not apply."""
     return {name: math.nan if value.raw is None else value.raw for name, value in item.components}
 

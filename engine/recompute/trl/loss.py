@@ -18,7 +18,7 @@ BOUND = 2e-5
 
 
 @dataclass(frozen=True)
-class Row:
+class LossRow:
     """One rollout in a micro-batch. Sequences are over its unmasked completion tokens, log-probs in nats.
 
     logps: of the policy under training. old, reference, sampled: of other policies (None: not in the batch). mask: 1
@@ -68,7 +68,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedLoss:
     """What a micro-batch comes to. size: the sum of the absolute terms. gradients: for each row and token. near: where
     float32 decides the gradient. terms: of each row."""
 
@@ -80,8 +80,8 @@ class Expected:
 
 
 def expected(
-    rows: Sequence[Row], settings: Settings, accumulated: int, items: float | None, coarse: float = 1.0
-) -> Expected:
+    rows: Sequence[LossRow], settings: Settings, accumulated: int, items: float | None, coarse: float = 1.0
+) -> ExpectedLoss:
     """Return the loss of a micro-batch and its gradient.
 
     accumulated: micro-batches in this optimiser step. items: trained tokens of the whole generation. coarse: how many
@@ -109,10 +109,10 @@ def expected(
         bonus = _entropy(rows, terms, settings) / accumulated
         loss -= settings.entropy_coef * bonus
         size += abs(settings.entropy_coef * bonus)
-    return Expected(loss, size, gradients, near, terms)
+    return ExpectedLoss(loss, size, gradients, near, terms)
 
 
-def row_terms(row: Row, settings: Settings, bound: float = BOUND) -> list[Term]:
+def row_terms(row: LossRow, settings: Settings, bound: float = BOUND) -> list[Term]:
     """Return the terms of a row before any token is left out."""
     old = row.logps if row.old is None else row.old
     log_ratios = [lp - o for lp, o in zip(row.logps, old, strict=True)]
@@ -172,7 +172,7 @@ def _add_kl(term: Term, difference: float, settings: Settings) -> None:
         term.kl, term.kl_by_logp = k3, by_logp
 
 
-def _phi(row: Row, log_ratios: Sequence[float], settings: Settings) -> float:
+def _phi(row: LossRow, log_ratios: Sequence[float], settings: Settings) -> float:
     """Return the weight of a sequence in VESPO."""
     lowest = math.log(1e-8)
     whole = math.fsum(min(max(r, -20.0), 20.0) * m for r, m in zip(log_ratios, row.mask, strict=True))
@@ -183,7 +183,7 @@ def _phi(row: Row, log_ratios: Sequence[float], settings: Settings) -> float:
     return math.exp(rate + k * log_w - rate * math.exp(log_w))
 
 
-def _leave_out(rows: Sequence[Row], terms: Sequence[Sequence[Term]], settings: Settings) -> None:
+def _leave_out(rows: Sequence[LossRow], terms: Sequence[Sequence[Term]], settings: Settings) -> None:
     """Set the factor of tokens that an option leaves out to 0."""
     if settings.off_policy_mask_threshold is not None:
         for row, own in zip(rows, terms, strict=True):
@@ -201,7 +201,7 @@ def _leave_out(rows: Sequence[Row], terms: Sequence[Sequence[Term]], settings: S
                 term.factor *= entropy >= threshold
 
 
-def _threshold(rows: Sequence[Row], share: float) -> float:
+def _threshold(rows: Sequence[LossRow], share: float) -> float:
     """Return the quantile of the entropies, interpolated as torch does."""
     values = sorted(e for row in rows for e, m in zip(row.entropies or (), row.mask, strict=False) if m)
     if not values:
@@ -212,7 +212,7 @@ def _threshold(rows: Sequence[Row], share: float) -> float:
     return values[below] + (at - below) * (values[above] - values[below])
 
 
-def _averages(rows: Sequence[Row], settings: Settings, accumulated: int, items: float | None) -> list[float]:
+def _averages(rows: Sequence[LossRow], settings: Settings, accumulated: int, items: float | None) -> list[float]:
     """Return w_t of an unmasked token of each row."""
     kind = settings.loss_type
     if kind in ("grpo", "sapo"):
@@ -229,7 +229,7 @@ def _averages(rows: Sequence[Row], settings: Settings, accumulated: int, items: 
     return [each] * len(rows)
 
 
-def _entropy(rows: Sequence[Row], terms: Sequence[Sequence[Term]], settings: Settings) -> float:
+def _entropy(rows: Sequence[LossRow], terms: Sequence[Sequence[Term]], settings: Settings) -> float:
     """Return the mean entropy that the bonus acts on."""
     if settings.top_entropy_quantile >= 1.0:
         return math.fsum(row.entropy or 0.0 for row in rows) / max(sum(row.count for row in rows), 1.0)
@@ -241,7 +241,7 @@ def _entropy(rows: Sequence[Row], terms: Sequence[Sequence[Term]], settings: Set
     return math.fsum(e for e, _ in pairs) / max(sum(n for _, n in pairs), 1.0)
 
 
-def metrics(rows: Sequence[Row], result: Expected, settings: Settings) -> dict[str, tuple[float, float]]:
+def metrics(rows: Sequence[LossRow], result: ExpectedLoss, settings: Settings) -> dict[str, tuple[float, float]]:
     """Return the metrics of a micro-batch with TRL's names, each with its least and its largest possible value."""
     tokens = max(sum(row.count for row in rows), 1.0)
     found: dict[str, tuple[float, float]] = {}
@@ -268,7 +268,7 @@ def metrics(rows: Sequence[Row], result: Expected, settings: Settings) -> dict[s
     return found
 
 
-def _share(row: Row, terms: Sequence[Term], which: str, settings: Settings) -> tuple[float, float]:
+def _share(row: LossRow, terms: Sequence[Term], which: str, settings: Settings) -> tuple[float, float]:
     """Return the share of tokens that are clipped, at least and at most."""
     flags = [(t.low or t.high if which == "any" else getattr(t, which), t.near) for t in terms]
     if settings.by_sequence:
@@ -280,7 +280,7 @@ def _share(row: Row, terms: Sequence[Term], which: str, settings: Settings) -> t
     return least / n, most / n
 
 
-def _mean(rows: Sequence[Row], shares: Sequence[tuple[float, float]], settings: Settings) -> tuple[float, float]:
+def _mean(rows: Sequence[LossRow], shares: Sequence[tuple[float, float]], settings: Settings) -> tuple[float, float]:
     weights = [1.0 if settings.by_sequence else row.count for row in rows]
     whole = max(sum(weights), 1.0)
     low, high = (math.fsum(s[side] * w for s, w in zip(shares, weights, strict=True)) / whole for side in (0, 1))

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...runs.updates import Block
-from ..items import Item
+from ..items import RecordedRollout
 from ..ledger import SINGLE, Report
 from .generation import within
-from .loss import Expected, Row, expected, metrics
+from .loss import ExpectedLoss, LossRow, expected, metrics
 from .settings import Settings
 
 LOSS = 2e-4
@@ -42,7 +42,7 @@ class UpdateCheck:
         for kind, why in _not_checked(settings):
             report.given[kind] = why
 
-    def begin(self, blocks: Sequence[Block], items: Mapping[str, Item]) -> None:
+    def begin(self, blocks: Sequence[Block], items: Mapping[str, RecordedRollout]) -> None:
         """Take a new generation. blocks: the parts of the processes."""
         for block in blocks:
             last = self._generation.get(block.process)
@@ -54,7 +54,7 @@ class UpdateCheck:
             self.resumed = False
         self._uses.clear()
 
-    def check(self, block: Block, number: int, items: Mapping[str, Item]) -> None:
+    def check(self, block: Block, number: int, items: Mapping[str, RecordedRollout]) -> None:
         """Check a micro-batch. number: its place in its step."""
         place = f"step {block.step}, micro-batch {number + 1}"
         rows = list(rows_of(block))
@@ -88,7 +88,7 @@ class UpdateCheck:
         if any(g for row in rows for g in row.gradient):
             self._moved.add(block.step)
 
-    def _loss(self, place: str, block: Block, rows: Sequence[Row], result: Expected, coarse: float) -> None:
+    def _loss(self, place: str, block: Block, rows: Sequence[LossRow], result: ExpectedLoss, coarse: float) -> None:
         scale = block.data["scale"] or 1.0
         largest = max((abs(g) for own in result.gradients for g in own), default=0.0)
         if not self.settings.scaled and block.data["scale"] is not None:
@@ -107,7 +107,7 @@ class UpdateCheck:
             for name, (least, most) in metrics(rows, result, self.settings).items():
                 within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most, coarse)
 
-    def _policies(self, where: str, row: Row, same_step: bool) -> None:
+    def _policies(self, where: str, row: LossRow, same_step: bool) -> None:
         """Check that the log-probs of other policies are there, and are those of this policy before its update."""
         if not self.settings.replaced:
             old, reference = KEPT[row.old is not None], KEPT[row.reference is not None]
@@ -122,7 +122,7 @@ class UpdateCheck:
         recorded = math.fsum(a for a, _ in pairs) if mean > limit else right
         self.report.number(where, "sum of log-probs before the update", recorded, right)
 
-    def _reference(self, place: str, step: int, rows: Sequence[Row]) -> None:
+    def _reference(self, place: str, step: int, rows: Sequence[LossRow]) -> None:
         """Check that the reference did not move with the policy."""
         if self.settings.dtype != "float32" or len([s for s in self._moved if s < step]) < 2:
             return
@@ -131,7 +131,7 @@ class UpdateCheck:
         self.report.same(place, "log π_ref − log π", "0 for all tokens" if moves else NOT_ZERO, NOT_ZERO)
 
 
-def _masked(values: Sequence[float], row: Row) -> Iterator[tuple[float, float]]:
+def _masked(values: Sequence[float], row: LossRow) -> Iterator[tuple[float, float]]:
     """Yield a value and the policy's log-prob of each unmasked token."""
     for value, logp, mask in zip(values, row.logps, row.mask, strict=True):
         if mask and not math.isnan(value):
@@ -147,14 +147,14 @@ def _not_checked(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "metrics of the loss", "they are means over several processes"
 
 
-def rows_of(block: Block) -> Iterator[Row]:
+def rows_of(block: Block) -> Iterator[LossRow]:
     """Yield the rows of a micro-batch."""
     at = 0
     for facts in block.data["rows"]:
         end = at + facts["tokens"]
         part: Mapping[str, object] = {name: values[at:end] for name, values in block.arrays.items()}
         at = end
-        yield Row(
+        yield LossRow(
             id=facts["id"],
             advantage=facts["advantage"],
             logps=part["logps"],

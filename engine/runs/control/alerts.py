@@ -33,7 +33,7 @@ WAITING = 200
 
 
 @dataclass(frozen=True)
-class Destination:
+class AlertDestination:
     """Where alerts go. command: program and arguments. grades: which are sent."""
 
     command: Sequence[str] = ()
@@ -69,7 +69,7 @@ class AlertSender:
     """Sends the alerts of one run. Its thread ends with the process. `close` sends the waiting alerts within a time
     limit."""
 
-    def __init__(self, run_dir: Path, destination: Destination) -> None:
+    def __init__(self, run_dir: Path, destination: AlertDestination) -> None:
         self.run_dir = run_dir
         self.destination = destination
         self._alerts: list[Alert] = []

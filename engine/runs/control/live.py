@@ -1,7 +1,7 @@
 """The rollouts that a process writes at this moment, for viewers: their newest texts, and how long they take.
 
-A process keeps one `Live`. A session opens a `LiveBatch` and reports to it every `LOOK_S` seconds, or less often if
-that would cost more than `1 / PATIENCE` of the time. The writer of the record stores the state in
+A process keeps one `LiveTexts`. A session opens a `BatchTexts` and reports to it every `LOOK_S` seconds, or less often
+if that would cost more than `1 / PATIENCE` of the time. The writer of the record stores the state in
 `live/<process>.json`, which it replaces atomically. `read_live` trusts that file only while its process lives.
 """
 
@@ -64,7 +64,7 @@ class LiveText:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchState:
     """Rollouts that are sampled together.
 
     began, time: seconds since the epoch. ended: whether it is complete. limit: the most tokens that they can have
@@ -110,12 +110,12 @@ class ServerState:
 class LiveState:
     """The file of one process: batches, the oldest first, and the servers that write for it."""
 
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[BatchState, ...] = ()
     servers: tuple[ServerState, ...] = ()
     time: float = 0.0
 
 
-class LiveBatch:
+class BatchTexts:
     """The texts of one session. Rows are those of the session. Methods may be called from any thread."""
 
     def __init__(self, purpose: Purpose, prompts: Sequence[str], num_rollouts: int, limit: int) -> None:
@@ -236,12 +236,12 @@ class LiveBatch:
 
 
 @dataclass
-class Live:
+class LiveTexts:
     """The texts that one process writes now. servers: the state of rollout servers, each as the fields of
     `ServerState`."""
 
     servers: Callable[[], Sequence[Mapping[str, Any]]] | None = None
-    _batches: list[LiveBatch] = field(default_factory=list)
+    _batches: list[BatchTexts] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _mine: threading.local = field(default_factory=threading.local)
     _servers: list[Mapping[str, Any]] = field(default_factory=list)
@@ -250,16 +250,16 @@ class Live:
         """Set the `Purpose` of the batches that this thread begins from now on."""
         self._mine.purpose, self._mine.batch = Purpose(name, step, turns, total), None
 
-    def begin(self, prompts: Sequence[str], num_rollouts: int, limit: int) -> LiveBatch:
+    def begin(self, prompts: Sequence[str], num_rollouts: int, limit: int) -> BatchTexts:
         """Begin the rollouts of these prompts. limit: the most tokens that all can have together."""
-        batch = LiveBatch(getattr(self._mine, "purpose", Purpose()), prompts, num_rollouts, limit)
+        batch = BatchTexts(getattr(self._mine, "purpose", Purpose()), prompts, num_rollouts, limit)
         with self._lock:
             self._batches = [*[b for b in self._batches if not b.ended][1 - BATCHES :], batch]
         self._mine.batch = batch
         return batch
 
     @property
-    def batch(self) -> LiveBatch | None:
+    def batch(self) -> BatchTexts | None:
         """The newest batch of this thread's purpose."""
         return getattr(self._mine, "batch", None)
 

@@ -25,7 +25,7 @@ Command = Literal["pause", "resume", "checkpoint", "stop"]
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """One request to a run. `time` is in seconds since the epoch. The id `sigterm` stands for the signal."""
 
     id: str
@@ -37,7 +37,7 @@ class Request:
 class AnsweredRequest:
     """A request with its answers, by process."""
 
-    request: Request
+    request: RunRequest
     answers: Mapping[str, str]
 
 
@@ -96,11 +96,11 @@ def _ids(names: Sequence[str]) -> Iterator[str]:
     return (name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith("."))
 
 
-def _read(folder: Path, id_: str) -> Request | None:
+def _read(folder: Path, id_: str) -> RunRequest | None:
     data = read_json(folder / f"{id_}.json")
     if data.get("command") not in get_args(Command):
         return None
-    return Request(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0)
+    return RunRequest(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0)
 
 
 def clear(run_dir: Path | str) -> None:
@@ -123,9 +123,9 @@ class ControlChannel:
         if sigterm:
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_terminate", True))
 
-    def poll(self) -> list[Request]:
+    def poll(self) -> list[RunRequest]:
         """Return the requests that this process has not seen yet, oldest first. Never raises."""
-        requests: list[Request] = []
+        requests: list[RunRequest] = []
         names = _listed(self.folder)
         for id_ in _ids(names):
             if id_ not in self._seen:
@@ -135,10 +135,10 @@ class ControlChannel:
                     requests.append(asked_for)
         if self._terminate:
             self._terminate = False
-            requests.append(Request("sigterm", "stop", time.time()))
+            requests.append(RunRequest("sigterm", "stop", time.time()))
         return requests
 
-    def acknowledge(self, request: Request, outcome: str) -> None:
+    def acknowledge(self, request: RunRequest, outcome: str) -> None:
         """Answer a request in a few words for people. Never raises."""
         try:
             data = {"outcome": outcome, "time": time.time()}

@@ -34,7 +34,7 @@ _MEANS = {
 
 
 @dataclass(frozen=True)
-class Behavior:
+class SpanBehavior:
     """Means of a span by section and name. Actions are shares of all calls, ends are shares of rollouts.
 
     The section `""` holds reward, right, turns, tokens and penalties. A value that was not recorded is missing.
@@ -45,7 +45,7 @@ class Behavior:
     values: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-def behavior(record: Record, selection: Selection, span: Span, metrics: bool) -> Behavior:
+def behavior(record: Record, selection: Selection, span: Span, metrics: bool) -> SpanBehavior:
     """Read one span. With `metrics`, add the metrics of its steps, which are of all their rollouts."""
     source, given, _ = selection.source("" if selection.match else "rows_step")
     source, params = f"{source} AND {'1' if span is None else 'step BETWEEN ? AND ?'}", (*given, *(span or ()))
@@ -68,7 +68,7 @@ def behavior(record: Record, selection: Selection, span: Span, metrics: bool) ->
                     values[_ADDS if component else _OWN, own[id_].removeprefix("component.")] = mean
     if metrics and span is not None:
         values |= _metrics(record, span)
-    return Behavior(span, rollouts, {key: value for key, value in values.items() if math.isfinite(value)})
+    return SpanBehavior(span, rollouts, {key: value for key, value in values.items() if math.isfinite(value)})
 
 
 def _actions(record: Record, source: str, params: Sequence[object]) -> dict[tuple[str, str], float]:

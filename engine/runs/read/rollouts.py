@@ -22,7 +22,7 @@ from .record import Record
 
 if TYPE_CHECKING:  # the first paint of a list waits for neither
     from ..search import scatter
-    from .behavior import Behavior, Span
+    from .behavior import Span, SpanBehavior
 
 _KEPT_VIEWS = 12
 _KIN = 4096
@@ -183,7 +183,7 @@ class Rollouts:
         sql = f"SELECT step, count(*) {source} AND step IS NOT NULL GROUP BY step ORDER BY step"
         return dict(self._record.all(sql, params))
 
-    def behavior(self, query: Query, spans: Sequence[Span]) -> list[Behavior]:
+    def behavior(self, query: Query, spans: Sequence[Span]) -> list[SpanBehavior]:
         """Return how the matching rollouts of some spans of steps behaved, without those of evaluations."""
         from .behavior import behavior, trained
 

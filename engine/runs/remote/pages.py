@@ -168,7 +168,7 @@ class RemoteDatabase:
 
     def execute(self, sql: str, params: Sequence[Any] = ()) -> Any:
         with _errors():
-            return _Rows(self._db.execute(sql, tuple(params)))
+            return _Cursor(self._db.execute(sql, tuple(params)))
 
     def set_progress_handler(self, handler: Callable[[], int] | None, opcodes: int) -> None:
         self._db.set_progress_handler(handler, opcodes)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ class RemoteDatabase:
         self._db.close()
 
 
-class _Rows:
+class _Cursor:
     """A cursor with the errors of `sqlite3`."""
 
     def __init__(self, cursor: Any) -> None:

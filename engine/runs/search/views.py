@@ -4,7 +4,7 @@ rows.
 A view is one of three kinds, and may change its kind as the run grows:
 
 - `Dense`: all trajectories in order of recording. Every answer is arithmetic.
-- `Listed`: few (at most `SMALL`), found by one scan and kept as a sorted list of keys.
+- `SortedView`: few (at most `SMALL`), found by one scan and kept as a sorted list of keys.
 - `Walked`: many, never listed. Pages and neighbours are read by key along an index, from the nearest known place.
   A count that takes too long is a lower bound, or unknown.
 """
@@ -136,7 +136,7 @@ class _Ordered:
         return None if len(found) > SMALL else [key_of(v, i) for v, i in found]
 
 
-class Listed(_Ordered):
+class SortedView(_Ordered):
     """A view whose keys are all here, sorted."""
 
     keys: list[Key]
@@ -336,7 +336,7 @@ class Walked(_Ordered):
         return [key_of(v, n) for v, n in rows]
 
 
-View = Dense | Listed | Walked
+View = Dense | SortedView | Walked
 
 
 def open_view(db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> View:
@@ -345,6 +345,6 @@ def open_view(db: Connection, selection: Selection, sort: str, descending: bool,
         raise FilterError(f"cannot sort by {sort!r}: use one of {', '.join(SORTS)}")
     if selection.everything:
         return Dense(last_n, descending) if sort == "n" else Walked(db, selection, sort, descending, last_n)
-    listed = Listed(db, selection, sort, descending, 0)
+    listed = SortedView(db, selection, sort, descending, 0)
     listed.keys = []
     return listed.grown(last_n)

@@ -71,7 +71,7 @@ class Write(Item):
 
 
 @dataclass(frozen=True)
-class Metrics(Item):
+class MetricsItem(Item):
     """Numbers of a step, by their flat names."""
 
     step: int
@@ -86,7 +86,7 @@ class Metrics(Item):
 
 
 @dataclass(frozen=True)
-class Trajectories(Item):
+class TrajectoriesItem(Item):
     """Trajectories of a step."""
 
     step: int
@@ -103,7 +103,7 @@ class Trajectories(Item):
     def pieces(self, size: int) -> Sequence[Item]:
         ends = [sum_ // size for sum_ in accumulate(map(_size, self.records))]
         return [
-            Trajectories(self.step, [record for record, _ in part])
+            TrajectoriesItem(self.step, [record for record, _ in part])
             for _, part in groupby(zip(self.records, ends, strict=True), key=lambda pair: pair[1])
         ]
 
@@ -142,7 +142,7 @@ class SavedImage(Item):
 
 
 @dataclass(frozen=True)
-class Positions(Item):
+class PositionsItem(Item):
     """How far other journals are copied, by their names."""
 
     positions: Mapping[str, int]

@@ -19,7 +19,7 @@ import orjson
 
 from ..health.headline import NAMES, Summary
 from ..paths import DATABASE
-from .items import Entry, Item, Metrics, Positions, SavedImage, Trajectories, Write
+from .items import Entry, Item, MetricsItem, PositionsItem, SavedImage, TrajectoriesItem, Write
 from .store import RecordStore
 from .truncation import truncate_after
 
@@ -217,12 +217,12 @@ class Sink:
 
     def _committed(self, part: Item) -> None:
         match part:
-            case Metrics(step, values):
+            case MetricsItem(step, values):
                 self.summary.add(step, values)
                 self.step = max(self.step, step)
-            case Trajectories(step):
+            case TrajectoriesItem(step):
                 self.step = max(self.step, step)
-            case Positions(positions):
+            case PositionsItem(positions):
                 self.positions = {**self.positions, **positions}
 
     def _news(self, store: RecordStore) -> News | None:

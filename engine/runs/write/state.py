@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..control.live import IDENTITY, Flights, Live, live_file
+from ..control.live import IDENTITY, Flights, LiveTexts, live_file
 from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
 from ..durable import read_json, write_json
 from ..paths import PROCESSES, RUN_FILE
@@ -28,7 +28,7 @@ class ProcessState:
         self.run_dir = run_dir
         self.process = process
         self.flights = Flights()
-        self.live = Live()
+        self.live = LiveTexts()
         self.dirty = True
         """Whether something is set that is not on disk."""
         self.warning: str | None = None

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..codec import encode_json
-from ..control.live import Live
+from ..control.live import LiveTexts
 from ..control.status import ENDED
 from ..masking import mask
 from ..paths import network_file_system
 from ..types import EventKind, RunStatus, TrajectoryRecord, Use
-from .items import Entry, Item, Metrics, Positions, SavedImage, Trajectories, Write, image_path
+from .items import Entry, Item, MetricsItem, PositionsItem, SavedImage, TrajectoriesItem, Write, image_path
 from .sink import Sink
 from .state import STATUS_SECONDS, ProcessState
 
@@ -98,7 +98,7 @@ class RunWriter:
             self.event("note", f"{where}: while the run is active, open it on this machine")
 
     @property
-    def live(self) -> Live:
+    def live(self) -> LiveTexts:
         """The texts that this process writes now."""
         return self._state.live
 
@@ -111,13 +111,13 @@ class RunWriter:
         """Record numbers of a step. A nested mapping `{"a": {"b": 1}}` is recorded as `a/b`."""
         flat = _flatten(values)
         if flat:
-            self._put(Metrics(int(step), flat))
+            self._put(MetricsItem(int(step), flat))
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
         """Record trajectories of a step. They are not copied: do not change their arrays afterwards."""
         kept = list(records)
         if kept:
-            self._put(Trajectories(int(step), kept))
+            self._put(TrajectoriesItem(int(step), kept))
 
     def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
         """Record how later updates used recorded rollouts, by the rollouts' ids."""
@@ -153,7 +153,7 @@ class RunWriter:
             yield
         finally:
             self._gathering.parts = None
-            self._append([(*parts, Positions(positions))])
+            self._append([(*parts, PositionsItem(positions))])
 
     @property
     def positions(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from ...agents.remote.agent import RemoteAgent
 from ...evaluation.statistics import rate_interval
 from ...policy.prepared import acting
 from ...record.step_recorder import StepRecorder
-from ...rollouts.evaluation import Evaluation, evaluate
+from ...rollouts.evaluation import EvaluationOutcome, evaluate
 from ...rollouts.judging import Judge
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner, Row
@@ -71,7 +71,7 @@ class HeldOutEvaluation(RunCallback):
         self.progress.acting = Phase.EVALUATION
         processes, agent = Processes(accelerator), self.runner.agent
 
-        def measured(**sharing: Any) -> list[Evaluation]:
+        def measured(**sharing: Any) -> list[EvaluationOutcome]:
             made = []
             with acting(accelerator.unwrap_model(self.trainer.model)):
                 for temperature, held_out in ((0.0, "greedy"), (1.0, "temperature 1")):
@@ -90,7 +90,7 @@ class HeldOutEvaluation(RunCallback):
             greedy, sampled = found
             self._record(step, greedy, sampled, time.perf_counter() - began)
 
-    def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
+    def _record(self, step: int, greedy: EvaluationOutcome, sampled: EvaluationOutcome, seconds: float) -> None:
         graded = greedy.graded or sampled.graded
         if graded:
             measured = {metric.REWARD_GREEDY: greedy.reward, metric.REWARD_SAMPLED: sampled.reward}

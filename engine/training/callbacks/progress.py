@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
-from ...runs.control.live import Live
+from ...runs.control.live import LiveTexts
 from ...runs.types import Phase
 from ..phases import StepClock
 from .base import RunCallback
@@ -56,10 +56,10 @@ class StepProgress(RunCallback):
         self._tell(self.acting, ended, total)
 
     @property
-    def live(self) -> Live | None:
+    def live(self) -> LiveTexts | None:
         """The shared file of texts being written; None in a process without a record."""
         live = self.recorder.writer.live
-        return live if isinstance(live, Live) else None
+        return live if isinstance(live, LiveTexts) else None
 
     def begins(self, split: str, step: int, turns: int, total: int) -> None:
         if (live := self.live) is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import TrainerControl, TrainerState
 
 from ...record.step_recorder import StepRecorder
-from ...runs.control.requests import Command, ControlChannel, Request
+from ...runs.control.requests import Command, ControlChannel, RunRequest
 from ..processes import Processes
 from ..resumable import Resumable
 from .base import Logs, RunCallback
@@ -31,7 +31,7 @@ class RunRequests(RunCallback):
     progress: StepProgress
     channel: ControlChannel | None
     stopped: bool = False
-    _awaiting_checkpoint: list[Request] = field(default_factory=list)
+    _awaiting_checkpoint: list[RunRequest] = field(default_factory=list)
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         if not self.trainer.between_batches:
@@ -88,7 +88,7 @@ class RunRequests(RunCallback):
         for request in waiting:
             self._acknowledge(request, outcome if request.command == "checkpoint" else f"stopping; {outcome}", step)
 
-    def _acknowledge(self, request: Request, outcome: str, step: int) -> None:
+    def _acknowledge(self, request: RunRequest, outcome: str, step: int) -> None:
         if self.channel is not None:
             self.channel.acknowledge(request, outcome)
         told = f"{request.command}: {outcome}"

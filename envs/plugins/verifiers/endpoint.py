@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .exchange import Exchange, NoRoom, Turn
+from .exchange import Completion, NoRoom, RolloutExchange
 
 if TYPE_CHECKING:
     from aiohttp.web import Request, StreamResponse
@@ -30,12 +30,12 @@ class Endpoint:
     """A server of chat completions, started on the background loop at the first use."""
 
     def __init__(self) -> None:
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, RolloutExchange] = {}
         self._url = ""
         self._secret = secrets.token_urlsafe(16)
 
     @contextlib.contextmanager
-    def known(self, trace: str, exchange: Exchange) -> Iterator[None]:
+    def known(self, trace: str, exchange: RolloutExchange) -> Iterator[None]:
         """Answer the requests of a trace from `exchange`."""
         self._exchanges[trace] = exchange
         try:
@@ -91,7 +91,7 @@ class Endpoint:
         return web.Response(text=f"{text}data: [DONE]\n\n", content_type="text/event-stream")
 
 
-def _written(turn: Turn) -> dict[str, Any]:
+def _written(turn: Completion) -> dict[str, Any]:
     message: dict[str, object] = {"role": "assistant", "content": turn.text}
     if turn.calls:
         message["tool_calls"] = [

@@ -20,7 +20,7 @@ from ...multi_turn import MultiTurnEnv
 from ...tools import tool_of_schema
 from ...trajectory import Call
 from ...user_code import one_line
-from .exchange import Exchange, Turn, client
+from .exchange import Completion, RolloutExchange, client
 from .library import TOTAL, RubricParts, limitations, load, plain_messages
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ MAX_TURNS = 64
 
 
 @dataclass
-class Rollout:
+class RolloutState:
     """A rollout's state. The environment's rollout is given up once this object is released."""
 
-    exchange: Exchange
+    exchange: RolloutExchange
     turns: int = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class HarnessRollouts(MultiTurnEnv):
                 return call
         return ToolCall("ANSWER", {"text": text.strip()}, text)
 
-    def step(self, state: Rollout, call: ToolCall) -> StepResult:
+    def step(self, state: RolloutState, call: ToolCall) -> StepResult:
         """Pass the turn on. Messages that the environment adds are the observation."""
         state.turns += 1
         made = () if call.name in (None, "ANSWER") else (call, *call.further)
@@ -70,7 +70,7 @@ class HarnessRollouts(MultiTurnEnv):
         for token in self._special:
             text = text.replace(token, "")
         calls = tuple((f"call_{state.turns}_{i}", c.name or "", dict(c.arguments)) for i, c in enumerate(made))
-        state.exchange.answer(Turn(text, calls, call.cut))
+        state.exchange.answer(Completion(text, calls, call.cut))
         added = state.exchange.next(self.turn_timeout_s)
         replies = added if added is not None else state.exchange.last_words()
         results = {m.get("tool_call_id"): text_of(m.get("content", "")) for m in replies}
@@ -151,16 +151,16 @@ class VerifiersEnv(HarnessRollouts):
 
     # ------------------------------------------------------------------------------------------------ one rollout
 
-    def reset(self, task: Mapping[str, int | str]) -> tuple[Rollout, list[Message]]:
+    def reset(self, task: Mapping[str, int | str]) -> tuple[RolloutState, list[Message]]:
         """Start the environment's own rollout. The messages are those of its first request for a completion."""
         row = dict(self._table(str(task.get("data", "train")))[int(task["row"]) - 1])
-        rollout = Rollout(Exchange(lambda exchange: self.env.rollout(row, client(exchange), "policy", {})))
+        rollout = RolloutState(RolloutExchange(lambda exchange: self.env.rollout(row, client(exchange), "policy", {})))
         messages = rollout.exchange.next(self.turn_timeout_s)
         if messages is None:
             raise ValueError(f"{self.id} ended the rollout before it asked for a completion")
         return rollout, messages
 
-    def finish(self, states: Sequence[Rollout]) -> list[Verdict]:
+    def finish(self, states: Sequence[RolloutState]) -> list[Verdict]:
         """End rollouts that a limit cut, and let the rubric score all rollouts of the task together."""
         ended = [state.exchange.end(self.turn_timeout_s) for state in states]
         whole = [state for state in ended if not isinstance(state, BaseException)]

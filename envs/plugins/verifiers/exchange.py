@@ -17,7 +17,7 @@ from .library import dumped, library, plain_messages
 
 
 @dataclass(frozen=True)
-class Turn:
+class Completion:
     """One turn of the agent. calls: id, name and arguments of each. cut: a limit ended it."""
 
     text: str
@@ -29,17 +29,17 @@ class NoRoom(Exception):
     """A limit ended the rollout before another turn."""
 
 
-class Exchange:
+class RolloutExchange:
     """A rollout as a coroutine on the background loop, and its messages to and from the agent.
 
     play: makes the rollout, which asks this object for completions, and returns its final state. tools: those of the
     last request, if it named any.
     """
 
-    def __init__(self, play: Callable[[Exchange], Awaitable[object]]) -> None:
+    def __init__(self, play: Callable[[RolloutExchange], Awaitable[object]]) -> None:
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._events: queue.Queue[list[Message] | None] = queue.Queue()
-        self._waiting: asyncio.Future[Turn] | None = None
+        self._waiting: asyncio.Future[Completion] | None = None
         self._messages: list[dict[str, object]] = []
         self._outcome: object = None
         self._ended = threading.Event()
@@ -57,7 +57,7 @@ class Exchange:
             raise self._outcome
         return added
 
-    def answer(self, turn: Turn) -> None:
+    def answer(self, turn: Completion) -> None:
         loop().call_soon_threadsafe(self._settle, turn)
 
     def end(self, timeout_s: float) -> Any:
@@ -81,7 +81,7 @@ class Exchange:
     def give_up(self) -> None:
         self._task.cancel()
 
-    async def _run(self, play: Callable[[Exchange], Awaitable[object]]) -> None:
+    async def _run(self, play: Callable[[RolloutExchange], Awaitable[object]]) -> None:
         try:
             self._outcome = await play(self)
         except BaseException as problem:
@@ -90,7 +90,7 @@ class Exchange:
             self._ended.set()
             self._events.put(None)
 
-    async def ask(self, prompt: Sequence[object]) -> Turn:
+    async def ask(self, prompt: Sequence[object]) -> Completion:
         """Return the agent's next turn to the environment's rollout. Raises ValueError if the conversation cannot be
         one sequence of tokens."""
         messages = [dumped(m) for m in prompt]
@@ -112,7 +112,7 @@ class Exchange:
         """Add the agent's turn as the environment keeps it."""
         self._messages.append(dumped(message))
 
-    def _settle(self, result: Turn | Exception) -> None:
+    def _settle(self, result: Completion | Exception) -> None:
         if self._waiting is None or self._waiting.done():
             return
         if isinstance(result, Exception):
@@ -121,7 +121,7 @@ class Exchange:
             self._waiting.set_result(result)
 
 
-def client(exchange: Exchange) -> Any:
+def client(exchange: RolloutExchange) -> Any:
     """Return a client of verifiers whose completions come from `exchange`."""
     types = library().types
 
@@ -135,7 +135,7 @@ def client(exchange: Exchange) -> Any:
         async def to_native_prompt(self, messages: object) -> tuple[object, dict[str, object]]:
             return messages, {}
 
-        async def get_native_response(self, prompt: Sequence[object], *_: object, **__: object) -> Turn:
+        async def get_native_response(self, prompt: Sequence[object], *_: object, **__: object) -> Completion:
             try:
                 return await exchange.ask(prompt)
             except NoRoom as error:
@@ -144,7 +144,7 @@ def client(exchange: Exchange) -> Any:
         async def raise_from_native_response(self, response: object) -> None:
             """A turn is always a valid response."""
 
-        async def from_native_response(self, response: Turn) -> object:
+        async def from_native_response(self, response: Completion) -> object:
             calls = [types.ToolCall(id=k, name=n, arguments=json.dumps(a)) for k, n, a in response.calls] or None
             reason = "length" if response.cut else "tool_calls" if calls else "stop"
             exchange.said(types.AssistantMessage(content=response.text, tool_calls=calls))

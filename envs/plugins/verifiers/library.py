@@ -13,7 +13,7 @@ from typing import Any
 
 from ....configs.sections.rewards import COMPONENTS
 from ...agent import ROLES, Message
-from ...trajectory import Score
+from ...trajectory import ComponentScore
 from ...user_code import UserCodeError, find_module, one_line
 
 
@@ -86,11 +86,13 @@ class RubricParts:
             weights |= dict(zip(names, map(float, part.weights), strict=True))
         return cls(weights)
 
-    def scores(self, metrics: Mapping[str, object], reward: float) -> tuple[tuple[Score, ...], dict[str, float]]:
+    def scores(
+        self, metrics: Mapping[str, object], reward: float
+    ) -> tuple[tuple[ComponentScore, ...], dict[str, float]]:
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         if self.weights is None:
-            return (Score(TOTAL, reward),), numbers
-        scores = tuple(Score(component(n), numbers.get(n), w) for n, w in self.weights.items())
+            return (ComponentScore(TOTAL, reward),), numbers
+        scores = tuple(ComponentScore(component(n), numbers.get(n), w) for n, w in self.weights.items())
         return scores, {n: v for n, v in numbers.items() if n not in self.weights}
 
 

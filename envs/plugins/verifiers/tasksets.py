@@ -19,11 +19,11 @@ from typing import Any, Unpack
 from ...agent import Message
 from ...base import EnvOptions, Split, Verdict
 from ...tools import ToolSpec, tool_of_schema
-from ...trajectory import Score
+from ...trajectory import ComponentScore
 from ...user_code import one_line
 from .endpoint import Endpoint
-from .env import HOLD_OUT, MAX_TURNS, HarnessRollouts, Rollout, hashed
-from .exchange import Exchange
+from .env import HOLD_OUT, MAX_TURNS, HarnessRollouts, RolloutState, hashed
+from .exchange import RolloutExchange
 from .library import component, own_signals
 
 START_S = 120.0
@@ -74,20 +74,20 @@ class TasksetEnv(HarnessRollouts):
         random.Random(seed).shuffle(places)
         return [{"taskset": self.id, "row": i, "key": self._tasks[i].key} for i in places[:n]]
 
-    def reset(self, task: Mapping[str, int | str]) -> tuple[Rollout, list[Message]]:
+    def reset(self, task: Mapping[str, int | str]) -> tuple[RolloutState, list[Message]]:
         """Start an episode. The messages are those of the harness's first request for a completion."""
         rollout, tools = self._begun(int(task["row"]))
         if tools != self.tools:
             raise ValueError(f"{self.id} offers other tools in this task than in its first, which cannot be trained")
         return rollout
 
-    def finish(self, states: Sequence[Rollout]) -> list[Verdict]:
+    def finish(self, states: Sequence[RolloutState]) -> list[Verdict]:
         """End episodes that a limit cut, and return the scores of all."""
         return [self._verdict(state.exchange.end(self.turn_timeout_s)) for state in states]
 
-    def _begun(self, row: int) -> tuple[tuple[Rollout, list[Message]], tuple[ToolSpec, ...]]:
-        exchange = Exchange(functools.partial(self._played, self._tasks[row]))
-        rollout = Rollout(exchange)
+    def _begun(self, row: int) -> tuple[tuple[RolloutState, list[Message]], tuple[ToolSpec, ...]]:
+        exchange = RolloutExchange(functools.partial(self._played, self._tasks[row]))
+        rollout = RolloutState(exchange)
         messages = exchange.next(max(START_S, self.turn_timeout_s))
         if messages is None:
             raise ValueError(f"{self.id} ended the episode before it asked for a completion: {_problem(exchange)}")
@@ -99,7 +99,7 @@ class TasksetEnv(HarnessRollouts):
         rollout.exchange.give_up()
         return tools
 
-    async def _played(self, task: Any, exchange: Exchange) -> Any:
+    async def _played(self, task: Any, exchange: RolloutExchange) -> Any:
         served = self._served
         await served.open()
         context = await self._endpoint.context(served.v1)
@@ -117,7 +117,7 @@ class TasksetEnv(HarnessRollouts):
         if not episode.traces or any(reward is None for reward in episode.traces[0].rewards.values()):
             return Verdict(error=f"{self.id} ended with {_problem_of(episode)}")
         (trace,) = episode.traces
-        scores = tuple(Score(component(name), r.score, r.weight) for name, r in trace.rewards.items())
+        scores = tuple(ComponentScore(component(name), r.score, r.weight) for name, r in trace.rewards.items())
         columns = {name: value for name, value in trace.metrics.items() if value is not None}
         ended = {"stop_condition": trace.stop_condition} if trace.stop_condition else {}
         first = scores[0].name if scores else ""
@@ -158,7 +158,7 @@ def _load(id: str, args: dict[str, object], harness: dict[str, object], runtime:
             raise ValueError(f"the taskset {id} cannot be loaded: {one_line(problem)}") from problem
 
 
-def _problem(exchange: Exchange) -> str:
+def _problem(exchange: RolloutExchange) -> str:
     outcome = exchange.end(1.0)
     return one_line(outcome) if isinstance(outcome, BaseException) else _problem_of(outcome)
 

@@ -17,7 +17,7 @@ from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.versions import enable_checkpointing
-from grpo_tui.engine.runs.control.live import Live, LiveBatch
+from grpo_tui.engine.runs.control.live import BatchTexts, LiveTexts
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.rewards.penalties import Episode
@@ -245,12 +245,12 @@ def test_no_turn_at_all_for_a_prompt_that_fills_the_trajectory():
 def test_a_watcher_sees_texts_grow_and_changes_nothing(monkeypatch):
     plain = TransformersAgent(model("qwen3"), tokenizer(), max_turn_tokens=12)
     expected = [turn.text for turn in plain.start([user("red"), user("blue")], 2, seed=3).act(range(4))]
-    live = Live()
+    live = LiveTexts()
     live.purpose("", 1, 1, 4)
     agent = TransformersAgent(model("qwen3"), tokenizer(), max_turn_tokens=12)
     agent.watcher = live
     looks = []
-    monkeypatch.setattr(LiveBatch, "due", lambda batch: bool(looks.append(live.news()) or True))
+    monkeypatch.setattr(BatchTexts, "due", lambda batch: bool(looks.append(live.news()) or True))
     session = agent.start([user("red"), user("blue")], 2, seed=3)
     assert [turn.text for turn in session.act(range(4))] == expected
     session.close()

@@ -13,7 +13,7 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections import EvaluationConfig
 from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.evaluation.results import TASK, Evaluation, Task, compare, finished_tasks, read_evaluation
-from grpo_tui.engine.runs.control.requests import Request
+from grpo_tui.engine.runs.control.requests import RunRequest
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -116,11 +116,11 @@ class StopsAfter:
     polls: int
     answers: list[str] = field(default_factory=list)
 
-    def poll(self) -> list[Request]:
+    def poll(self) -> list[RunRequest]:
         self.polls -= 1
-        return [Request("1", "stop", 0.0)] if self.polls < 0 else []
+        return [RunRequest("1", "stop", 0.0)] if self.polls < 0 else []
 
-    def acknowledge(self, request: Request, outcome: str) -> None:
+    def acknowledge(self, request: RunRequest, outcome: str) -> None:
         self.answers.append(outcome)
 
 

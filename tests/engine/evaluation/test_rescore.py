@@ -9,7 +9,7 @@ import pytest
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.launch.settings import read_config
-from grpo_tui.engine.recompute.items import Item, steps_of
+from grpo_tui.engine.recompute.items import RecordedRollout, steps_of
 from grpo_tui.engine.recompute.rescore import Rescored, RescoreError, rescore
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.tui.cli.rescore import judged
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def items_of(folder: Path) -> list[Item]:
+def items_of(folder: Path) -> list[RecordedRollout]:
     with RunReader(folder) as reader:
         return [item for _, items in steps_of(reader) for item in items]
 
@@ -62,7 +62,7 @@ def rescored(world: Path, source: str, target: str, monkeypatch: pytest.MonkeyPa
         return rescore(steps_of(reader), old, new, judged(old, new, str(world / "runs" / source)))
 
 
-def signed(item: Item) -> float:
+def signed(item: RecordedRollout) -> float:
     """The advantage in the loss; 0 where the group was filtered out."""
     own = item.own
     return (item.record.advantage or 0.0) if own is not None and own.kind == "trained" else 0.0

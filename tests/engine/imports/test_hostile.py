@@ -20,7 +20,7 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
-from grpo_tui.engine.imports.part import Part
+from grpo_tui.engine.imports.part import FilePart
 from grpo_tui.engine.runs.errors import RecordDamaged
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
@@ -323,14 +323,14 @@ def test_a_trace_that_failed_while_it_was_read_is_not_gone_on_with(tmp_path: Pat
 def test_a_file_that_grows_while_it_is_committed_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "a.jsonl"
     file.write_text(line())
-    commit = Part.commit
+    commit = FilePart.commit
 
-    def late(part: Part, done: bool) -> None:
+    def late(part: FilePart, done: bool) -> None:
         if done and file.read_text() == line():
             file.write_text(line() * 2)
         commit(part, done)
 
-    monkeypatch.setattr(Part, "commit", late)
+    monkeypatch.setattr(FilePart, "commit", late)
     with Indexer(file, tmp_path / "index") as indexer:
         indexer.advance()
         assert indexer.look_again() and not indexer.advance()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.imports import cache
-from grpo_tui.engine.imports.behind import Opened, Opening
+from grpo_tui.engine.imports.behind import OpenedDump, Opening
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
@@ -49,7 +49,7 @@ def test_the_process_that_opens_is_begun_before_anything_is_loaded():
     assert Options().to_json() == PLAIN
 
 
-def rollouts(opened: Opened) -> int:
+def rollouts(opened: OpenedDump) -> int:
     with open_reader(opened.folder) as reader:
         return reader.rollouts.total()
 
@@ -57,7 +57,7 @@ def rollouts(opened: Opened) -> int:
 def test_a_process_opens_a_dump_says_so_and_follows_it_as_long_as_it_is_wanted(dump: Path):
     with Opening(dump, PLAIN) as opening:
         opened = opening.opened()
-        assert isinstance(opened, Opened) and rollouts(opened) == 1 and opened.summary["rollouts"] == 1
+        assert isinstance(opened, OpenedDump) and rollouts(opened) == 1 and opened.summary["rollouts"] == 1
         assert start_following(opened.folder) is None, "one process is enough"
         with dump.open("a") as out:
             out.write(ROW)
@@ -68,7 +68,7 @@ def test_a_process_opens_a_dump_says_so_and_follows_it_as_long_as_it_is_wanted(d
     assert opening._process.poll() is not None
     with Opening(dump, PLAIN) as again:
         opened = again.opened()
-        assert isinstance(opened, Opened) and rollouts(opened) == 2
+        assert isinstance(opened, OpenedDump) and rollouts(opened) == 2
 
 
 def test_why_a_dump_cannot_be_opened_is_one_sentence_and_a_killed_process_is_noticed(dump: Path):
@@ -110,7 +110,7 @@ def test_a_home_that_cannot_be_written_leads_to_the_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     with Opening(dump, PLAIN) as opening:
         opened = opening.opened()
-        assert isinstance(opened, Opened) and rollouts(opened) == 1
+        assert isinstance(opened, OpenedDump) and rollouts(opened) == 1
     assert opened.folder.is_relative_to(temporary)
     (line,) = [line for line in dump_notes(opened.summary) if "will not be kept" in line]
     assert str(home) in line and str(temporary) in line
@@ -125,7 +125,7 @@ def test_an_index_that_is_damaged_is_made_anew(dump: Path):
     database.write_bytes(b"no database" * 1000)
     with Opening(dump, PLAIN) as opening:
         opened = opening.opened()
-        assert isinstance(opened, Opened) and rollouts(opened) == 1
+        assert isinstance(opened, OpenedDump) and rollouts(opened) == 1
 
 
 def test_nothing_of_the_folder_one_stands_in_is_run(dump: Path, monkeypatch: pytest.MonkeyPatch):
@@ -135,7 +135,7 @@ def test_nothing_of_the_folder_one_stands_in_is_run(dump: Path, monkeypatch: pyt
         (here / f"{name}.py").write_text("open('was run', 'w').close()")
     monkeypatch.chdir(here)
     with Opening(dump, PLAIN) as opening:
-        assert isinstance(opening.opened(), Opened)
+        assert isinstance(opening.opened(), OpenedDump)
     assert not (here / "was run").exists()
 
 

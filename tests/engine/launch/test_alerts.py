@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grpo_tui import Recorder
-from grpo_tui.engine.runs.control.alerts import AlertSender, Destination
+from grpo_tui.engine.runs.control.alerts import AlertDestination, AlertSender
 from grpo_tui.engine.runs.read.reader import RunReader
 
 
@@ -78,7 +78,7 @@ def test_a_command_and_a_webhook_of_the_settings_get_the_alerts_of_a_recorded_ru
 
 def test_what_comes_too_soon_is_told_together_the_gravest_first_and_repeats_once(tmp_path: Path):
     command, kept = keeper(tmp_path)
-    sender = AlertSender(tmp_path, Destination(command=command, every_seconds=3600))
+    sender = AlertSender(tmp_path, AlertDestination(command=command, every_seconds=3600))
     sender.event("alert", "first", 1, {"detector": "a"})
     until = time.monotonic() + 20
     while not kept() and time.monotonic() < until:
@@ -96,14 +96,14 @@ def test_what_comes_too_soon_is_told_together_the_gravest_first_and_repeats_once
 @pytest.mark.parametrize(
     "destination",
     [
-        Destination(command=["/nonexistent/program"]),
-        Destination(command=[sys.executable, "-S", "-c", "raise SystemExit(3)"]),
-        Destination(webhook="http://127.0.0.1:9/refused"),
-        Destination(webhook="http://[broken"),
+        AlertDestination(command=["/nonexistent/program"]),
+        AlertDestination(command=[sys.executable, "-S", "-c", "raise SystemExit(3)"]),
+        AlertDestination(webhook="http://127.0.0.1:9/refused"),
+        AlertDestination(webhook="http://[broken"),
     ],
 )
 def test_a_destination_that_fails_costs_only_the_alert(
-    destination: Destination, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    destination: AlertDestination, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     sender = AlertSender(tmp_path, destination)
     sender.event("error", "it crashed", 3, {})

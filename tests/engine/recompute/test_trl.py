@@ -20,7 +20,7 @@ from grpo_tui.engine.recompute.ledger import Report
 from grpo_tui.engine.recompute.trl import recompute_trl
 from grpo_tui.engine.recompute.trl.check import Walk
 from grpo_tui.engine.recompute.trl.generation import score
-from grpo_tui.engine.recompute.trl.loss import Row, expected
+from grpo_tui.engine.recompute.trl.loss import LossRow, expected
 from grpo_tui.engine.recompute.trl.settings import Settings
 from grpo_tui.engine.runs.paths import DATABASE
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -220,7 +220,7 @@ def test_gradients_are_those_of_automatic_differentiation(kind: str, level: str)
     mask = np.array([[1, 1, 1, 1, 1, 0], [1, 0, 0, 1, 1, 1], [1, 1, 0, 0, 0, 0]], float)
     advantages = [1.2, -0.7, 0.4]
     rows = [
-        Row(
+        LossRow(
             str(i), a, new[i].tolist(), mask[i].tolist(), [0.0] * 6, 0.0, old=old[i].tolist(), reference=ref[i].tolist()
         )
         for i, a in enumerate(advantages)

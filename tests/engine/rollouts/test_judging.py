@@ -117,9 +117,9 @@ def test_statistics_of_functions_are_saved_and_loaded():
     )
 
     def trajectory(i: int, value: float) -> Any:
-        from grpo_tui.envs.trajectory import Score
+        from grpo_tui.envs.trajectory import ComponentScore
 
-        step = Step(0, "x", action="ANSWER", scores=(Score("mine", value, 2.0),))
+        step = Step(0, "x", action="ANSWER", scores=(ComponentScore("mine", value, 2.0),))
         return Trajectory(str(i), "dataset", "p", "g", i, "?", (step,), judged_by="mine", correct=True)
 
     batch = [trajectory(i, float(i)) for i in range(40)]

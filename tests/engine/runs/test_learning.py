@@ -12,7 +12,7 @@ from grpo_tui.engine.runs.errors import FilterError
 from grpo_tui.engine.runs.learning import UseKind
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
-from grpo_tui.engine.runs.types import LossTerms, NeighbourVote, NormalizedBy, Score, Served, Use
+from grpo_tui.engine.runs.types import ComponentScore, LossTerms, NeighbourVote, NormalizedBy, Served, Use
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm
 
@@ -54,7 +54,7 @@ def test_numbers_of_a_training_that_diverged_are_kept(writer: RunWriter, run_dir
     formula = AdvantageFormula("group", "group", 1e-4, ((AdvantageTerm(nan, 0.0, inf, 4),),))
     record = make_record(1, 0, use=used, formula=formula, log_ratio_sum=-inf, extra={"width": nan})
     by = {"task": NormalizedBy("zscore", nan, inf)}
-    scored = (replace(record.trajectory.steps[0], scores=(Score("judge", nan),)),)
+    scored = (replace(record.trajectory.steps[0], scores=(ComponentScore("judge", nan),)),)
     record = replace(record, breakdown=replace(record.breakdown, normalized_by=by))
     record = replace(record, trajectory=replace(record.trajectory, steps=scored))
     writer.trajectories(1, [record])

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from grpo_tui.engine.runs.control.live import ROWS, TEXT, Batch, Live, live_file, read_live
+from grpo_tui.engine.runs.control.live import ROWS, TEXT, BatchState, LiveTexts, live_file, read_live
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.runs.durable import read_json
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -30,14 +30,14 @@ def written_since(writer, live):
         time.sleep(0.02)
 
 
-def first_batch(run: Path) -> Batch:
+def first_batch(run: Path) -> BatchState:
     seen = read_live(look(run))
     assert seen is not None
     return seen.batches[0]
 
 
 def test_a_viewer_sees_texts_counts_and_rewards_of_rollouts_under_way(tmp_path):
-    live = Live()
+    live = LiveTexts()
     live.purpose("held-out tasks", 3, 1, 4)
     batch = live.begin(["2 + 2?", "3 + 3?"], 2, 40)
     batch.turn()
@@ -64,7 +64,7 @@ def test_a_viewer_sees_texts_counts_and_rewards_of_rollouts_under_way(tmp_path):
 
 
 def test_the_text_of_a_process_that_is_gone_is_not_live(tmp_path):
-    live = Live()
+    live = LiveTexts()
     live.begin(["a"], 1, 8).wrote(0, 3, "abc")
     writer = written(tmp_path / "run", live)
     file = live_file(tmp_path / "run", "training")
@@ -81,7 +81,7 @@ def test_the_text_of_a_process_that_is_gone_is_not_live(tmp_path):
 
 
 def test_a_damaged_or_foreign_file_shows_nothing(tmp_path):
-    live = Live()
+    live = LiveTexts()
     live.begin(["a"], 1, 8).wrote(0, 3, "abc")
     writer = written(tmp_path / "run", live)
     file = live_file(tmp_path / "run", "training")
@@ -93,7 +93,7 @@ def test_a_damaged_or_foreign_file_shows_nothing(tmp_path):
 
 
 def test_a_large_batch_of_long_texts_stays_small(tmp_path):
-    live = Live()
+    live = LiveTexts()
     batch = live.begin(["p" * 100_000] * 400, 1, 1)
     for row in range(400):
         batch.wrote(row, 9, "x" * 100_000)
@@ -106,7 +106,7 @@ def test_a_large_batch_of_long_texts_stays_small(tmp_path):
 
 
 def test_a_look_that_is_slow_is_rare():
-    batch = Live().begin(["a"], 1, 8)
+    batch = LiveTexts().begin(["a"], 1, 8)
     batch.turn()
     assert batch.due()
     with batch.look(1, 8):
@@ -115,7 +115,7 @@ def test_a_look_that_is_slow_is_rare():
 
 
 def test_turns_are_told_apart_and_their_tokens_added():
-    live = Live()
+    live = LiveTexts()
     live.purpose("", 1, 2, 1)
     batch = live.begin(["a"], 1, 8)
     batch.goes_on(0)

@@ -225,7 +225,7 @@ def test_sigterm_is_a_request_to_stop(run_dir: Path):
         os.kill(os.getpid(), signal.SIGTERM)
         assert [r.command for r in channel.poll()] == ["stop"]
         assert channel.poll() == []
-        channel.acknowledge(control.Request("sigterm", "stop"), "stopping")
+        channel.acknowledge(control.RunRequest("sigterm", "stop"), "stopping")
     finally:
         signal.signal(signal.SIGTERM, before)
 

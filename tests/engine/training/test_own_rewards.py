@@ -21,7 +21,7 @@ from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.judging import Judge, completions_of, special_texts
 from grpo_tui.engine.rollouts.rollout import rollouts_of
 from grpo_tui.engine.runs.write.writer import NullWriter
-from grpo_tui.engine.training.pipeline import Request
+from grpo_tui.engine.training.pipeline import StepRequest
 from grpo_tui.engine.training.rft import build_trainer
 from grpo_tui.envs.user_code import find_object
 from grpo_tui.rewards.functions import load_function
@@ -106,7 +106,7 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(
     config.training.advantages = advantages
     trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
     rows = [trainer.rows[i] for i in PICKED for _ in range(4)]
-    groups, metrics = trainer.pipeline.collect(Request(rows, step=0, reference=False))
+    groups, metrics = trainer.pipeline.collect(StepRequest(rows, step=0, reference=False))
     ours = rollouts_of(groups)
     said = completions_of(ours, rows, special_tokens=special_texts(tokenizer()))
 
@@ -178,7 +178,7 @@ def test_functions_and_models_are_called_as_trl_calls_them(tmp_path: Path):
     trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
     trainer.state.max_steps = 2
     rows = [trainer.rows[i] for i in PICKED for _ in range(4)]
-    ours = rollouts_of(trainer.pipeline.collect(Request(rows, step=0, reference=False))[0])
+    ours = rollouts_of(trainer.pipeline.collect(StepRequest(rows, step=0, reference=False))[0])
     said = completions_of(ours, rows, special_tokens=special_texts(tokenizer()))
     spy = find_object(f"{tmp_path}/spy.py:seen")[1]
     assert isinstance(spy, dict)

@@ -15,7 +15,7 @@ import yaml
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.recompute.check import metrics_of, recompute, recompute_steps
-from grpo_tui.engine.recompute.items import Item, steps_of
+from grpo_tui.engine.recompute.items import RecordedRollout, steps_of
 from grpo_tui.engine.runs.paths import DATABASE
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
@@ -32,7 +32,7 @@ class Recorded:
 
     folder: Path
     config: RunConfig
-    steps: list[tuple[int, list[Item]]]
+    steps: list[tuple[int, list[RecordedRollout]]]
     metrics: dict[int, dict[str, float]]
 
 
@@ -205,7 +205,7 @@ def test_what_the_environment_pays_comes_out_again_too(tmp_path):
         assert recompute_steps(steps, metrics_of(reader), read_config(folder)).wrong
 
 
-def pays(item: Item) -> bool:
+def pays(item: RecordedRollout) -> bool:
     steps = item.record.breakdown.steps  # type: ignore[union-attr]
     return "environment" in steps[0].components and bool(steps[0].components["environment"].raw)
 
@@ -233,26 +233,26 @@ def change(path: str, by: Any = 0.01) -> Callable[[Any], Any]:
     return apply
 
 
-def any_item(item: Item) -> bool:
+def any_item(item: RecordedRollout) -> bool:
     return item.row.step == 3 and item.own is not None and item.own.kind == "trained" and len(item.tokens_by_turn) == 2
 
 
-def penalised(item: Item) -> bool:
+def penalised(item: RecordedRollout) -> bool:
     return any_item(item) and bool(item.record.breakdown.steps[0].penalties)  # type: ignore[union-attr]
 
 
-def later(item: Item) -> bool:
+def later(item: RecordedRollout) -> bool:
     return any(use.kind == "replayed" for use in item.uses)
 
 
-def left_out(item: Item) -> bool:
+def left_out(item: RecordedRollout) -> bool:
     return item.own is not None and item.own.kind in ("filtered", "replaced")
 
 
 STEP = "record.breakdown.steps.0"
 SHAPED, NORMALISED = ("penalty", "curiosity"), ("curiosity", "coherence", "penalty")
 VALUE = ("raw", "normalized", "weight", "contribution")
-CHANGES: list[tuple[str, Any, Callable[[Item], bool]]] = [
+CHANGES: list[tuple[str, Any, Callable[[RecordedRollout], bool]]] = [
     ("record.trajectory.correct", True, any_item),
     ("record.policy_version", 1, any_item),
     ("row.reward", 0.01, any_item),
@@ -292,7 +292,7 @@ CHANGES: list[tuple[str, Any, Callable[[Item], bool]]] = [
 
 
 @pytest.mark.parametrize(("path", "by", "where"), CHANGES, ids=[f"{p}={b}" for p, b, _ in CHANGES])
-def test_a_changed_number_is_found(recorded: Recorded, path: str, by: Any, where: Callable[[Item], bool]):
+def test_a_changed_number_is_found(recorded: Recorded, path: str, by: Any, where: Callable[[RecordedRollout], bool]):
     chosen = next(item for _, items in recorded.steps for item in items if where(item))
     changed = change(path, by)(chosen)
     steps = [(s, [changed if item is chosen else item for item in items]) for s, items in recorded.steps]

@@ -8,7 +8,7 @@ from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import Query, needles
 from ....engine.runs.types import TrajectoryRow
 from ..data import Reads
-from ..rollout_cursor import Opened, RolloutCursor, read_opened
+from ..rollout_cursor import OpenedRollout, RolloutCursor, read_opened
 from .base import PagedScreen
 
 
@@ -50,7 +50,7 @@ class AmongRollouts(PagedScreen):
             opened = await self.reads.later(lambda reader: read_opened(reader, n))
         self._arrive(opened, step, find)
 
-    def _arrive(self, opened: Opened, step: int, find: int) -> None:
+    def _arrive(self, opened: OpenedRollout, step: int, find: int) -> None:
         self.wanted = opened.n
         self.cursor.open(opened, -1 if find < 0 else step)
         if find and self.find:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rich.style import Style
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.read.behavior import SECTIONS, Behavior, Span, spans, trained
+from ....engine.runs.read.behavior import SECTIONS, Span, SpanBehavior, spans, trained
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.filters import term
 from ....engine.runs.search.query import EVERYTHING, Query
@@ -22,7 +22,7 @@ from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
-from ..widgets.table import Column, Table
+from ..widgets.table import Table, TableColumn
 from .base import TableScreen
 from .chart_keys import WindowKeys
 
@@ -34,7 +34,7 @@ _STEPS = re.compile(r"\s*(\d{1,15})\s*(\.\.|–|-)\s*(\d{1,15})\s*|[\d\s,]{1,200
 
 
 @dataclass(frozen=True)
-class Row:
+class BehaviorRow:
     """One line: a value of each column, or the title of a section."""
 
     section: str
@@ -46,17 +46,17 @@ class Row:
         return self.section in _SHARES or self.name == "right"
 
 
-def rows_of(found: Sequence[Behavior]) -> list[Row]:
+def rows_of(found: Sequence[SpanBehavior]) -> list[BehaviorRow]:
     """Return the rows by section, the largest value of the last columns first."""
-    made = [Row("", "rollouts", [float(b.rollouts) for b in found])]
+    made = [BehaviorRow("", "rollouts", [float(b.rollouts) for b in found])]
     sections: dict[str, dict[str, list[float | None]]] = {}
     for section, name in dict.fromkeys(key for b in reversed(found) for key in b.values):
         sections.setdefault(section, {})[name] = [b.values.get((section, name)) for b in found]
     for section, rows in sorted(sections.items(), key=lambda item: SECTIONS.index(item[0])):
-        made += [Row(section, "")] if section else []
+        made += [BehaviorRow(section, "")] if section else []
         absent = 0.0 if section in ("actions", "ended by") else None  # of those, a missing one did not occur
         for name, values in rows.items():
-            made.append(Row(section, name, [absent if v is None else v for v in values]))
+            made.append(BehaviorRow(section, name, [absent if v is None else v for v in values]))
     return made
 
 
@@ -73,8 +73,8 @@ class BehaviorScreen(WindowKeys, TableScreen):
         self.chosen: tuple[int, ...] = ()
         """Single steps that the user typed; else all steps of the window."""
         self.steps: Sequence[int] = ()
-        self.found: Sequence[Behavior] = ()
-        self.rows: Sequence[Row] = ()
+        self.found: Sequence[SpanBehavior] = ()
+        self.rows: Sequence[BehaviorRow] = ()
         self.problem = "reading…"
         self._columns_asked = 0
         self.table = Table("table", self._columns, self._fetch, lambda: [self.problem])
@@ -102,7 +102,7 @@ class BehaviorScreen(WindowKeys, TableScreen):
     async def _start(self) -> None:
         query, window, chosen, most = self.list_query, self.chart_view.window, self.chosen, self._columns_asked
 
-        def read(reader: RunReader) -> tuple[Sequence[int], Sequence[Behavior]]:
+        def read(reader: RunReader) -> tuple[Sequence[int], Sequence[SpanBehavior]]:
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
             shown = [s for s in steps if window is None or window[0] <= s <= window[1]]
             asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or spans(shown, most)
@@ -117,25 +117,25 @@ class BehaviorScreen(WindowKeys, TableScreen):
         self.table.reset(len(self.rows), self.table.cursor)
         self.frame.refresh_lines()
 
-    def _columns(self, table: Table) -> Sequence[Column]:
+    def _columns(self, table: Table) -> Sequence[TableColumn]:
         p = self.palette
 
-        def value(at: int) -> Callable[[Row], tuple[str, Style]]:
+        def value(at: int) -> Callable[[BehaviorRow], tuple[str, Style]]:
             return lambda row: (_text(row, row.values[at]) if row.values else "", p.text)
 
-        def change(row: Row) -> tuple[str, Style]:
+        def change(row: BehaviorRow) -> tuple[str, Style]:
             ends = (row.values[0], row.values[-1]) if row.values and row.name != "rollouts" else (None, None)
             if ends[0] is None or ends[1] is None:
                 return "", p.faint
             return _text(row, ends[1] - ends[0], signed=True), p.strong
 
-        def name(row: Row) -> tuple[str, Style]:
+        def name(row: BehaviorRow) -> tuple[str, Style]:
             return (row.name, p.text) if row.values else (row.section, p.title)
 
-        columns = [Column("", "", _NAME, name, grow=1.0)]
+        columns = [TableColumn("", "", _NAME, name, grow=1.0)]
         for at, behavior in enumerate(self.found):
-            columns.append(Column("", _head(behavior.span), _CELLS, value(at), ">"))
-        return (*columns, *([Column("", "change", _CELLS, change, ">")] if len(self.found) > 1 else ()))
+            columns.append(TableColumn("", _head(behavior.span), _CELLS, value(at), ">"))
+        return (*columns, *([TableColumn("", "change", _CELLS, change, ">")] if len(self.found) > 1 else ()))
 
     def _fetch(self, offset: int, limit: int) -> None:
         self.table.deliver(offset, self.rows[offset : offset + limit])
@@ -186,7 +186,7 @@ def _head(span: Span) -> str:
     return text if len(text) <= _CELLS else f"{whole(first, 4)}–{whole(last, 4)}"
 
 
-def _text(row: Row, value: float | None, signed: bool = False) -> str:
+def _text(row: BehaviorRow, value: float | None, signed: bool = False) -> str:
     if value is None:
         return "–"
     if row.share:  # a difference of shares is in percentage points

@@ -140,7 +140,7 @@ LOOK_S = 2.0
 
 
 @dataclass
-class Exchange:
+class ChatExchange:
     """A message and its answer. messages: the conversation up to it. others: answers of other versions."""
 
     messages: list[dict[str, str]]
@@ -158,7 +158,7 @@ class ChatPane(Pane):
 
     def __init__(self) -> None:
         super().__init__("chat")
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[ChatExchange] = []
         self.note = ""
 
     def build(self, width: int, height: int) -> list[Line]:
@@ -197,7 +197,7 @@ class ChatScreen(AppScreen):
         self.client, self.reads, self.started = ChatClient(reads.path), reads, started
         self.chat = ChatPane()
         self.model = ""
-        self._followed: dict[str, Exchange] = {}
+        self._followed: dict[str, ChatExchange] = {}
         """Exchanges with feedback that no version contains yet, by id."""
         self._seen: set[str] = set()
         """Answers that the inbox has shown."""
@@ -288,7 +288,7 @@ class ChatScreen(AppScreen):
             self._seen.add(found["id"])
             message = {"role": "user", "content": str(found["prompt"])}
             self.chat.exchanges.append(
-                Exchange([message], found["id"], str(found["answer"]), found["policy_version"], found["certainty"])
+                ChatExchange([message], found["id"], str(found["answer"]), found["policy_version"], found["certainty"])
             )
             self._show()
 
@@ -296,7 +296,7 @@ class ChatScreen(AppScreen):
 
     # -- what they do -------------------------------------------------------------------------------------------
 
-    def _last(self) -> Exchange | None:
+    def _last(self) -> ChatExchange | None:
         if self.chat.exchanges and self.chat.exchanges[-1].id:
             return self.chat.exchanges[-1]
         self.say("There is no answer yet.")
@@ -307,7 +307,7 @@ class ChatScreen(AppScreen):
         earlier: list[dict[str, str]] = []
         if before is not None and before.certainty is None:
             earlier = [*before.messages, {"role": "assistant", "content": before.answer}]
-        exchange = Exchange([*earlier, {"role": "user", "content": text}], writing=True)
+        exchange = ChatExchange([*earlier, {"role": "user", "content": text}], writing=True)
         self.chat.exchanges.append(exchange)
         self._show()
 
@@ -326,7 +326,7 @@ class ChatScreen(AppScreen):
 
         self._call(lambda: self.client.write(self._served(), exchange.messages, piece), done, failed)
 
-    def _again(self, exchange: Exchange, version: int | str, name: str) -> None:
+    def _again(self, exchange: ChatExchange, version: int | str, name: str) -> None:
         texts: list[str] = []
 
         def done(_: object) -> None:
@@ -354,7 +354,7 @@ class ChatScreen(AppScreen):
                 lambda outcome, e=exchange: self._note(e, outcome),
             )
 
-    def _note(self, exchange: Exchange, outcome: dict[str, Any]) -> None:
+    def _note(self, exchange: ChatExchange, outcome: dict[str, Any]) -> None:
         """Show the state of feedback. Once a version includes it, ask that version the same question."""
         if outcome.get("learned"):
             version = outcome["version"]

@@ -25,10 +25,10 @@ from ..destinations import Diff
 from ..live_charts import is_share
 from ..live_data import POINTS
 from ..widgets.chart import MARKS, Chart
-from ..widgets.frame import Box, Part, split
+from ..widgets.frame import Box, SplitPart, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane
-from ..widgets.table import Column, Table
+from ..widgets.table import Table, TableColumn
 from .base import AppScreen
 
 FIRST = (metric.REWARD_MEAN, metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.KL_MEAN, metric.ENTROPY, metric.LOSS)
@@ -185,12 +185,16 @@ class CompareScreen(AppScreen):
 
     def plan(self, width: int, height: int) -> list[Box]:
         if self.curves:
-            names, parts, least = ["chart", "configs"], [Part(8, 1.3), Part(6, 1.0)], 180
+            names, parts, least = ["chart", "configs"], [SplitPart(8, 1.3), SplitPart(6, 1.0)], 180
         else:
-            names, parts, least = ["evaluations", "flips", "configs"], [Part(10, 1.0), Part(5, 1.0), Part(5, 1.0)], 140
+            names, parts, least = (
+                ["evaluations", "flips", "configs"],
+                [SplitPart(10, 1.0), SplitPart(5, 1.0), SplitPart(5, 1.0)],
+                140,
+            )
         if width < least:
             return [Box(name, 0, y, width, h) for name, (y, h) in zip(names, split(height, parts), strict=True)]
-        (ax, aw), (bx, bw) = split(width, [Part(60, 1.1), Part(60, 1.0)])
+        (ax, aw), (bx, bw) = split(width, [SplitPart(60, 1.1), SplitPart(60, 1.0)])
         right = zip(names[1:], split(height, parts[1:]), strict=True)
         return [Box(names[0], ax, 0, aw, height), *(Box(name, bx, y, bw, h) for name, (y, h) in right)]
 
@@ -251,7 +255,7 @@ class CompareScreen(AppScreen):
         self.frame.replan()
         self.activate("configs" if curves else "flips")
 
-    def _columns(self, table: Table) -> Sequence[Column]:
+    def _columns(self, table: Table) -> Sequence[TableColumn]:
         p = self.palette
 
         def rates(flip: tuple[Comparison, int]) -> tuple[str, Style]:
@@ -264,11 +268,13 @@ class CompareScreen(AppScreen):
 
         several = len(self.evaluations.compared) > 1
         return (
-            Column("", "flip", 6, sign),
-            Column("", "task", 5, lambda f: (f[1], p.text), ">"),
-            *([Column("", "by", 14, lambda f: (f[0].second.name, p.muted), drop=1)] if several else []),
-            Column("", "right", 12, rates),
-            Column("", "prompt", 12, lambda f: (" ".join(f[0].first.tasks[f[1]].prompt.split()), p.muted), grow=1.0),
+            TableColumn("", "flip", 6, sign),
+            TableColumn("", "task", 5, lambda f: (f[1], p.text), ">"),
+            *([TableColumn("", "by", 14, lambda f: (f[0].second.name, p.muted), drop=1)] if several else []),
+            TableColumn("", "right", 12, rates),
+            TableColumn(
+                "", "prompt", 12, lambda f: (" ".join(f[0].first.tasks[f[1]].prompt.split()), p.muted), grow=1.0
+            ),
         )
 
     def _fetch(self, offset: int, limit: int) -> None:

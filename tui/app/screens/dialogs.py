@@ -99,7 +99,7 @@ class QuestionPane(Pane):
             self.scroll_line_to(at - self.size.height + 1)
 
 
-class Question(Modal[bool]):
+class ConfirmDialog(Modal[bool]):
     """Dismissed with whether the answer was yes. The cursor starts at no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -147,4 +147,4 @@ def confirm(screen: Screen, text: str, yes: str, then: Callable[[], None], no: s
         if agreed:
             then()
 
-    screen.app.push_screen(Question(text, yes, no), answered)
+    screen.app.push_screen(ConfirmDialog(text, yes, no), answered)

@@ -8,7 +8,7 @@ from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ..bindings import DIFF
-from ..comparison import Comparison
+from ..comparison import RolloutComparison
 from ..data import Reads
 from ..widgets.diff_pane import DiffPane
 from ..widgets.line import Line
@@ -103,7 +103,7 @@ class DiffScreen(PagedScreen):
             return
         numbers = self.n, other.n
         compared = await self.other.later(
-            lambda reader: Comparison.of(left, reader.bodies.trajectory(other.n), numbers)
+            lambda reader: RolloutComparison.of(left, reader.bodies.trajectory(other.n), numbers)
         )
         self.body.put(compared)
 

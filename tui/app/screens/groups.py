@@ -24,7 +24,7 @@ from ..widgets.chart import Chart
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
-from ..widgets.table import PAGE, Column, Table
+from ..widgets.table import PAGE, Table, TableColumn
 from .query_list import QueryList
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class GroupsScreen(QueryList):
             "f changes the filter · / the search · c clears both · z opens the groups again",
         ]
 
-    def _columns(self, table: Table) -> Sequence[Column]:
+    def _columns(self, table: Table) -> Sequence[TableColumn]:
         return columns(self.palette, table.near(), self.one_prompt)
 
     def action_open(self) -> None:
@@ -164,7 +164,7 @@ class GroupsScreen(QueryList):
             self.shell.open(Stepper(self.reads.path, row.first_n))
 
 
-def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequence[Column]:
+def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequence[TableColumn]:
     """Return the columns. Prompts start where those of the rows `around` differ. Groups of one prompt have lengths and
     routes instead."""
     shared = shared_beginning(row.prompt for row in around)
@@ -181,14 +181,14 @@ def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequenc
         return shown, p.outcome(row.correct > 0)
 
     return (
-        Column("n", "group", 12, lambda r: (r.group, p.strong), drop=6 * one_prompt),
-        Column("step", "step", 7, lambda r: (whole(r.step, 7), p.muted), ">", drop=3 * (not one_prompt)),
-        Column("size", "rollouts", 9, lambda r: (whole(r.size, 8), p.text), ">", drop=7 if one_prompt else 2),
-        Column("correct", "right", 7, right, ">"),
-        Column("", "", 8, lambda r: (bar(r.correct / r.labelled if r.labelled else 0, 8), p.good), drop=4),
-        Column("reward", "reward", 7, lambda r: (fitted(r.mean, 7), p.strong), ">"),
-        Column("std", "std", 9, spread, ">"),
-        Column(
+        TableColumn("n", "group", 12, lambda r: (r.group, p.strong), drop=6 * one_prompt),
+        TableColumn("step", "step", 7, lambda r: (whole(r.step, 7), p.muted), ">", drop=3 * (not one_prompt)),
+        TableColumn("size", "rollouts", 9, lambda r: (whole(r.size, 8), p.text), ">", drop=7 if one_prompt else 2),
+        TableColumn("correct", "right", 7, right, ">"),
+        TableColumn("", "", 8, lambda r: (bar(r.correct / r.labelled if r.labelled else 0, 8), p.good), drop=4),
+        TableColumn("reward", "reward", 7, lambda r: (fitted(r.mean, 7), p.strong), ">"),
+        TableColumn("std", "std", 9, spread, ">"),
+        TableColumn(
             "penalties",
             "pen",
             5,
@@ -198,12 +198,12 @@ def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequenc
         ),
         *(
             (
-                Column("", "turns", 6, lambda r: (fitted(r.turns, 6), p.text), ">", drop=4),
-                Column("", "tokens", 7, lambda r: (fitted(r.tokens, 7), p.muted), ">", drop=5),
-                Column("", "routes or answers", 24, lambda r: (_routes(r), p.text), grow=1.0),
+                TableColumn("", "turns", 6, lambda r: (fitted(r.turns, 6), p.text), ">", drop=4),
+                TableColumn("", "tokens", 7, lambda r: (fitted(r.tokens, 7), p.muted), ">", drop=5),
+                TableColumn("", "routes or answers", 24, lambda r: (_routes(r), p.text), grow=1.0),
             )
             if one_prompt
-            else (Column("", "prompt", 20, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=5),)
+            else (TableColumn("", "prompt", 20, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=5),)
         ),
     )
 

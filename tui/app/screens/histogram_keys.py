@@ -8,7 +8,7 @@ from dataclasses import replace
 from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import EVERYTHING, Query
 from ..data import Reads
-from ..widgets.list_panels import Histogram
+from ..widgets.list_panels import HistogramPane
 from ..widgets.pane import Pane
 from .query_list import QueryList
 
@@ -22,7 +22,7 @@ class HistogramKeys(QueryList):
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__(reads, query)
-        self.histogram = Histogram()
+        self.histogram = HistogramPane()
         self.histogram_wanted = True
         self.counted = "reward"
         """The column that is counted."""

@@ -29,9 +29,9 @@ from ..bindings import LIVE
 from ..data import Reads
 from ..destinations import Behavior, Chatting, Further, Trajectories
 from ..live_charts import CHARTS
-from ..live_data import Found, Reading, findings
+from ..live_data import LiveFinding, Reading, findings
 from ..live_header import header
-from ..live_layout import PANES, Wanted, plan
+from ..live_layout import PANES, LayoutInputs, plan
 from ..run_requests import Requests
 from ..widgets.alerts import Alerts
 from ..widgets.frame import Box
@@ -134,7 +134,7 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
-        self.wanted = Wanted()
+        self.wanted = LayoutInputs()
         self.components = ComponentTable()
         self.actions = ActionBars()
         self.writing = WritingPanel()
@@ -201,7 +201,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         }
         return frozenset(name for name, there in has.items() if not there)
 
-    def _want(self, wanted: Wanted) -> None:
+    def _want(self, wanted: LayoutInputs) -> None:
         if wanted != self.wanted:
             self.wanted = wanted
             self.frame.replan()
@@ -245,7 +245,7 @@ class LiveScreen(ChartKeys, RequestKeys):
             return
         self.shell.open(Trajectories(self.reads.path, query))
 
-    def _evidence(self, found: Found) -> None:
+    def _evidence(self, found: LiveFinding) -> None:
         if found.trajectories:
             self._trajectories(Query(filter=" or ".join(term("id", i) for i in found.trajectories[:50])))
         elif found.last:

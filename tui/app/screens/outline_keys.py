@@ -20,7 +20,7 @@ from ..outline import FILTER_HINT, Entry, OutlineOf
 from ..printed import markdown, whole_lines
 from ..widgets.line import Line
 from ..widgets.prompt_bar import ask
-from ..widgets.text_layout import Flow, FlowPane, Part
+from ..widgets.text_layout import Flow, FlowPane, FlowPart
 from .among_rollouts import AmongRollouts
 
 
@@ -149,9 +149,11 @@ class OutlinePanel(FlowPane):
         parts = []
         for at in self.of.listed:
             entry = self.of.entries[at]
-            parts.append(Part(partial(self._lines, at, entry, digits, width), entry.rows, (at,)))
+            parts.append(FlowPart(partial(self._lines, at, entry, digits, width), entry.rows, (at,)))
         if not parts and self.of.filter:
-            parts.append(Part([Line(self.palette).add("no step matches", self.palette.faint, cells=width)], key=(-1,)))
+            parts.append(
+                FlowPart([Line(self.palette).add("no step matches", self.palette.faint, cells=width)], key=(-1,))
+            )
         return Flow(parts)
 
     def _lines(self, at: int, entry: Entry, digits: int, width: int) -> list[Line]:

@@ -11,7 +11,7 @@ from ....engine.runs.types import ToolSpec
 from ...format import fixed
 from ..bindings import PLAY
 from ..destinations import Trajectories
-from ..widgets.frame import Box, Part, split
+from ..widgets.frame import Box, SplitPart, split
 from ..widgets.image_view import ImagePane
 from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
@@ -99,7 +99,7 @@ class PlayScreen(ReadingScreen):
         rows = self.reward.rows_for(side - 4) + 2 if self.now is not None and self.now.record.trajectory.steps else 4
         wanted = len(self.tools.build(side - 4, height)) + 2
         least = max(4, min(rows, height - min(wanted, height // 2)))
-        tools, reward = split(height, [Part(4), Part(least, 0.0)])
+        tools, reward = split(height, [SplitPart(4), SplitPart(least, 0.0)])
         boxes = [Box(name, 0, y, side, h) for name, (y, h) in (("tools", tools), ("reward", reward))]
         x, text, middle = side - 1, width - side + 1, height
         if self._model_text:

@@ -20,7 +20,7 @@ from ..destinations import Branching, Compare, Destination, Live, Trajectories
 from ..live_charts import MEASURED_AT_TIMES, is_share
 from ..run_list import LARGEST_FIRST, SORTS, RunRow, arranged, is_branch, load, looked_into
 from ..widgets.chart import Chart
-from ..widgets.frame import Box, Part, split
+from ..widgets.frame import Box, SplitPart, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
@@ -78,7 +78,7 @@ class RunsScreen(TableScreen):
         boxes = [Box("table", 0, 0, width, top + 1)]
         if width < 90:
             return [*boxes, Box("chart", 0, top, width, below)]
-        (cx, cw), (tx, tw) = split(width, [Part(52, 1.6), Part(36, 1.0, 80)])
+        (cx, cw), (tx, tw) = split(width, [SplitPart(52, 1.6), SplitPart(36, 1.0, 80)])
         return [*boxes, Box("chart", cx, top, cw, below), Box("card", tx, top, tw, below)]
 
     def header(self, width: int) -> tuple[Line, Line]:

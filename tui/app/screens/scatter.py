@@ -10,11 +10,11 @@ from ...format import count
 from ..bindings import SCATTER
 from ..data import Reads
 from ..destinations import Stepper, Trajectories
-from ..widgets.frame import Box, Part, split
+from ..widgets.frame import Box, SplitPart, split
 from ..widgets.line import Line
 from ..widgets.list_panels import Preview
 from ..widgets.pane import Pane
-from ..widgets.scatter import MARGIN, Scatter
+from ..widgets.scatter import MARGIN, ScatterChart
 from .base import AppScreen
 from .chart_keys import MetricPicker
 
@@ -33,7 +33,7 @@ class ScatterScreen(AppScreen):
         self.names: list[str] = []
         self.x, self.y = "", "reward"
         self._grid = (0, 0)
-        self.plot, self.preview = Scatter(), Preview()
+        self.plot, self.preview = ScatterChart(), Preview()
 
     def panes(self) -> list[Pane]:
         return [self.plot, self.preview]
@@ -41,7 +41,7 @@ class ScatterScreen(AppScreen):
     def plan(self, width: int, height: int) -> list[Box]:
         left, boxes = width, []
         if width >= 120:
-            (_, left), (x, w) = split(width, [Part(80, 2.6), Part(40, 1.0, 60)])
+            (_, left), (x, w) = split(width, [SplitPart(80, 2.6), SplitPart(40, 1.0, 60)])
             boxes.append(Box("preview", x, 0, w, height))
         size = (max(2, min(_MOST[0], left - 4 - MARGIN)), max(2, min(_MOST[1], height - 4)))
         if size != self._grid:

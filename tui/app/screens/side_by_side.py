@@ -10,7 +10,7 @@ from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ..bindings import BESIDE
 from ..data import Reads
 from ..destinations import Stepper
-from ..widgets.column_panes import HEAD, MOST, Bodies, Heads, fitting
+from ..widgets.column_panes import HEAD, MOST, ColumnBodies, Heads, fitting
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
@@ -34,7 +34,7 @@ class SideBySideScreen(PagedScreen):
         """The place in the group of the leftmost column."""
         self.records: dict[int, TrajectoryRecord | str] = {}
         self.columns = 1
-        self.heads, self.bodies = Heads("heads"), Bodies("bodies")
+        self.heads, self.bodies = Heads("heads"), ColumnBodies("bodies")
 
     @property
     def n(self) -> int:

@@ -15,11 +15,11 @@ from ..bindings import TIMELINE
 from ..data import Reads
 from ..destinations import Trajectories
 from ..theme import PATTERNS, Palette
-from ..timings import LATER, OTHER, STACKED, Timings, Written, spans, timed_steps, timings, written
+from ..timings import LATER, OTHER, STACKED, ServerOutput, Timings, spans, timed_steps, timings, written
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
-from ..widgets.table import Column, Table
+from ..widgets.table import Table, TableColumn
 from .base import TableScreen
 
 Span = tuple[float, float]
@@ -46,9 +46,9 @@ class Phases(Pane):
     def __init__(self) -> None:
         super().__init__("phases")
         self.timings: Timings | None = None
-        self.servers: Sequence[Written] = ()
+        self.servers: Sequence[ServerOutput] = ()
 
-    def put(self, timings: Timings | None, servers: Sequence[Written] = ()) -> None:
+    def put(self, timings: Timings | None, servers: Sequence[ServerOutput] = ()) -> None:
         self.timings, self.servers = timings, servers
         self.changed()
 
@@ -161,7 +161,7 @@ class TimelineScreen(TableScreen):
         if wanted:
             self.table.deliver(offset, await self.reads.later(lambda r: timings(r, wanted[0], wanted[-1])))
 
-    def _columns(self, table: Table) -> Sequence[Column]:
+    def _columns(self, table: Table) -> Sequence[TableColumn]:
         p = self.palette
         scale = max((row.seconds for row in table.near()), default=1.0) or 1.0
         room = max(10, table.size.width - 22)
@@ -174,9 +174,9 @@ class TimelineScreen(TableScreen):
             return made, None
 
         return (
-            Column("", "step", 8, lambda r: (count(r.step), p.muted), ">"),
-            Column("", "seconds", 9, lambda r: (fitted(r.seconds, 9), p.strong), ">"),
-            Column("", "phases", 10, bar, grow=1.0),
+            TableColumn("", "step", 8, lambda r: (count(r.step), p.muted), ">"),
+            TableColumn("", "seconds", 9, lambda r: (fitted(r.seconds, 9), p.strong), ">"),
+            TableColumn("", "phases", 10, bar, grow=1.0),
         )
 
     # -- keys ---------------------------------------------------------------------------------------------------

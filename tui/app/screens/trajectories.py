@@ -18,11 +18,11 @@ from ..bindings import LIST
 from ..data import Reads
 from ..destinations import Groups, Live, Stepper
 from ..rollout_columns import extras_shown, rollout_columns
-from ..widgets.frame import Box, Part, split
+from ..widgets.frame import Box, SplitPart, split
 from ..widgets.line import Line
 from ..widgets.list_panels import Preview
 from ..widgets.pane import Pane
-from ..widgets.table import PAGE, Column, Table
+from ..widgets.table import PAGE, Table, TableColumn
 from .base import PagedScreen
 from .histogram_keys import HistogramKeys
 
@@ -65,7 +65,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         boxes: list[Box] = []
         left = width
         if width >= 140:
-            (_, left), (x, w) = split(width, [Part(90, 2.2), Part(40, 1.0, 70)])
+            (_, left), (x, w) = split(width, [SplitPart(90, 2.2), SplitPart(40, 1.0, 70)])
             boxes.append(Box("preview", x, 0, w, height))
         top = 0
         if self.histogram_wanted and height >= 18:
@@ -198,7 +198,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
                 self._read(min(self.table.cursor, max(0, total - 1)))
             self.frame.refresh_header()
 
-    def _columns(self, table: Table) -> Sequence[Column]:
+    def _columns(self, table: Table) -> Sequence[TableColumn]:
         return rollout_columns(self.palette, self.recorded, self.extras, table.near())
 
     def _empty(self) -> list[str]:

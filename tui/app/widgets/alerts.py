@@ -8,7 +8,7 @@ from itertools import accumulate
 from rich.style import Style
 
 from ...text import wrap
-from ..live_data import Found, Grade, tally
+from ..live_data import Grade, LiveFinding, tally
 from .line import Line
 from .pane import Pane
 
@@ -22,12 +22,12 @@ class Alerts(Pane):
 
     def __init__(self) -> None:
         super().__init__("alerts")
-        self.found: Sequence[Found] = ()
+        self.found: Sequence[LiveFinding] = ()
         self.cursor = 0
         self._first_line: list[int] = []
         self.title = "Alerts"
 
-    def put(self, found: Sequence[Found]) -> None:
+    def put(self, found: Sequence[LiveFinding]) -> None:
         here = self.current
         self.found = found
         at = next((i for i, f in enumerate(found) if here is not None and f.event.id == here.event.id), self.cursor)
@@ -37,7 +37,7 @@ class Alerts(Pane):
         self.changed()
 
     @property
-    def current(self) -> Found | None:
+    def current(self) -> LiveFinding | None:
         return self.found[self.cursor] if self.cursor < len(self.found) else None
 
     def scroll_lines(self, by: int) -> None:

@@ -15,7 +15,7 @@ from ...text import wrap
 from ..rollout_columns import route
 from .diff_pane import NAMES, call_text, field_text
 from .line import Line
-from .text_layout import Flow, FlowPane, Part
+from .text_layout import Flow, FlowPane, FlowPart
 
 MOST = 8
 """Columns at the most."""
@@ -33,7 +33,7 @@ def fitting(width: int) -> int:
     return max(1, min(MOST, (width - 4) // _LEAST))
 
 
-class Columns(FlowPane):
+class ColumnsPane(FlowPane):
     """A part of each shown rollout. `shown` are the rows of the group on screen, `cursor` is the place of one of them.
     A record is None until it is read, or a sentence if it cannot be read."""
 
@@ -67,12 +67,12 @@ class Columns(FlowPane):
         return lines
 
 
-class Heads(Columns):
+class Heads(ColumnsPane):
     """Outcome, reward, advantage, size and route of each column."""
 
     def build(self, width: int, height: int) -> Flow:
         heads = [self._head(at, row, self.cells(width)) for at, row in enumerate(self.shown_rows)]
-        return Flow([Part(self.beside(heads, width))])
+        return Flow([FlowPart(self.beside(heads, width))])
 
     def _head(self, at: int, row: TrajectoryRow, cells: int) -> list[Line]:
         p, here = self.palette, at == self.cursor
@@ -93,7 +93,7 @@ class Heads(Columns):
         return [line, second, Line(p).gap().add(told, p.faint, cells=max(1, cells - 1))]
 
 
-class Bodies(Columns):
+class ColumnBodies(ColumnsPane):
     """The steps of each column. ≠ marks a call that most columns do not make in this step."""
 
     def __init__(self, name: str) -> None:
@@ -103,8 +103,8 @@ class Bodies(Columns):
     def build(self, width: int, height: int) -> Flow:
         records = [self.records.get(row.n) for row in self.shown_rows]
         steps = max((len(r.trajectory.steps) for r in records if isinstance(r, TrajectoryRecord)), default=0)
-        parts = [Part(partial(self._step, at, records, width), 8, (at,)) for at in range(steps)]
-        return Flow([*parts, Part(partial(self._end, records, width), 2)])
+        parts = [FlowPart(partial(self._step, at, records, width), 8, (at,)) for at in range(steps)]
+        return Flow([*parts, FlowPart(partial(self._end, records, width), 2)])
 
     def _step(self, at: int, records: Sequence[TrajectoryRecord | str | None], width: int) -> list[Line]:
         p, calls = self.palette, []

@@ -14,10 +14,10 @@ from ...format import fixed, mark
 from ...text import width as cells_of
 from ...text import wrap
 from ..calls import calls_of, said, shown
-from ..comparison import Comparison, Pair, Pieces, rows
+from ..comparison import Pair, Pieces, RolloutComparison, rows
 from ..theme import Palette
 from .line import Line, wrapped
-from .text_layout import Flow, FlowPane, Part
+from .text_layout import Flow, FlowPane, FlowPart
 
 _FIELD = 6_000
 """Characters of a field that are shown at most."""
@@ -33,15 +33,15 @@ class DiffPane(FlowPane):
 
     def __init__(self) -> None:
         super().__init__("diff")
-        self.compared: Comparison | None = None
+        self.compared: RolloutComparison | None = None
         self.note = ""
         self.at = 0
         """The pair under the mark."""
-        self._heads: dict[int, Part] = {}
+        self._heads: dict[int, FlowPart] = {}
         """The pairs that differ, as they are laid out."""
         self._width = 0
 
-    def put(self, compared: Comparison | None, note: str = "") -> None:
+    def put(self, compared: RolloutComparison | None, note: str = "") -> None:
         self.compared, self.note = compared, note
         self.at = next(iter(self.differing()), 0)
         self.changed(keep_scroll=False)
@@ -66,25 +66,27 @@ class DiffPane(FlowPane):
         p, compared = self.palette, self.compared
         self._heads = {}
         if compared is None:
-            return Flow([Part(wrapped(p, self.note, width, p.faint))])
+            return Flow([FlowPart(wrapped(p, self.note, width, p.faint))])
         sides = compared.left, compared.right
         half = max(4, (width - 3) // 2)
         self._width = width
         tops = [self._top(r, n, half) for r, n in zip(sides, compared.numbers, strict=True)]
         top = [self._beside(tops[0], tops[1], half), *self._rewards(sides, half)]
-        parts = [Part([*top, *wrapped(p, compared.parting, width, p.warn)])]
+        parts = [FlowPart([*top, *wrapped(p, compared.parting, width, p.warn)])]
         after = 0
         for i in [*compared.differing, len(compared.pairs)]:
             if i > after:
-                parts.append(Part([self._equal(after, i - 1)]))
+                parts.append(FlowPart([self._equal(after, i - 1)]))
             if i < len(compared.pairs):
-                self._heads[i] = Part(partial(self._pair, compared, i, half), 8)
+                self._heads[i] = FlowPart(partial(self._pair, compared, i, half), 8)
                 parts.append(self._heads[i])
             after = i + 1
         bottoms = [self._bottom(side, half) for side in sides]
-        return Flow([*parts, Part([Line(p).add("─" * width, p.border), self._beside(bottoms[0], bottoms[1], half)])])
+        return Flow(
+            [*parts, FlowPart([Line(p).add("─" * width, p.border), self._beside(bottoms[0], bottoms[1], half)])]
+        )
 
-    def _pair(self, compared: Comparison, i: int, half: int) -> list[Line]:
+    def _pair(self, compared: RolloutComparison, i: int, half: int) -> list[Line]:
         pair = compared.pairs[i]
         lines = [self._head(i, pair)]
         for name, (left, right) in self._fields(compared, pair).items():
@@ -115,7 +117,7 @@ class DiffPane(FlowPane):
         return lines
 
     @staticmethod
-    def _fields(compared: Comparison, pair: Pair) -> dict[str, tuple[str, str]]:
+    def _fields(compared: RolloutComparison, pair: Pair) -> dict[str, tuple[str, str]]:
         a = compared.left.trajectory.steps[pair.left] if pair.left is not None else None
         b = compared.right.trajectory.steps[pair.right] if pair.right is not None else None
         both = {name: (field_text(compared.left, a, name), field_text(compared.right, b, name)) for name in NAMES}

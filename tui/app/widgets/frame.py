@@ -44,7 +44,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """A part of a split: at least `least` cells with borders; `grow` shares the rest."""
 
     least: int
@@ -52,7 +52,7 @@ class Part:
     most: int | None = None
 
 
-def split(total: int, parts: Sequence[Part]) -> list[tuple[int, int]]:
+def split(total: int, parts: Sequence[SplitPart]) -> list[tuple[int, int]]:
     """Return starts and sizes of parts that fill `total` cells and share borders."""
     room = total + len(parts) - 1
     sizes = [p.least for p in parts]

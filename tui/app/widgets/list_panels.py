@@ -76,7 +76,7 @@ def _used(row: TrajectoryRow) -> str:
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-class Histogram(Pane):
+class HistogramPane(Pane):
     """Counts by range of a value as bars. A click on a bar filters by it; ▲ marks the chosen one."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ from ..run_list import RunRow
 from ..theme import Palette
 from .line import Line, wrapped
 from .pane import Pane
-from .table import Column
+from .table import TableColumn
 
 Cell = tuple[str, Style]
 
 
-def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[Column, ...]:
+def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[TableColumn, ...]:
     """Return columns as wide as these rows need. A number is whole, or its column is left out."""
 
     def status(row: RunRow) -> Cell:
@@ -48,17 +48,19 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[Column, ...
     percents = max([8, *(len(success(row)[0]) for row in rows)])
     longest = max((len(row.info.id) for row in rows), default=4)
     return (
-        Column("id", "run", min(max(6, longest), 24), lambda r: (r.info.id, p.strong)),
-        Column("status", "status", 10, status),
-        Column("mode", "mode", 6, lambda r: (r.info.mode, p.text), drop=3),
-        Column("environment", "environment", 12, lambda r: (r.info.environment, p.text), drop=4, grow=0.6),
-        Column("model", "model", 10, lambda r: (r.info.model, p.muted), drop=6, grow=0.6),
-        Column("step", "step", step_cells, steps, ">", drop=1),
-        Column("success", "success", percents, success, ">"),
-        Column("reward", "reward", 8, lambda r: (fitted(r.headline.reward, 8), p.text), ">", drop=2),
-        Column("", "reward over steps", 18, lambda r: (trend(r.headline.curves.get(REWARD, ()), 18), p.accent), drop=5),
-        Column("created", "age", age_cells, age, ">", drop=7),
-        Column("", "name", 8, name, drop=8, grow=1.0),
+        TableColumn("id", "run", min(max(6, longest), 24), lambda r: (r.info.id, p.strong)),
+        TableColumn("status", "status", 10, status),
+        TableColumn("mode", "mode", 6, lambda r: (r.info.mode, p.text), drop=3),
+        TableColumn("environment", "environment", 12, lambda r: (r.info.environment, p.text), drop=4, grow=0.6),
+        TableColumn("model", "model", 10, lambda r: (r.info.model, p.muted), drop=6, grow=0.6),
+        TableColumn("step", "step", step_cells, steps, ">", drop=1),
+        TableColumn("success", "success", percents, success, ">"),
+        TableColumn("reward", "reward", 8, lambda r: (fitted(r.headline.reward, 8), p.text), ">", drop=2),
+        TableColumn(
+            "", "reward over steps", 18, lambda r: (trend(r.headline.curves.get(REWARD, ()), 18), p.accent), drop=5
+        ),
+        TableColumn("created", "age", age_cells, age, ">", drop=7),
+        TableColumn("", "name", 8, name, drop=8, grow=1.0),
     )
 
 

@@ -18,7 +18,7 @@ MARGIN = 12
 """Cells of the labels and the border left of the plot at most."""
 
 
-class Scatter(Chart):
+class ScatterChart(Chart):
     """The points of a cloud. A click on a point moves the cursor there."""
 
     def __init__(self) -> None:

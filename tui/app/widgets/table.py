@@ -20,7 +20,7 @@ _KEPT_PAGES = 12
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One column. `cell` returns text and style of a row, or a line of several styles. On narrow screens the highest
     `drop` goes first."""
 
@@ -47,7 +47,7 @@ class Table(Pane):
     def __init__(
         self,
         name: str,
-        columns: Callable[[Any], Sequence[Column]],
+        columns: Callable[[Any], Sequence[TableColumn]],
         fetch: Callable[[int, int], None],
         empty: Callable[[], list[str]],
     ) -> None:
@@ -60,7 +60,7 @@ class Table(Pane):
         self.sort: tuple[str, bool] = ("", False)
         self._pages: dict[int, list[object]] = {}
         self._asked: set[int] = set()
-        self._columns: tuple[int, list[tuple[Column, int]]] = (-1, [])
+        self._columns: tuple[int, list[tuple[TableColumn, int]]] = (-1, [])
         self.marked: Callable[[Any], str] = lambda row: " "
         self._waiting: Callable[[], None] | None = None
 
@@ -176,7 +176,7 @@ class Table(Pane):
         self.top = max(0, min(self.top, self.overflow))
         self.repaint()
 
-    def layout_columns(self, width: int) -> list[tuple[Column, int]]:
+    def layout_columns(self, width: int) -> list[tuple[TableColumn, int]]:
         if self._columns[0] == width:
             return self._columns[1]
         columns = list(self._columns_of(self))

@@ -24,10 +24,10 @@ from .line import Line
 from .pane import Pane
 from .rendering import Renderer, marked
 
-Make = Callable[[], "Sequence[Line] | Sequence[Part]"]
+Make = Callable[[], "Sequence[Line] | Sequence[FlowPart]"]
 
 
-class Part:
+class FlowPart:
     """Lines laid out together, or parts that replace it on first view. `key` identifies their text."""
 
     __slots__ = ("key", "lines", "make", "rows")
@@ -42,7 +42,7 @@ class Part:
 class Flow(Sequence[Line]):
     """Parts below each other. Unseen parts have an estimated height."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[FlowPart]) -> None:
         self.parts = list(parts)
         self._starts: list[int] | None = None
 
@@ -82,7 +82,7 @@ class Flow(Sequence[Line]):
         if part.lines is not None or part.make is None:
             return False
         made, before = part.make(), part.rows
-        if made and isinstance(made[0], Part):
+        if made and isinstance(made[0], FlowPart):
             self.parts[at : at + 1] = made  # type: ignore[assignment]
             self._starts = None
             return True
@@ -92,7 +92,7 @@ class Flow(Sequence[Line]):
             self._starts = None
         return part.rows != before
 
-    def start(self, part: Part) -> int:
+    def start(self, part: FlowPart) -> int:
         return self.starts[self.parts.index(part)]
 
     def settled(self, old: int, top: int, height: int) -> int:
@@ -142,7 +142,7 @@ class FlowPane(Pane):
         self.top = self.flow.settled(0, max(0, line), self.size.height)
         self.repaint()
 
-    def lay_out_again(self, *parts: Part) -> None:
+    def lay_out_again(self, *parts: FlowPart) -> None:
         for part in parts:
             part.lines = None
         self.repaint()
@@ -165,9 +165,9 @@ class TextLayout:
     is_chosen: Callable[[Key], bool]
     spaced: bool = False
     """Whether blank lines stand between thought, words and calls."""
-    parts: list[Part] = field(default_factory=list)
-    folding: dict[Key, Part] = field(default_factory=dict)
-    places: dict[Key, tuple[Sequence[Part], Sequence[int]]] = field(default_factory=dict)
+    parts: list[FlowPart] = field(default_factory=list)
+    folding: dict[Key, FlowPart] = field(default_factory=dict)
+    places: dict[Key, tuple[Sequence[FlowPart], Sequence[int]]] = field(default_factory=dict)
 
     @property
     def palette(self) -> Palette:
@@ -180,20 +180,20 @@ class TextLayout:
             self._put((at, index), given)
 
     def line(self, *lines: Line, at: int = PROMPT) -> None:
-        self.parts.append(Part(lines, key=(at, -1)))
+        self.parts.append(FlowPart(lines, key=(at, -1)))
 
     def later(self, at: int, rows: int, lay: Callable[[], None]) -> None:
         """Add a step that `lay` lays out on first view. `rows` estimates its height."""
 
-        def put() -> Sequence[Part]:
+        def put() -> Sequence[FlowPart]:
             before, self.parts = self.parts, []
             try:
                 lay()
-                return self.parts or [Part([], key=(at, -1))]
+                return self.parts or [FlowPart([], key=(at, -1))]
             finally:
                 self.parts = before
 
-        self.parts.append(Part(put, rows, (at, -2)))
+        self.parts.append(FlowPart(put, rows, (at, -2)))
 
     def _put(self, key: Key, given: Field) -> None:
         text = given.text.replace("\r\n", "\n").strip("\n")
@@ -201,7 +201,7 @@ class TextLayout:
         room = max(1, self.width - self._left(given, text))
         folds = _rows(text, room) > fold + max(_SPARE, fold // 2)
         if folds and not self.is_open(key):
-            part = Part(partial(self._folded, key, given, text, fold), fold + 2, key)
+            part = FlowPart(partial(self._folded, key, given, text, fold), fold + 2, key)
             self.folding[key], self.places[key] = part, ([part], (0,))
             self.parts.append(part)
             return
@@ -213,7 +213,7 @@ class TextLayout:
         for index, piece in enumerate(pieces):
             first, last = index == 0, folds and index == len(pieces) - 1
             make = partial(self._piece, key, given, piece, kind, first, last)
-            made.append(Part(make, _rows(piece, room) + first + last, (*key, index)))
+            made.append(FlowPart(make, _rows(piece, room) + first + last, (*key, index)))
         self.places[key] = made, list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
         self.parts += made
         if folds:

@@ -16,7 +16,7 @@ from ...text import literal
 from ..theme import Palette
 from .line import Line, wrapped
 from .rendering import broken
-from .text_layout import Flow, FlowPane, Part
+from .text_layout import Flow, FlowPane, FlowPart
 
 if TYPE_CHECKING:
     from ....engine.runs.types import TokenArrays
@@ -151,8 +151,8 @@ class TokenView(FlowPane):
         p = self.palette
         if not self._texts:
             said = self.problem or "No tokens were recorded for this trajectory."
-            return Flow([Part(wrapped(p, said, width, p.bad if self.problem else p.faint))])
-        parts = [Part(self._legend(width))]
+            return Flow([FlowPart(wrapped(p, said, width, p.bad if self.problem else p.faint))])
+        parts = [FlowPart(self._legend(width))]
         self._begins = []
         size, room = len(self._texts), max(1, width - _NAMED)
         start = begun = 0
@@ -164,13 +164,13 @@ class TokenView(FlowPane):
                 rows = sum(map(len, texts)) // room + sum("\n" in text for text in texts) + 1
                 key = (self._turns[start], int(bool(self._mask[start])), begun) if begun > start else (
                     self._turns[start], int(bool(self._mask[start])))  # fmt: skip
-                parts.append(Part(partial(self._lines, begun, i, begun == start, width), rows, key))
+                parts.append(FlowPart(partial(self._lines, begun, i, begun == start, width), rows, key))
                 self._begins.append(begun)
                 begun = i
             if other:
                 start = i
         if self._total > size:
-            parts.append(Part([Line(p).add(f"✂ {self._total - size:,} more tokens", p.warn)]))
+            parts.append(FlowPart([Line(p).add(f"✂ {self._total - size:,} more tokens", p.warn)]))
         return Flow(parts)
 
     def _lines(self, start: int, end: int, named: bool, width: int) -> list[Line]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....engine.runs.control.live import Batch, LiveState, LiveText, Purpose, ServerState
+from ....engine.runs.control.live import BatchState, LiveState, LiveText, Purpose, ServerState
 from ....engine.runs.types import Progress
 from ...format import count, mark, number, progress
 from ...progress_text import PHASES, current_batches, phase_left, rollouts_line
@@ -83,10 +83,10 @@ class WritingPanel(LivePanel):
             room -= len(made)
         return lines
 
-    def _all(self) -> list[tuple[Batch, LiveText]]:
+    def _all(self) -> list[tuple[BatchState, LiveText]]:
         return [(batch, text) for batch in current_batches(self.reading.live) for text in batch.texts]
 
-    def _shown(self, most: int) -> Sequence[tuple[Batch, LiveText]]:
+    def _shown(self, most: int) -> Sequence[tuple[BatchState, LiveText]]:
         """Return texts from the chosen one on, else those in progress and the last finished ones."""
         every = self._all()
         at = next((i for i, (b, t) in enumerate(every) if (b.began, t.row) == self.chosen), None)
@@ -170,7 +170,7 @@ class WritingPanel(LivePanel):
 
     # -- texts ---------------------------------------------------------------------------------------------------------
 
-    def _heading(self, batch: Batch, text: LiveText, width: int) -> list[Line]:
+    def _heading(self, batch: BatchState, text: LiveText, width: int) -> list[Line]:
         p = self.palette
         here = (batch.began, text.row) == self.chosen
         line = Line(p).add("▸ " if here else "  ", p.accent)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .....envs.trajectory import Call
-from ....agents.sampling import TokenScores
+from ....agents.sampling import TokenLogprobs
 from ....rollouts.rollout import Rollout
 from ..answers import Answer, answer_as_json
 from ..texts import Piece, Written
@@ -102,7 +102,7 @@ class ChatForm:
         self,
         delta: dict[str, Any],
         index: int = 0,
-        scores: Sequence[TokenScores] = (),
+        scores: Sequence[TokenLogprobs] = (),
         finish: str | None = None,
         **more: Any,
     ) -> str:
@@ -111,7 +111,7 @@ class ChatForm:
         usage: dict[str, Any] = {"usage": None} if self._usage else {}
         return event(self._body("chat.completion.chunk", [choice], **usage, **more))
 
-    def _logprobs(self, scores: Sequence[TokenScores]) -> dict[str, Any] | None:
+    def _logprobs(self, scores: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not scores:
             return None
         content = [
