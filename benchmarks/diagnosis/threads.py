@@ -1,7 +1,8 @@
 """A fifth set of faults from issue trackers, with their patches. It was written without a look at the detectors.
 
 Each recipe names the thread that reports the fault. `causes` were written before the first evaluation. They name
-detectors of earlier recipes and of docs/architecture/rewards.md, the nearest where none fits.
+detectors of earlier recipes and of docs/architecture/rewards.md, the nearest where none fits. `text_mismatch` was added
+with its detector, after that evaluation.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ THREADS = (
         "other_tokenizer",
         "texts",
         "texts are decoded for the grader by another model's tokenizer (TIGER-AI-Lab/General-Reasoner#2)",
-        ("held_out_gap", "accepted_wrong_answers", "rejected_answers"),
+        ("held_out_gap", "accepted_wrong_answers", "rejected_answers", "text_mismatch"),
         patch="other_tokenizer",
     ),
     Recipe(
