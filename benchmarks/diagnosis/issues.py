@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from grpo_tui.engine.agents.decoder import Decoder
-from grpo_tui.engine.policy.attention_layout import Block
+from grpo_tui.engine.policy.attention_layout import AttentionBlock
 from grpo_tui.engine.policy.packing import Packing
 from grpo_tui.engine.policy.prepared import PreparedModel, inference
 from grpo_tui.engine.policy.unwrap import base_of
@@ -408,7 +408,7 @@ def zigzag() -> None:
 def future_seen() -> None:
     """The trainer's attention has no causal mask."""
 
-    def opened(block: Block) -> Block:
+    def opened(block: AttentionBlock) -> AttentionBlock:
         if block.allowed is None:
             shape = (len(block.query), 1, block.query.shape[1], block.key.shape[1])
             return replace(block, allowed=torch.ones(shape, dtype=torch.bool))
