@@ -34,8 +34,15 @@ class Publisher:
         self.request = int(self.queue.get("request", 0))
         """The request of the last update, the worker's place on the record's axis."""
         self._published_update = 0
-        self._overdue = False
-        """Whether another candidate is due but has to wait for the present one."""
+        self._offered = int(self.queue.get("offered", -1))
+        """The last update that was offered for validation, -1 before the first."""
+
+    @property
+    def feedback_waits(self) -> bool:
+        """Whether the last feedback can now be offered, or published without validation."""
+        if self.config.validation.enabled:
+            return self.ledger.candidate is None and self.ledger.feedback > self._offered
+        return self.ledger.feedback > self._published_update
 
     def recover(self, used: int) -> None:
         """Ensure that a whole version is published, with a number not below `used`, the highest that was used."""
@@ -43,10 +50,6 @@ class Publisher:
         if guard is not None:
             self.guard.load_state_dict(guard)
         self._recover_snapshots(used)
-        try:
-            self._published_update = SnapshotReader(self.folder).manifest(self.writer.version).update
-        except SnapshotError:
-            self._published_update = 0
         if self.config.updates and self.config.validation.enabled:
             self.offer()
 
@@ -56,7 +59,7 @@ class Publisher:
         version = 0
         if newest is not None:
             with newest:
-                version = newest.version
+                version, self._published_update = newest.version, newest.manifest.update
         self.writer.version = max(self.writer.version, used)
         if fresh:
             self._publish(self.updater.ema, self.updater.update)
@@ -69,7 +72,8 @@ class Publisher:
                 self.ledger.tell(f"{lost}: the smoothed parameters are published again.")
                 self._publish(self.updater.ema, self.updater.update)
         elif int(self.queue.get("published", 0)) < self.writer.version:  # killed between publishing and saying so
-            row = self._row("published", self.writer.version, message="found after a restart")
+            found = {"update": self._published_update, "message": "found after a restart"}
+            row = self._row("published", self.writer.version, **found)
             self.ledger.note(row, published=self.writer.version)
 
     def publish(self, *, at_once: bool = False) -> bool:
@@ -91,13 +95,10 @@ class Publisher:
         at_once: offer it whenever there is a new update.
         """
         ledger = self.ledger
-        last = int(self.queue.get("offered", -1))
         wait = 1 if at_once else self.config.validation.every_updates
-        due = last < 0 or self.updater.update >= last + wait
-        self._overdue = self._overdue or (due and ledger.candidate is not None)
+        due = self._offered < 0 or self.updater.update >= self._offered + wait
         if not due or ledger.candidate is not None or not ledger.commit():
             return
-        self._overdue = False
         try:
             if ledger.state is None:  # the policy that the run starts from is what all others are measured by
                 ledger.state = ledger.write_state()
@@ -106,7 +107,7 @@ class Publisher:
         except (OSError, QueueError) as error:
             ledger.tell_once(f"No version can be validated: {error}")
             return
-        ledger.candidate = candidate
+        ledger.candidate, self._offered = candidate, self.updater.update
 
     def validate(self) -> None:
         """Process the validation of the candidate: publish it, or return to the last good version.
@@ -140,20 +141,20 @@ class Publisher:
             return
         where = {"request": candidate["request"]}
         rows = [{"kind": "validation", "time": time.time(), **where, **result}]
+        update, before = int(candidate["update"]), self.guard.state_dict()
         good, message = self.guard.judge(result)
-        update = int(candidate["update"])
+        if good and not self._accept(smoothed, update, where):  # a full disk: the candidate waits for the next time
+            self.guard.load_state_dict(before)
+            return
         if message is not None:
             ledger.tell(message)
             action = "released" if good else "held"
             rows.append(self._row(action, self.writer.version, update=update, message=message, **where))
-        if good:
-            self._accept(smoothed, update, where)
-        else:
+        if not good:
             self._go_back(update, where)
         self.ledger.candidate = None
         ledger.note(*rows, guard=self.guard.state_dict(), candidate=None, validation=None)
-        if self._overdue:
-            self.offer(at_once=True)
+        self.offer()  # another one may have become due meanwhile
 
     def release(self) -> str:
         """Accept the present level of success on the user's request; return a message."""
@@ -171,23 +172,25 @@ class Publisher:
         self.ledger.tell(f"{why} The last committed state is validated instead.")
         if self.ledger.state == state:
             self.ledger.state = None  # to be written again
-        self.ledger.candidate = None
+        self.ledger.candidate, self._offered = None, -1
         self.ledger.note(candidate=None, validation=None, offered=-1)
         self.offer()
 
-    def _accept(self, smoothed: Mapping[str, Tensor], update: int, where: Mapping[str, Any]) -> None:
+    def _accept(self, smoothed: Mapping[str, Tensor], update: int, where: Mapping[str, Any]) -> bool:
+        """Publish a candidate, and commit it as the version to return to. Returns False when the disk refuses."""
+        if update <= self._published_update:
+            self.ledger.note(validated=self.writer.version)
+        elif not self._publish(smoothed, update, **where):
+            return False
         self.updater.mark_validated(smoothed)
         self.ledger.changed = True
-        if update > self._published_update:
-            self._publish(smoothed, update, **where)
-        else:
-            self.ledger.note(validated=self.writer.version)
+        return self.ledger.commit()
 
     def _go_back(self, update: int, where: Mapping[str, Any]) -> None:
         """Learn and answer from the last validated parameters; discard later updates."""
         given_up = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
         self.updater.go_back()
-        self.ledger.changed = True
+        self.ledger.changed, self.ledger.feedback = True, 0
         self.ledger.add({"kind": "back", "time": time.time(), "update": update, **where, "message": given_up})
         self.ledger.commit()
         if self._published_update > self.guard.good_update:
@@ -197,8 +200,8 @@ class Publisher:
         try:
             manifest = self.writer.publish(tensors, update=update)
         except SnapshotError as error:
-            self.ledger.tell_once(str(error))
-            self.ledger.note({"kind": "snapshot", "action": "failed", "time": time.time(), "message": str(error)})
+            if self.ledger.tell_once(str(error)):
+                self.ledger.note({"kind": "snapshot", "action": "failed", "time": time.time(), "message": str(error)})
             return False
         self._published_update = update
         kept = {"published": manifest.version}

@@ -100,8 +100,8 @@ class UpdateWorker:
             self.tell(self.queue.repaired)
         self.store.lead(self.updater.parameters, self.queue)
         self._since_snapshot = 0
-        self._feedback_at: float | None = None
-        """When feedback was last learnt from that no published or offered version contains."""
+        self._feedback_at = 0.0
+        """When feedback was last learnt from, or a version was last offered or published."""
         self.ledger = ledger = Ledger(self.updater, self.store, self.queue, self.tell)
         self.publisher = Publisher(ledger, self.writer, self.config)
         logged = ledger.logs.last()
@@ -137,7 +137,7 @@ class UpdateWorker:
         if task is None:
             if self.ledger.waiting:
                 self.commit()
-            if self._feedback_at is not None and time.monotonic() - self._feedback_at > IDLE_S:
+            if self.publisher.feedback_waits and time.monotonic() - self._feedback_at > IDLE_S:
                 self.publish(at_once=True)
             return False
         suspicious = task.attempts > 1
@@ -181,7 +181,7 @@ class UpdateWorker:
             self.publisher.request = max(self.publisher.request, task.request)
         self._since_snapshot += 1
         if "feedback" in task.facts:
-            self._feedback_at = time.monotonic()
+            self.ledger.feedback, self._feedback_at = self.updater.update, time.monotonic()
         self.ledger.add(
             {
                 "kind": "update",
@@ -231,7 +231,7 @@ class UpdateWorker:
     def publish(self, *, at_once: bool = False) -> bool:
         if not self.commit():
             return False
-        self._since_snapshot, self._feedback_at = 0, None
+        self._since_snapshot, self._feedback_at = 0, time.monotonic()
         return self.publisher.publish(at_once=at_once)
 
     def close(self) -> None:

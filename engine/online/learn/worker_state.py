@@ -179,6 +179,8 @@ class Ledger:
         """The name of the committed state."""
         self.candidate: dict[str, Any] | None = self.queue.get("candidate")
         """The offered state with its update and request. It is not pruned."""
+        self.feedback = int(self.queue.get("feedback", 0))
+        """The last update from feedback."""
         self.changed = False
         """Whether the updater differs from the committed state."""
         self._settled: list[Settled] = []
@@ -207,17 +209,14 @@ class Ledger:
         """Commit all work since the last commit. Returns False, with a message, when the disk refuses; it can be
         repeated.
         """
-        if not self._settled and not self._journal:
+        if not self._settled and not self._journal and not self.changed:
             return True
         name = self.state
         try:
             if self.changed:
                 name = self.write_state()
-            rows = self.queue.settle(
-                self._settled,
-                self._journal,
-                {"state": name, "update": self.updater.update, "beta": self.updater.beta.beta},
-            )
+            facts = {"update": self.updater.update, "beta": self.updater.beta.beta, "feedback": self.feedback}
+            rows = self.queue.settle(self._settled, self._journal, {"state": name, **facts})
         except (OSError, QueueError) as error:
             self.tell_once(f"Updates cannot be committed and wait in memory: {error}")
             return False
@@ -269,8 +268,10 @@ class Ledger:
                 copied = int(self.queue.get("recorded", 0))  # by the engine, into the run's record
                 self.queue.prune_journal(min(last, copied) - JOURNAL_KEPT)
 
-    def tell_once(self, message: str) -> None:
-        """Report a message once between two commits."""
-        if message not in self._told:
+    def tell_once(self, message: str) -> bool:
+        """Report a message once between two commits. Returns whether it is new."""
+        new = message not in self._told
+        if new:
             self._told.add(message)
             self.tell(message)
+        return new

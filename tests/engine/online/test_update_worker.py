@@ -54,6 +54,11 @@ class Run:
         for _ in range(tasks):
             assert self.worker.step()
 
+    def wait(self) -> None:
+        """The worker meets an empty queue, some time after the last task."""
+        self.worker._feedback_at -= 2 * update_worker.IDLE_S
+        assert not self.worker.step()
+
     def contributions(self) -> list[dict[str, Any]]:
         path = self.folder.run_dir / "update_contribution.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -269,12 +274,84 @@ def test_no_version_answers_before_it_was_validated(tmp_path: Path) -> None:
 def test_the_last_feedback_is_validated_although_another_candidate_waited(tmp_path: Path) -> None:
     run = Run(tmp_path, **GUARDED)
     judged(run, 0.8)
-    run.put(3)
+    run.put(2)
+    run.put(1, start=2, facts={"feedback": "rating"})
     run.work(3)
     assert run.worker.queue.get("candidate")["update"] == 2
-    run.worker.publish(at_once=True)  # as after feedback, when no task waits
+    run.wait()
     judged(run, 0.8)
+    run.wait()
     assert run.worker.queue.get("candidate")["update"] == 3
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("waiting", [True, False])
+def test_feedback_that_was_committed_before_a_kill_is_served(tmp_path: Path, guarded: bool, waiting: bool) -> None:
+    run = Run(tmp_path, **(GUARDED | {"validation": {"every_updates": 8, "enabled": guarded}}))
+    if not waiting and guarded:
+        judged(run, 0.8)
+    run.put(1, facts={"feedback": "rating"})
+    run.work(1)
+    run.worker.commit()
+    run.abandon()
+    for _ in range(2 if guarded else 0):
+        run.wait()
+        if run.worker.ledger.candidate is not None:
+            judged(run, 0.8)
+    run.wait()
+    with SnapshotReader(run.folder.snapshots).open(pointed_version(run.folder.snapshots) or 0) as served:
+        assert served.manifest.update == 1
+    run.wait()
+    assert pointed_version(run.folder.snapshots) == 2  # and only once
+    assert run.worker.queue.get("candidate") is None
+
+
+def test_a_version_that_is_found_after_a_kill_is_recorded_with_the_updates_in_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, **GUARDED)
+    judged(run, 0.8)
+    run.put(4)
+    run.work(4)
+    candidate = run.worker.queue.get("candidate")
+    tensors = read_state(run.folder.state / candidate["state"])[0]
+    smoothed = {n: tensors[f"ema/{n}"] for n in run.worker.updater.parameters}
+    run.worker.writer.publish(smoothed, update=candidate["update"])  # and the kill comes before it is noted
+    run.abandon()
+    row = run.worker.queue.journal(limit=10**6)[-1].row
+    assert (row["action"], row["version"], row["update"]) == ("published", 2, 2)
+
+
+def test_a_rollback_after_a_restart_leads_to_the_last_validated_version(tmp_path: Path) -> None:
+    run = Run(tmp_path, **GUARDED)
+    judged(run, 0.8)
+    run.put(4)
+    run.work(2)
+    judged(run, 0.8)
+    with SnapshotReader(run.folder.snapshots).open(2) as served:
+        good = served.tensors()
+    run.worker.close()
+    run.abandon()
+    run.work(2)
+    judged(run, 0.1)
+    assert all(torch.equal(t, good[n]) for n, t in run.worker.updater.ema.items())
+
+
+def test_a_version_that_a_full_disk_held_up_serves_when_there_is_room_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, **GUARDED)
+    judged(run, 0.8)
+    obstacle = run.folder.snapshots / "latest_model_version.txt.tmp"
+    obstacle.symlink_to("/dev/full")
+    run.put(2)
+    run.work(2)
+    judged(run, 0.8)
+    assert pointed_version(run.folder.snapshots) == 1
+    for _ in range(3):
+        obstacle.symlink_to("/dev/full")
+        run.worker.publisher.validate()
+    assert len([m for m in run.told if "could not be published" in m]) == 1
+    run.worker.publisher.validate()
+    with SnapshotReader(run.folder.snapshots).open(2) as served:
+        assert served.manifest.update == 2
+    assert run.worker.queue.get("candidate") is None
 
 
 @pytest.mark.parametrize("what", ["missing", "unreadable to validation", "unreadable once it was validated"])
