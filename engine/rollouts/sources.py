@@ -14,31 +14,32 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow.parquet as parquet
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.utils.logging import disable_progress_bar, set_verbosity
 
 from ...configs.checks import FILES, is_path
 from ...configs.sections import DataConfig
 from ...configs.sections.data import holds_tasks
+from ...envs.user_code import one_line
 from .runner import DataError
 
 logger = logging.getLogger(__name__)
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction")
 ROLES = ("system", "user", "assistant")
-READERS = {".csv": "csv", ".parquet": "parquet"}
-JSON = (".jsonl", ".json")
-"""Read without `datasets`, which would turn text that looks like a date into one, and 42 beside 2.5 into 42.0."""
 TRAIN = "train"
 """The split that a source has which has no splits."""
 HOLD_OUT = 10
 """One row in this many is held out for evaluation where no split is named for it."""
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
+_NUMBER = re.compile(r"\s*[+-]?(?:(?:0|[1-9]\d{0,299})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 Task = dict[str, Any]
 """A row as a task: JSON, as stored in the record."""
@@ -68,7 +69,7 @@ def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
     """All rows of a source as tasks. Raises DataError."""
     if holds_tasks(source):
         return _tasks_of_environments(config, source, split)
-    table = read_table(source, name=config.name, split=split, revision=config.revision)
+    table = read_table(config, source, split)
     if len(table.rows) == 0:
         raise DataError(f"{source} has no rows")
     maker = TaskMaker(config, source, table.columns)
@@ -78,9 +79,9 @@ def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
 def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[Task]:
     path = Path(source).expanduser()
     if path.is_dir():
-        rows = enumerate(read_table(source, name=config.name, split=split, revision=config.revision).rows, 1)
+        rows = enumerate(read_table(config, source, split).rows, 1)
     else:
-        _check_plain(source, split, name=config.name, revision=config.revision)
+        _check_plain(config, source, split)
         rows = _json_rows(source, path)
     return [{**row, "row": number} for number, row in rows]
 
@@ -93,14 +94,14 @@ class SourceTable:
     rows: Sequence[Mapping[str, Any]]
 
 
-def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> SourceTable:
+def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
     """A file, a saved folder or a hub dataset as a table. Raises DataError."""
     disable_progress_bar()  # a log file is no place for it
     set_verbosity(logging.CRITICAL)  # what is wrong is said in one sentence
     if not source.strip():
         raise DataError("data.source is empty: name a file, a saved dataset or a hub id such as openai/gsm8k")
     path = Path(source).expanduser()
-    if path.is_dir() and not is_saved(path):
+    if path.is_dir() and not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         raise DataError(
             f"the folder {source} is no saved dataset (`Dataset.save_to_disk`): name a file in it, ending in "
             f"{', '.join(FILES)}"
@@ -110,24 +111,15 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
     if is_path(source) and not path.exists():
         raise DataError(f"there is no file {source} (looked from {Path.cwd()})")
     if path.is_file():
-        _check_plain(source, split, name=name, revision=revision)
-        if path.suffix in JSON:
-            rows = [row for _, row in _json_rows(source, path)]
-            columns = list(dict.fromkeys(column for row in rows for column in row))
-            return SourceTable(columns, [{column: row.get(column) for column in columns} for row in rows])
-        if path.suffix == ".csv" and (wrong := _wrong_row(source, path)):
-            raise DataError(wrong)  # a row that is too short would be filled up without a word
+        _check_plain(config, source, split)
+        return _table_of_file(source, path)
     try:
-        if path.is_dir():
-            found = load_from_disk(str(path))
-        elif path.is_file():
-            found = load_dataset(READERS[path.suffix], data_files=str(path), split=TRAIN)
-        else:
-            found = load_dataset(source, name, split=None, revision=revision)
-    except Exception as problem:  # pyarrow, pandas, fsspec and the hub's client raise what they like
+        revision = config.revision
+        found = load_from_disk(str(path)) if path.is_dir() else load_dataset(source, config.name, revision=revision)
+    except Exception as problem:  # pyarrow, fsspec and the hub's client raise what they like
         raise DataError(_explain(source, path, problem)) from problem
     if isinstance(found, Dataset):
-        _check_plain(source, split, name=name, revision=revision)
+        _check_plain(config, source, split)
     elif not isinstance(found, DatasetDict) or split not in found:
         raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
     else:
@@ -135,21 +127,33 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
     return SourceTable(list(found.column_names), cast("Sequence[Mapping[str, Any]]", found))
 
 
-def _check_plain(source: str, split: str, **of_the_hub: str | None) -> None:
-    """Raise DataError for a split, configuration or revision of a file, which has none."""
+def _table_of_file(source: str, path: Path) -> SourceTable:
+    """Read a file without `datasets`, which would turn text that looks like a date into one, 42 beside 2.5 into 42.0,
+    007 into 7 and NA into nothing, and takes brackets in a path for a pattern."""
+    if path.suffix == ".csv":
+        return _csv_table(source, path)
+    if path.suffix == ".parquet":
+        try:
+            found = parquet.ParquetFile(path).read()
+            return SourceTable(found.column_names, found.to_pylist())
+        except Exception as problem:  # pyarrow raises what it likes
+            raise DataError(f"{source} cannot be read: {one_line(problem)[:200]}") from problem
+    rows = [row for _, row in _json_rows(source, path)]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return SourceTable(columns, [{column: row.get(column) for column in columns} for row in rows])
+
+
+def _check_plain(config: DataConfig, source: str, split: str) -> None:
+    """Raise DataError for a split, configuration or revision of a file, which has none. Beside a dataset of the hub,
+    the file of `data.eval_source` leaves the latter to that."""
     if split != TRAIN:
         raise DataError(
             f"{source} has no splits, and {split} is asked of it: leave data.split and data.eval_split out (a tenth of "
             "the rows is held out), or name a file of its own in data.eval_source"
         )
-    for key, value in of_the_hub.items():
-        if value is not None:
+    for key in ("name", "revision"):
+        if getattr(config, key) is not None and source == config.source:
             raise DataError(f"data.{key} is for datasets of the hub, and {source} is none: leave it out")
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
-    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
 class TaskMaker:
@@ -280,7 +284,7 @@ def _filled(template: str, row: Mapping[str, Any]) -> str:
 
 def _written(value: Any) -> str:
     """Return a value as people write it: a whole number without a point, which a table adds where others have one."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, (float, Decimal)) and value % 1 == 0:
         return str(int(value))
     return "" if value is None else str(value)
 
@@ -289,7 +293,9 @@ def _plain(value: Any, where: str, column: str) -> Any:
     """Return a column's value as JSON. Raises DataError for values without a JSON form, such as pictures."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    if isinstance(value, (datetime, date)):
+    if isinstance(value, Decimal):
+        return int(value) if value % 1 == 0 else float(value)
+    if isinstance(value, (date, time)):
         return value.isoformat()
     if isinstance(value, Mapping):
         return {str(k): _plain(v, where, column) for k, v in value.items()}
@@ -317,10 +323,7 @@ def _held_out(tasks: Sequence[Task], number: int) -> set[str]:
 
 
 def _explain(source: str, path: Path, problem: Exception) -> str:
-    reason = " ".join(str(problem).split())[:200] or type(problem).__name__
-    if path.is_file():
-        cause = " ".join(str(problem.__cause__ or problem).split())[:200] or reason
-        return f"{source} cannot be read: {cause}"
+    reason = one_line(problem)[:200]
     if path.is_dir():
         return f"{source} cannot be read as a saved dataset: {reason}"
     if "Config name is missing" in reason or "BuilderConfig" in reason:
@@ -331,19 +334,35 @@ def _explain(source: str, path: Path, problem: Exception) -> str:
     )
 
 
-def _wrong_row(source: str, path: Path) -> str | None:
-    """Describe the first row of a CSV file that cannot be read."""
+def _csv_table(source: str, path: Path) -> SourceTable:
+    """Read a CSV file. Raises DataError."""
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the 131,072 characters that are its default
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            width = 0
-            for number, cells in enumerate(csv.reader(file)):
-                width = width or len(cells)
-                if cells and len(cells) != width:
-                    return f"{source}, row {number}: {len(cells)} cells, but the header has {width}"
-        return f"{source} has no rows" if width == 0 else None
-    except UnicodeDecodeError:
-        return f"{source} is not UTF-8 text"
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header, *lines = [cells for cells in csv.reader(file) if cells] or [[]]
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{source} is not UTF-8 text") from problem
+    for number, cells in enumerate(lines, 1):
+        if len(cells) != len(header):
+            raise DataError(f"{source}, row {number}: {len(cells)} cells, but the header has {len(header)}")
+    columns: dict[str, list[Any]] = {}
+    for i, name in enumerate(header):
+        again = f".{header[:i].count(name)}" if name in header[:i] else ""
+        columns[(name or f"Unnamed: {i}") + again] = _values([cells[i] for cells in lines])
+    return SourceTable(
+        list(columns), [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    )
+
+
+def _values(cells: Sequence[str]) -> list[Any]:
+    """Return the values of a column of CSV: numbers, or true and false, where all cells are that. Else text, as it
+    stands there. An empty cell is None."""
+    written = [cell for cell in cells if cell]
+    if all(map(_NUMBER.fullmatch, written)):
+        return [None if not cell else float(cell) if set(cell) & set(".eE") else int(cell) for cell in cells]
+    if all(cell.lower() in ("true", "false") for cell in written):
+        return [cell.lower() == "true" if cell else None for cell in cells]
+    return [cell or None for cell in cells]
 
 
 def _json_rows(source: str, path: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -76,9 +76,10 @@ def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
     chat = ChatBridge(load_tokenizer(config), template_kwargs=config.chat_template_kwargs)
     source, revision = base_source(config)
     try:
-        known = getattr(AutoConfig.from_pretrained(source, revision=revision), "known_environments", None) or ()
+        found = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as problem:
         raise ModelLoadError(explain(config.base, problem)) from problem
+    known = getattr(found, "known_environments", None) or ()
     return Reader(known, NativeCalls.of(chat) if config.native_calls else None), chat
 
 
@@ -110,9 +111,8 @@ def columns(config: RunConfig) -> str:
     """Return the names of the dataset's columns as a JSON list. Raises DataError."""
     from ..rollouts.sources import read_table
 
-    data = config.data
-    assert data.source is not None
-    return json.dumps(read_table(data.source, name=data.name, split=data.split, revision=data.revision).columns)
+    assert config.data.source is not None
+    return json.dumps(read_table(config.data, config.data.source, config.data.split).columns)
 
 
 def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
@@ -147,8 +147,11 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
                 yield f"  {name} = {text if len(text) <= 100 else f'{text[:97]}...'}"
     if chat is not None and prompt_of_task is not None:
         yield ""
-        prompts = ((task["row"], prompt_of_task(task)) for task in [*tasks, *held_out][:MOST_COUNTED])
-        counted = {row: len(chat.prompt(prompt.messages, prompt.tools)) for row, prompt in prompts}
+        apart = config.data.eval_source or config.data.eval_split  # rows of their own, numbered from 1, too
+        named = [(str(task["row"]), task) for task in tasks]
+        named += [(f"{task['row']} of {apart}" if apart else str(task["row"]), task) for task in held_out]
+        prompts = [(row, prompt_of_task(task)) for row, task in named[:MOST_COUNTED]]
+        counted = [(row, len(chat.prompt(prompt.messages, prompt.tools))) for row, prompt in prompts]
         yield from _lengths(counted, len(tasks) + len(held_out) > MOST_COUNTED, config)
 
 
@@ -164,15 +167,16 @@ def _prompts(config: RunConfig) -> tuple[ChatBridge, Callable[[Mapping[str, Any]
     return chat, lambda task: prompt_of(env, task, policy)
 
 
-def _lengths(counted: Mapping[int, int], some_only: bool, config: RunConfig) -> Iterator[str]:
-    """Yield how much room prompts leave. counted: tokens of a prompt by the number of its row."""
+def _lengths(counted: Sequence[tuple[str, int]], some_only: bool, config: RunConfig) -> Iterator[str]:
+    """Yield how much room prompts leave. counted: rows and the tokens of their prompts."""
     if not counted:
         return
-    sizes, limit, turn = counted.values(), config.training.max_trajectory_tokens, config.training.max_turn_tokens
+    sizes = [size for _, size in counted]
+    limit, turn = config.training.max_trajectory_tokens, config.training.max_turn_tokens
     some = f" (of the first {MOST_COUNTED})" if some_only else ""
     yield f"tokens of a prompt{some}: {min(sizes)} to {max(sizes)}, median {median(sizes):.0f}"
-    over = [row for row, size in counted.items() if size >= limit]
-    tight = [row for row, size in counted.items() if limit - turn < size < limit]
+    over = [row for row, size in counted if size >= limit]
+    tight = [row for row, size in counted if limit - turn < size < limit]
     if over:
         yield (
             f"{len(over)} rows leave no room for an answer within training.max_trajectory_tokens ({limit}): "
@@ -184,8 +188,8 @@ def _lengths(counted: Mapping[int, int], some_only: bool, config: RunConfig) -> 
         yield f"all leave room for a turn of {turn} tokens within {limit}"
 
 
-def _listed(rows: Sequence[int]) -> str:
-    return "row " + ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
+def _listed(rows: Sequence[str]) -> str:
+    return "row " + ", ".join(rows[:8]) + (" …" if len(rows) > 8 else "")
 
 
 def main(arguments: Sequence[str]) -> int:

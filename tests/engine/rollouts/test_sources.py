@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from datetime import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
@@ -56,6 +60,11 @@ def test_splits_are_named_and_without_one_a_tenth_is_held_out(tmp_path: Path):
     assert (len(train), len(held_out)) == (36, 4)
     assert not {t["row"] for t in train} & {t["row"] for t in held_out}
     assert held_out == load_tasks(config, "eval", 100)
+
+
+def test_a_file_may_evaluate_a_configuration_of_a_hub_dataset(tmp_path: Path):
+    config = DataConfig(source="x/y", name="main", revision="abc", eval_source=write(tmp_path, "jsonl"))
+    assert len(load_tasks(config, "eval", 4)) == 4
 
 
 def test_a_prompt_that_comes_twice_is_on_one_side_only(tmp_path: Path):
@@ -215,6 +224,57 @@ def test_a_whole_number_beside_others_is_an_answer_without_a_point(tmp_path: Pat
     tasks = load_tasks(config, "train", 0)
     assert [t["messages"][0]["content"] for t in tasks] == ["What is 1?", "What is 2.5?"]
     assert [t["answer"] for t in tasks] == ["42", "3.5"]
+
+
+def test_text_in_csv_stays_as_it_is_written(tmp_path: Path):
+    path = tmp_path / "data[1].csv"
+    path.write_text(
+        "\ufeffquestion,answer,code,n,sure,,\n"
+        "NA,None,007,1,True,a,\n"
+        '"null, then",nan,12,+2.5e1,false,,\n'
+        f"x,N/A,12345678901234567890,{10**30},TRUE,b,\n",
+        encoding="utf-8",
+    )
+    tasks = load_tasks(DataConfig(source=str(path), answer="answer"), "train", 0)
+    assert [(t["messages"][0]["content"], t["answer"]) for t in tasks] == [
+        ("NA", "None"),
+        ("null, then", "nan"),
+        ("x", "N/A"),
+    ]
+    rows = [list(t["columns"].values())[2:] for t in tasks]
+    assert rows == [
+        ["007", 1, True, "a", None],
+        ["12", 25.0, False, None, None],
+        ["12345678901234567890", 10**30, True, "b", None],
+    ]
+    path.write_text("question,note,note\na,1,2\n" + "b,,\n" * 12_000 + "c,x,3\n")
+    tasks = load_tasks(DataConfig(source=str(path)), "train", 0)
+    assert tasks[0]["columns"] == {"question": "a", "note": "1", "note.1": 2}
+    assert tasks[-1]["columns"] == {"question": "c", "note": "x", "note.1": 3}
+
+
+def test_a_file_without_rows_is_told(tmp_path: Path):
+    (tmp_path / "head.csv").write_text("question,answer\n")
+    Dataset.from_list(ROWS[:1]).select([]).to_parquet(str(tmp_path / "head.parquet"))
+    for name in ("head.csv", "head.parquet"):
+        with pytest.raises(DataError, match=f"{name} has no rows"):
+            load_tasks(DataConfig(source=str(tmp_path / name)), "train", 0)
+
+
+def test_a_parquet_file_with_decimals_times_and_mappings_is_read(tmp_path: Path):
+    path = tmp_path / "v[2].parquet"
+    columns = {
+        "question": ["a", "b"],
+        "answer": pa.array([Decimal("1.50"), Decimal("2.00")]),
+        "at": pa.array([time(1, 2), None]),
+        "sizes": pa.array([[("x", 1)], []], type=pa.map_(pa.string(), pa.int64())),
+    }
+    pq.write_table(pa.table(columns), path)
+    tasks = load_tasks(DataConfig(source=str(path), answer="answer"), "train", 0)
+    assert [t["columns"]["answer"] for t in tasks] == [1.5, 2]
+    assert tasks[0]["columns"]["at"] == "01:02:00" and tasks[1]["answer"] == "2"
+    assert tasks[0]["columns"]["sizes"] == [["x", 1]]
+    assert json.loads(json.dumps(tasks)) == tasks
 
 
 def test_a_long_cell_of_csv_is_read(tmp_path: Path):
