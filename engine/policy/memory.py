@@ -6,7 +6,6 @@ listed, so that the user sees which setting to lower. It is an estimate: allocat
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ ADAPTER_BYTES = 16
 FULL_BYTES = 12
 """Bytes that training adds to a weight of the model itself: its gradient and Adam's moments, at most in float32."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in 4 bits, with the scale of each 64 of them, and of each 256 scales."""
 OVERHEAD = GIB
 """What the CUDA context, kernels and the allocator take besides."""
 
@@ -32,11 +33,13 @@ OVERHEAD = GIB
 class ModelShape:
     """The sizes of a model that decide its memory.
 
-    adapters: parameters of LoRA on every linear layer of the language model, for each unit of rank. vision: parameters
-    of the frozen vision tower and its projection. vision_adapters: those of LoRA on it. All counts are of parameters.
+    linear: parameters of linear layers, which 4 bits can hold. adapters: parameters of LoRA on those of the language
+    model, for each unit of rank. vision: parameters of the frozen vision tower and its projection. vision_adapters:
+    those of LoRA on it. All counts are of parameters.
     """
 
     parameters: int
+    linear: int
     adapters: int
     vision: int
     vision_adapters: int
@@ -79,7 +82,7 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     text = config.get_text_config()
     output = model.get_output_embeddings()
     apart = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output and m not in apart]
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
     keys = [
         (getattr(layer, "num_key_value_heads", None) or text.num_attention_heads)
         * (getattr(layer, "head_dim", None) or text.hidden_size // text.num_attention_heads)
@@ -87,8 +90,9 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     ]
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
-        adapters=sum(m.in_features + m.out_features for m in linear),
-        vision_adapters=sum(m.in_features + m.out_features for m in apart if isinstance(m, nn.Linear)),
+        linear=sum(m.weight.numel() for m in linear),
+        adapters=sum(m.in_features + m.out_features for m in linear if m not in apart),
+        vision_adapters=sum(m.in_features + m.out_features for m in linear if m in apart),
         vision=sum(p.numel() for m in apart for p in m.parameters(recurse=False)),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
@@ -126,6 +130,8 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
     most = room(device) // (token * length) if model.gradient_checkpointing == "auto" else None
     tokens = micro_batch(rows, training, most) * length
     weights = shape.parameters * size
+    if model.quantization is not None:  # no copies are made of these
+        size, weights = 0, shape.linear * NF4_BYTES + (shape.parameters - shape.linear) * computed
     if model.lora is None:
         learnt = shape.parameters - shape.vision
         trained, state, reference = "gradients and optimiser of all weights", learnt * FULL_BYTES, weights
@@ -134,7 +140,7 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
         trained = f"adapters of rank {model.lora.r}, their gradients and optimiser"
         state, reference = adapters * ADAPTER_BYTES, adapters * 4
     both: dict[str, float] = {
-        f"weights ({shape.parameters / 1e6:,.0f} million in {model.weights})": weights,
+        f"weights ({shape.parameters / 1e6:,.0f} million in {model.quantization or model.weights})": weights,
         trained: state,
     }
     if training.beta > 0 or training.beta_mode == "auto":
@@ -167,7 +173,7 @@ def told(config: RunConfig) -> Iterator[str]:
 
     source, revision = base_source(config.model)
     try:
-        shape = shape_of(AutoConfig.from_pretrained(source, revision=revision))
+        shape = shape_of(AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelLoadError(f"the config of {config.model.base} cannot be had: {reason}") from error
@@ -186,13 +192,11 @@ def told(config: RunConfig) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the parts. Returns 1 with one sentence on standard error if there is no config."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.policy.memory", description=__doc__)
-    parser.add_argument("config")
     from ...configs.errors import GrpoTuiError
     from ...configs.loading import load_config
 
     try:
-        for line in told(load_config(parser.parse_args(arguments).config)):
+        for line in told(load_config(arguments[0])):
             print(line)
     except GrpoTuiError as problem:
         print(problem, file=sys.stderr)

@@ -37,9 +37,9 @@ from transformers.utils.logging import disable_progress_bar
 from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.durable import CHECKSUMS, find_damage
 from .precision import set_arithmetic
-from .sight import loading
 from .sight.inputs import SeeingModel
 from .sight.kinds import apart_from_language, takes_images
+from .sight.loading import load_processor
 from .sight.processor import Sight
 from .sources import ModelLoadError, base_source, builtin, explain, first_line, load_tokenizer
 from .unwrap import base_of
@@ -73,7 +73,7 @@ def load_policy(
     elif trainable and config.lora is not None:
         try:
             model = get_peft_model(base, lora_config(config.lora, base))  # type: ignore[assignment]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, re.error) as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
     device = chosen_device(config)
     if config.quantization is None:  # one in 4 bits was loaded where it stays
@@ -101,16 +101,20 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
     _check(Path(source))
     disable_progress_bar()  # a log file is no place for it
     try:
-        known = AutoConfig.from_pretrained(source, revision=revision)
-        kind = AutoModelForImageTextToText if takes_images(known) else AutoModelForCausalLM
-        model = kind.from_pretrained(
+        known = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        kind: Any = AutoModelForImageTextToText if takes_images(known) else AutoModelForCausalLM
+        model, found = kind.from_pretrained(
             source,
             revision=revision,
             dtype=getattr(torch, config.compute if quantized else config.weights),
             attn_implementation=config.attn_implementation,
             use_safetensors=True,  # nothing is unpickled
+            trust_remote_code=False,
+            output_loading_info=True,
             **quantized,
         )
+        if lacking := sorted(found["missing_keys"]):  # they would be random
+            raise ValueError(f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
         SeeingModel.of(model)  # says what is missing in one that takes images in another way
         _count_experts(model)
         return model
@@ -165,9 +169,9 @@ def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTraine
         return None
     source, revision = base_source(config)
     try:
-        sight = loading.load_sight(
-            source, revision, base.config, tokenizer, max_pixels=config.max_pixels, max_images=config.max_images
-        )
+        processor: Any = load_processor(source, revision, base.config)
+        sizes = {"max_pixels": config.max_pixels, "max_images": config.max_images}
+        sight = Sight(processor, tokenizer, base.config, **sizes)
     except Exception as error:
         raise ModelLoadError(explain(config.base, error, "processor of")) from error
     if config.chat_template is not None:

@@ -5,6 +5,7 @@ Neither torch nor peft is imported here: a first prompt is shown, and rows of da
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def base_source(config: ModelConfig) -> tuple[str, str | None]:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            hint = "; these are adapters: name them in model.sft_adapters" if _holds_adapters(folder) else ""
+            adapters = (folder / "adapter_config.json").is_file()
+            hint = "; these are adapters: name them in model.sft_adapters" if adapters else ""
             raise ModelLoadError(f"the folder {name} holds no model: config.json is missing there{hint}")
         return str(folder), None
     if folder.is_file():
@@ -48,7 +50,9 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the base model's tokenizer, with left padding and a padding token. Raises ModelLoadError."""
     source, revision = base_source(config)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, padding_side="left", trust_remote_code=False
+        )
     except Exception as error:
         raise ModelLoadError(explain(config.base, error, "tokenizer")) from error
     if tokenizer.pad_token_id is None:
@@ -63,7 +67,7 @@ def foreign_template(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) ->
     if config.chat_template is None:
         return ""
     source, revision = base_source(config)
-    own = AutoTokenizer.from_pretrained(source, revision=revision)
+    own = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     lost = _special_tokens(own, own) - _special_tokens(tokenizer, own) if own.chat_template else set()
     if not lost:
         return ""
@@ -87,6 +91,8 @@ def _special_tokens(templated: PreTrainedTokenizerBase, known: PreTrainedTokeniz
 CHATML = """{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '@END@\n' }}
 {%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
 IM_END = "<|im_end|>"
+GIT_LFS = b"version https://git-lfs"
+"""The beginning of a file that Git LFS has not fetched."""
 
 
 def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -118,16 +124,27 @@ def builtin(name: str, known: dict[str, str], kind: str) -> Path:
     return folder
 
 
-def _holds_adapters(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
-
-
 def explain(base: str, error: Exception, what: str = "model") -> str:
     """Explain in one sentence why a model, or a part of it, cannot be loaded."""
     reason = first_line(error)
-    if "safetensors" in reason:
+    if "file named model.safetensors" in reason:
         return f"the {what} {base} has no safetensors weights, and other formats are not loaded: {reason}"
+    if (pointer := _pointer(Path(base).expanduser())) is not None:
+        reason = f"{pointer} is only a pointer of Git LFS; `git lfs pull` in that folder fetches the file"
+    elif "custom code" in reason:
+        reason = "it needs code of its own repository, and none is run"
+    elif "ignore_mismatched_sizes" in reason:
+        reason = "its weights have other shapes than its config.json gives them"
     return f"the {what} {base} cannot be loaded: {reason}"
+
+
+def _pointer(folder: Path) -> Path | None:
+    """Return a file that a clone without Git LFS left as a pointer; None without one."""
+    for file in (*folder.glob("*.safetensors"), *folder.glob("*.json")):
+        with suppress(OSError), file.open("rb") as content:
+            if content.read(len(GIT_LFS)) == GIT_LFS:
+                return file
+    return None
 
 
 def first_line(error: Exception) -> str:

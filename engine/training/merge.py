@@ -31,7 +31,7 @@ def merge(run_dir: Path, adapters: str, folder: Path) -> None:
     assert isinstance(model, PeftModel)
     sight = load_sight(config, model, tokenizer)
     source, revision = base_source(config)
-    dtype = AutoConfig.from_pretrained(source, revision=revision).dtype or torch.float32
+    dtype = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).dtype or torch.float32
     merged = base_of(model.merge_and_unload()).to(dtype)  # type: ignore[call-overload]
     merged.config.dtype = dtype
     with replacing(folder) as temporary:

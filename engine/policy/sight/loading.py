@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from transformers import AutoProcessor, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import AutoProcessor, PreTrainedConfig, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from .processor import Sight, SightError
+from .processor import SightError
 
 
-def load_sight(
-    source: str | Path,
-    revision: str | None,
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_pixels: int | None = None,
-    max_images: int | None = None,
-) -> Sight:
+def load_processor(source: str, revision: str | None, config: PreTrainedConfig) -> ProcessorMixin:
     """Load the processor at `source` (a folder or hub id). Raises SightError and the errors of loading."""
-    pinned: dict[str, Any] = {} if revision is None else {"revision": revision}
+    pinned: dict[str, Any] = {"trust_remote_code": False} | ({} if revision is None else {"revision": revision})
     try:
         processor: Any = AutoProcessor.from_pretrained(source, **pinned)
     except (ImportError, OSError):  # its part for videos wants torchvision, or was never saved
@@ -31,7 +22,7 @@ def load_sight(
         processor = without_video(kind).from_pretrained(source, **pinned)
     if not isinstance(processor, ProcessorMixin):
         raise SightError(f"{source} has no processor for images: a {type(processor).__name__} is all that is there")
-    return Sight(processor, tokenizer, config, max_pixels=max_pixels, max_images=max_images)
+    return processor
 
 
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:

@@ -147,6 +147,20 @@ def test_the_parts_follow_the_settings():
     assert need(shape, kept).peak - need(shape, whole).peak == pytest.approx((2 + 2 + 2) * shape.parameters)
 
 
+def test_weights_in_four_bits_take_about_an_eighth():
+    """As bitsandbytes counts them: half a byte each, with scales of 64 and of 256 of these. All else is in 16 bits."""
+    shape = shape_of(qwen3(3584, 18944, 28, 28))
+    settings = ["model.base=x/y", "model.device=cuda", "model.compute=bfloat16", "model.sampling=bfloat16"]
+    whole = need(shape, load_config(None, [*settings, "model.weights=float32"]))
+    packed = need(shape, load_config(None, [*settings, "model.weights=float32", "model.quantization=nf4"]))
+    embeddings = shape.parameters - shape.linear
+    name = next(iter(packed.both))
+    assert name.endswith("million in nf4)")
+    assert packed.both[name] == pytest.approx(shape.linear * 0.516 + embeddings * 2, rel=0.001)
+    assert not any("copy" in part for part in (*packed.acting, *packed.training))
+    assert packed.peak < whole.peak - 3 * shape.parameters
+
+
 def test_layers_may_differ():
     """Gemma 4 has heads of two sizes, and Gemma 3n a list of the widths of its layers."""
     small: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Loading the policy by name or path, and what a person reads when it cannot be."""
 
+import contextlib
 import copy
 import json
 import shutil
@@ -13,11 +14,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
 
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
+from grpo_tui.engine.policy import memory
 from grpo_tui.engine.policy.models import load_policy, lora_config, save_adapters
-from grpo_tui.engine.policy.sources import ModelLoadError
+from grpo_tui.engine.policy.sources import ModelLoadError, load_tokenizer
 from grpo_tui.engine.policy.unwrap import base_of
 from grpo_tui.engine.policy.versions import is_checkpointing
+from grpo_tui.engine.training import previews
 from grpo_tui.envs.agent import Message
 
 from .models import model, model_of_type, tokenizer
@@ -99,6 +103,66 @@ def test_what_a_person_reads_when_a_model_cannot_be_loaded(base, tmp_path):
             load_policy(config(name))
         assert expected in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def changed(base: Path, folder: Path, **config_keys: Any) -> Path:
+    """A copy of the model with other keys in its config.json."""
+    shutil.copytree(base, folder)
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stated, **config_keys}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("a weight is missing", "its files lack 1 of its weights, such as model.norm.weight"),
+        ("other shapes", "its weights have other shapes than its config.json gives them"),
+        ("a pointer", "model.safetensors is only a pointer of Git LFS; `git lfs pull` in that folder"),
+        ("a part is missing", "cannot be loaded: No such file or directory: .*model-00001-of-0000"),
+        ("no weights", "has no safetensors weights, and other formats are not loaded"),
+        ("half a file", "cannot be loaded: Error while deserializing header"),
+    ],
+)
+def test_what_a_person_reads_when_files_of_a_model_are_not_whole(base: Path, tmp_path: Path, fault: str, said: str):
+    folder = changed(base, tmp_path / "broken", **({"intermediate_size": 64} if fault == "other shapes" else {}))
+    weights = folder / "model.safetensors"
+    if fault == "a weight is missing":
+        save_file({k: v for k, v in load_file(weights).items() if k != "model.norm.weight"}, weights, {"format": "pt"})
+    elif fault == "a pointer":
+        weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    elif fault == "a part is missing":
+        AutoModelForCausalLM.from_pretrained(base).save_pretrained(folder, max_shard_size="30KB")
+        weights.unlink(missing_ok=True)
+        min(folder.glob("model-*")).unlink()
+    elif fault == "no weights":
+        weights.unlink()
+    elif fault == "half a file":
+        weights.write_bytes(weights.read_bytes()[:2000])
+    with pytest.raises(ModelLoadError, match=said):
+        load_policy(config(folder))
+
+
+def test_code_of_a_model_is_never_run_and_nobody_is_asked(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
+    folder = changed(base, tmp_path / "coded", model_type="unheard-of", auto_map=names)
+    ran = tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\nfrom transformers import Qwen3Config as Own\n")
+    monkeypatch.setattr("builtins.input", lambda text: "y")
+    for load in (load_policy, load_tokenizer, previews.reader):
+        with contextlib.suppress(ModelLoadError):
+            load(config(folder))
+    with pytest.raises(ModelLoadError, match="needs code of its own repository, and none is run"):
+        load_policy(config(folder))
+    with pytest.raises(ModelLoadError):
+        list(memory.told(RunConfig(model=config(folder))))
+    assert not ran.exists()
+
+
+def test_a_pattern_of_layers_that_is_none_is_told(base: Path):
+    wrong = config(base).model_copy(update={"lora": LoraSection(target_modules="(q_proj")})
+    with pytest.raises(ModelLoadError, match=r"model.lora does not fit .*: missing \)"):
+        load_policy(wrong)
 
 
 def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
