@@ -7,15 +7,18 @@ and an explanation. Several async functions run at the same time. No torch here.
 from __future__ import annotations
 
 import asyncio
+import copy
 import difflib
 import inspect
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 from ..configs.errors import GrpoTuiError
 from ..configs.sections.environment import function_name, is_reward_model
@@ -36,19 +39,21 @@ class RewardModel:
     """
 
     def __init__(self, path: str) -> None:
-        from transformers import AutoConfig
+        from transformers import PreTrainedConfig
 
         folder = Path(path).expanduser()
         self.path = str(folder) if folder.is_dir() else path
-        names = AutoConfig.from_pretrained(self.path).architectures or [""]
+        stated, _ = PreTrainedConfig.get_config_dict(self.path)
+        names = stated.get("architectures") or [""]
         if not any("ForSequenceClassification" in name for name in names):
             raise ValueError(f"{path} is a {names[0] or 'model without an architecture'}, not a sequence classifier")
-        self._loaded: tuple[Any, Any] | None = None
+        if (labels := len(stated.get("id2label") or ())) > 1:
+            raise ValueError(f"{path} is a classifier with {labels} labels, and a reward model has one")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: object) -> list[float]:
         import torch
 
-        model, tokenizer = self._load()
+        model, tokenizer = self._loaded
         scores: list[float] = []
         for start in range(0, len(prompts), ROWS):
             rows = slice(start, start + ROWS)
@@ -60,19 +65,19 @@ class RewardModel:
                 scores += model(**inputs.to(model.device)).logits[:, 0].float().tolist()
         return scores
 
-    def _load(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            import torch
-            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-            model: Any = AutoModelForSequenceClassification.from_pretrained(self.path, num_labels=1)
-            tokenizer: Any = AutoTokenizer.from_pretrained(self.path)
-            if tokenizer.pad_token_id is None:
-                tokenizer.pad_token = tokenizer.eos_token
-            model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            self._loaded = model.to(device).eval(), tokenizer
-        return self._loaded
+        own: dict[str, Any] = {"trust_remote_code": False}
+        model = AutoModelForSequenceClassification.from_pretrained(self.path, num_labels=1, **own)
+        tokenizer: Any = AutoTokenizer.from_pretrained(self.path, **own)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return model.to(device).eval(), tokenizer
 
 
 def _text(prompt: Any, completion: Any, tokenizer: Any) -> str:
@@ -88,9 +93,7 @@ logger = logging.getLogger(__name__)
 Conversation = list[dict[str, object]]
 """Messages as chat templates take them: `role`, `content`, and what belongs to calls of tools."""
 Prompt = str | Conversation
-Function = Callable[..., object]
 OnError = Literal["stop", "skip"]
-T = TypeVar("T")
 
 BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "log_metric", "trainer_state")
 """Arguments of every function, in addition to the columns of the data."""
@@ -100,13 +103,6 @@ TRIES = 16
 
 class RewardFunctionError(GrpoTuiError, ValueError):
     """A reward function cannot be used, or failed. The message is one sentence that names it and the row."""
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """The state of the training that functions get, as `trainer_state.global_step`."""
-
-    global_step: int
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,7 @@ class RewardFunction:
 
     path: str
     weight: float
-    call: Function
+    call: Callable[..., object]
     name: str
     accepts: frozenset[str] | None
     """Names of its parameters; None when it takes any (`**kwargs`)."""
@@ -182,16 +178,18 @@ class RewardFunction:
                 )
 
     def arguments(self, asked: Completions, logged: Logged) -> dict[str, object]:
-        """Return the keyword arguments of a call: all with `**kwargs`, else those that the function names."""
+        """Return the keyword arguments of a call: all with `**kwargs`, else those that the function names.
 
+        Columns are copies, because rollouts of one row share its values, and so do later steps.
+        """
         given: dict[str, object] = {
-            **{name: list(values) for name, values in asked.columns.items()},
+            **{name: [copy.deepcopy(value) for value in values] for name, values in asked.columns.items()},
             "prompts": list(asked.prompts),
             "completions": list(asked.completions),
             "completion_ids": [list(ids) for ids in asked.completion_ids],
             "log_extra": logged.log_extra,
             "log_metric": logged.log_metric,
-            "trainer_state": asked.state or TrainerState(asked.step),
+            "trainer_state": asked.state or SimpleNamespace(global_step=asked.step),
         }
         return given if self.accepts is None else {k: v for k, v in given.items() if k in self.accepts}
 
@@ -314,7 +312,13 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     if name in COMPONENTS:
         raise RewardFunctionError(f"reward function {path}: {name} is the name of a component already; rename it")
     if is_reward_model(path):
-        return _reward_model(path, weight, name)
+        try:
+            return RewardFunction(path, weight, RewardModel(path), name, None, ())
+        except (OSError, ValueError) as problem:
+            reason = str(problem).strip().splitlines()[0]
+            raise RewardFunctionError(
+                f'environment.reward_funcs: "{path}" is no reward model: {reason}; a function is file.py:name'
+            ) from problem
     try:
         module, found = find_object(path)
     except UserCodeError as problem:
@@ -330,44 +334,28 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
         )
     if inspect.isclass(found) or not callable(found):
         raise RewardFunctionError(f'"{path}" is {_shown(found)}, not a function `f(completions, **kwargs)`')
-    anything = False
     try:
-        parameters = list(inspect.signature(found).parameters.values())
+        parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):  # some callables written in C have none
-        parameters, anything = [], True
-    anything = anything or any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return RewardFunction(path, weight, found, name, None, ())
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     nameless = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty), None)
+    taken, wrong = {p.name for p in named}, ""
     if nameless is not None:
-        raise RewardFunctionError(
-            f'"{path}": its parameter `{nameless}` cannot be given by name; right would be '
-            f"`def {name}(completions, **kwargs)`"
-        )
-    taken = {p.name for p in named}
-    if not anything and not taken & {"prompts", "completions", "completion_ids"}:
-        raise RewardFunctionError(
-            f'"{path}" takes neither prompts nor completions, so it has nothing to judge; right would be '
-            f"`def {name}(completions, **kwargs)`"
-        )
+        wrong = f"its parameter `{nameless}` cannot be given by name"
+    elif not anything and not taken & {"prompts", "completions", "completion_ids"}:
+        wrong = "it takes neither prompts nor completions, so it has nothing to judge"
+    if wrong:
+        raise RewardFunctionError(f'"{path}": {wrong}; right would be `def {name}(completions, **kwargs)`')
     return RewardFunction(
         path,
         weight,
-        cast("Function", found),
+        found,
         name,
         None if anything else frozenset(taken),
         tuple(p.name for p in named if p.default is p.empty),
     )
-
-
-def _reward_model(path: str, weight: float, name: str) -> RewardFunction:
-    try:
-        model = RewardModel(path)
-    except (OSError, ValueError) as problem:
-        reason = str(problem).strip().splitlines()[0]
-        raise RewardFunctionError(
-            f'environment.reward_funcs: "{path}" is no reward model: {reason}; a function is file.py:name'
-        ) from problem
-    return RewardFunction(path, weight, model, name, None, ())
 
 
 def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:

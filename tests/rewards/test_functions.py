@@ -73,6 +73,11 @@ def several(completions, **kwargs):
 def huge(completions, **kwargs):
     return [10**400 for c in completions]
 
+def takes(completions, tests, **kwargs):
+    for t in tests:
+        t.pop()
+    return [float(len(t) + 1) for t in tests]
+
 def blind(x):
     return x
 
@@ -188,6 +193,15 @@ def test_what_is_no_reward_function_is_refused_before_it_is_called(path, name: s
         said = "there is no gate"
     with pytest.raises(RewardFunctionError, match=said):
         load_function(path(name))
+
+
+def test_a_function_that_changes_its_columns_changes_nothing_for_others(path):
+    tests = ["a", "b"]
+    asked = completions("a", "b", tests=[tests, tests])
+    functions = RewardFunctions.load({path("takes"): 1.0})
+    for _ in range(2):
+        assert [score.value for (score,) in functions.score(asked).by_row] == [2.0, 2.0]
+    assert tests == ["a", "b"]
 
 
 def test_a_column_that_a_function_needs_is_looked_for_before_the_first_step(path):

@@ -87,6 +87,13 @@ def test_a_folder_without_a_classifier_is_refused_before_anything_is_loaded(tmp_
         load_function(str(tmp_path / "base"))
 
 
+def test_a_classifier_with_several_labels_is_refused_before_anything_is_loaded(tmp_path: Path):
+    stated = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **stated}))
+    with pytest.raises(RewardFunctionError, match="is a classifier with 2 labels, and a reward model has one"):
+        load_function(str(tmp_path))
+
+
 def test_a_model_is_named_by_its_folder_and_functions_as_before():
     named = EnvironmentConfig(reward_funcs=["org/Reward-V2-0.6B:0.5", "rewards/mine.py:good", "./clf"])  # type: ignore[arg-type]
     assert named.reward_funcs == {"org/Reward-V2-0.6B": 0.5, "rewards/mine.py:good": 1.0, "./clf": 1.0}
