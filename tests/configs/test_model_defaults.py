@@ -36,6 +36,20 @@ def test_the_files_of_a_model_state_its_size_context_and_thoughts(tmp_path: Path
     assert facts_of(str(tmp_path / "gpt2")).context == 1024
 
 
+def test_other_copies_of_the_weights_do_not_count(tmp_path: Path):
+    whole = make_model(tmp_path / "whole", 100)
+    weights = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    (tmp_path / "whole" / "consolidated.safetensors").write_bytes(weights)
+    assert facts_of(whole).parameters == 100
+    make_model(tmp_path / "parts", 100)
+    (tmp_path / "parts" / "model.safetensors").rename(tmp_path / "parts" / "a.safetensors")
+    (tmp_path / "parts" / "b.safetensors").write_bytes(weights)
+    (tmp_path / "parts" / "consolidated.safetensors").write_bytes(weights)
+    index = tmp_path / "parts" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}))
+    assert facts_of(str(tmp_path / "parts")).parameters == 200
+
+
 def test_smollm2_from_the_wheel_takes_the_place_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_TUI_SMOLLM2", make_model(tmp_path / "made", 134_000_000))
     facts_of.cache_clear()
