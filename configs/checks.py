@@ -272,11 +272,11 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     serve = config.online.serve
     if config.mode == "online" and serve is not None and not re.fullmatch(r".*:\d{1,5}", serve):
         yield Problem("online.serve", f"{serve!r} names no port", "HOST:PORT, such as 127.0.0.1:8000")
-    adapters, template = config.model.sft_adapters, config.model.chat_template
+    base, adapters, template = config.model.base, config.model.sft_adapters, config.model.chat_template
     rewards, environment = config.rewards, config.environment
     named = [
         ("sft.data", config.sft.data if config.mode == "sft" else None),
-        ("model.base", config.model.base if config.model.base.startswith((".", "/", "~")) else None),
+        ("model.base", base if base.startswith((".", "/", "~")) or not base.strip() else None),
         ("model.sft_adapters", None if config.mode == "sft" or (adapters or "").startswith("builtin:") else adapters),
         ("model.chat_template", None if template == "chatml" else template),
     ]
@@ -294,12 +294,14 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
         "model.sft_adapters": "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null",
     }
     for key, path in named:
-        if not path or (key.startswith("data.") and not is_path(path)) or os.path.exists(os.path.expanduser(path)):
+        if path is None or (key.startswith("data.") and path.strip() and not is_path(path)):
+            continue
+        if os.path.exists(os.path.expanduser(path)):
             continue
         right = rights.get(key, f"a path that exists; {start}")
         if key.startswith("data.") and "://" in path:
             right = "a hub id such as openai/gsm8k, or a file; addresses are not read"
-        yield Problem(key, f"there is no file or folder {path}", right)
+        yield Problem(key, f"there is no file or folder {path.strip() or repr(path)}", right)
     yield from _output(config)
 
 

@@ -14,10 +14,6 @@ _NAMES = {
     float: "a number",
     str: "text",
     bool: "true or false",
-    type(None): "null",
-    dict: "keys and values",
-    list: "a list",
-    tuple: "a list",
     Any: "any value",
 }
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
@@ -49,8 +45,7 @@ def describe_type(annotation: object) -> str:
     """Describe an annotation in words."""
     origin = get_origin(annotation)
     if origin is Literal:
-        values = [v if isinstance(v, str) else str(v) for v in get_args(annotation)]
-        return "one of " + ", ".join(values)
+        return "one of " + ", ".join(map(str, get_args(annotation)))
     if origin is Annotated:
         inner, *notes = get_args(annotation)
         return next((n.description for n in notes if isinstance(n, FieldInfo) and n.description), describe_type(inner))
@@ -58,10 +53,9 @@ def describe_type(annotation: object) -> str:
         args = [a for a in get_args(annotation) if a is not type(None)]
         text = " or ".join(describe_type(a) for a in args)
         return f"{text}, or null" if len(args) < len(get_args(annotation)) else text
-    if origin in (list, tuple, set, frozenset):
-        args = [a for a in get_args(annotation) if a is not ...]
-        inside = describe_type(args[0]).removeprefix("a ").removeprefix("an ") if args else ""
-        return f"a list of {inside} values" if inside and inside != "any value" else "a list"
+    if origin is list:
+        inside = describe_type(get_args(annotation)[0]).removeprefix("a ").removeprefix("an ")
+        return f"a list of {inside} values"
     if origin is dict:
         return "keys and values"
     if section_of(annotation) is not None:

@@ -6,7 +6,6 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from .checks import check_paths, check_relations
@@ -84,14 +83,6 @@ DEFAULT_PATH = HERE / "training_params.yaml"
 """Every key with its default and meaning. Loading it gives exactly `RunConfig()`."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """A value from the command line, and the option that gave it, for error messages."""
-
-    name: str
-    value: object
-
-
 def presets() -> dict[str, Path]:
     """Return the presets of the package, by name."""
     return {path.stem: path for path in sorted((HERE / "presets").glob("*.yaml"))}
@@ -114,40 +105,27 @@ def resolve(source: str | Path) -> Path:
     raise ConfigError([Problem("", "there is no such file or preset", right, str(source))])
 
 
-def load_config(
-    source: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Option] | None = None,
-    paths: bool = False,
-) -> RunConfig:
-    """Load the configuration of a run: the schema's defaults, overridden by the file, by `mode` and `options`, and
-    by the `--set` options.
+def load_config(source: str | Path | None = None, overrides: Sequence[str] = (), *, paths: bool = False) -> RunConfig:
+    """Load the configuration of a run: the schema's defaults, overridden by the file and by the `--set` options.
 
     source: a YAML file or a preset's name (None: the defaults). overrides: `key=value` texts, later ones win.
-    options: values that have an option of their own on the command line, by dotted key. paths: also refuse files
-    that are named but do not exist. Raises `ConfigError` with everything that is wrong.
+    paths: also refuse files that are named but do not exist. Raises `ConfigError` with everything that is wrong.
     """
-    return validate(read_source(source, overrides, mode=mode, options=options), paths=paths)
+    return validate(read_source(source, overrides), paths=paths)
 
 
 def read_source(
     source: str | Path | None,
     overrides: Sequence[str] = (),
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Option] | None = None,
+    options: Mapping[str, tuple[str, object]] | None = None,
 ) -> Source:
-    """Read file and options as plain data, without checks. Raises `ConfigError`."""
-    loaded = Source()
-    if source is not None:
-        path = resolve(source)
-        loaded = read_yaml(path, str(source) if Path(source).is_file() else str(path))
-    if mode is not None:
-        loaded.data["mode"] = mode
-        loaded.places[("mode",)] = f"--mode {mode}"
-    problems = [set_value(loaded, tuple(key.split(".")), o.value, o.name) for key, o in (options or {}).items()]
+    """Read file and options as plain data, without checks. Raises `ConfigError`.
+
+    options: by dotted key, the values that have an option of their own on the command line, each after the name of that
+    option. `--set` options win over them.
+    """
+    loaded = Source() if source is None else read_yaml(resolve(source))
+    problems = [set_value(loaded, tuple(key.split(".")), value, name) for key, (name, value) in (options or {}).items()]
     if wrong := [problem for problem in problems if problem is not None]:
         raise ConfigError(wrong)
     apply_overrides(loaded, overrides)

@@ -53,6 +53,6 @@ class PersonalConfig(Section):
 def load_personal() -> PersonalConfig:
     """Load the person's settings. Raises `ConfigError` with everything that is wrong in the file."""
     path = personal_path()
-    config = checked(PersonalConfig, read_yaml(path, str(path)))
+    config = checked(PersonalConfig, read_yaml(path))
     importers = [str((path.parent / Path(p).expanduser()).absolute()) for p in config.importers]
     return config.model_copy(update={"importers": importers})

@@ -91,11 +91,15 @@ def parse_yaml(text: str, name: str) -> Source:
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([_yaml_problem(error, name)]) from None
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark is not None else name
+        reason = f"this is not valid YAML: {_reason(error)}"
+        raise ConfigError([Problem("", reason, "check indentation, quotes and colons there", place)]) from None
 
 
-def read_yaml(path: pathlib.Path, name: str) -> Source:
+def read_yaml(path: pathlib.Path) -> Source:
     """Read a file with a YAML mapping. Raises `ConfigError` with the name of the file."""
+    name = str(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -117,7 +121,7 @@ def parse_value(text: str) -> Any:
             raise ValueError(walker.problems[0].message)
         return value
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(getattr(error, "problem", None) or str(error).splitlines()[0]) from None
+        raise ValueError(_reason(error)) from None
 
 
 class _Walker:
@@ -173,8 +177,5 @@ class _Walker:
             self._open.discard(id(node))
 
 
-def _yaml_problem(error: Exception, name: str) -> Problem:
-    mark = getattr(error, "problem_mark", None)
-    place = f"{name}:{mark.line + 1}" if mark is not None else name
-    reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return Problem("", f"this is not valid YAML: {reason}", "check indentation, quotes and colons there", place)
+def _reason(error: Exception) -> str:
+    return getattr(error, "problem", None) or str(error).splitlines()[0]

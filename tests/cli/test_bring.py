@@ -10,6 +10,9 @@ import pytest
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.policy import memory
+from grpo_tui.engine.training.previews import rows_of
+from grpo_tui.tui.cli import init
+from grpo_tui.tui.cli.main import run
 
 from .conftest import Cli
 
@@ -39,12 +42,26 @@ def test_data_show_prints_rows_and_columns(cli: Cli, folder: Path):
     assert "[user] what is" in plain.stdout and "answer = " in plain.stdout
 
 
+def test_data_show_counts_the_rows_of_either_file(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Rows of both are numbered from 1."""
+    monkeypatch.chdir(folder)
+    rows = [{"question": "word " * 200}, {"question": "b"}, {"question": "c"}]
+    Path("long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("held.jsonl").write_text('{"question": "a"}\n' * 2 + json.dumps({"question": "word " * 200}) + "\n")
+    settings = ["data.source=long.jsonl", "data.eval_source=held.jsonl", "mode=sft"]
+    told = list(rows_of(load_config(None, [*settings, "training.max_trajectory_tokens=100"]), 0, True))
+    assert "2 rows leave no room" in told[-1 - ("leave less" in told[-1])]
+    assert "row 1, 3 of held.jsonl" in " ".join(told)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--reward", "rewards.py:shorter:heavy"], "the weight 'heavy' is no number"),
         (["--reward", "shorter"], "'shorter' names no function: write file.py:name or package.module.name"),
         (["--reward", "gone.py:shorter"], "there is no file or folder gone.py"),
+        (["--reward", "rewards.py:shorter", "--model", ""], "--model: model.base: there is no file or folder ''"),
+        (["--reward", "rewards.py:shorter", "--dataset", ""], "--dataset: data.source: there is no file or folder ''"),
         ([], "nothing says what a good answer is"),
         (["--reward", "rewards.py:shorter", "--dataset", "gone.jsonl"], "there is no file or folder gone.jsonl"),
         (["--reward", "rewards.py:shorter", "--set", "data.promt=x"], "nearest valid key: data.prompt"),
@@ -80,6 +97,30 @@ def test_init_writes_a_configuration_and_a_reward_that_train(cli: Cli, folder: P
     assert cli("config", "check", "grpo.yaml").returncode == 0
     again = cli("init", "--model", "builtin:tiny", "--dataset", "data.jsonl")
     assert again.returncode == 2 and "--force writes over it" in again.stderr
+
+
+def test_init_writes_nothing_that_cannot_be_right_and_takes_a_weight(cli: Cli, folder: Path):
+    given = ("init", "--model", "builtin:tiny", "--dataset", "data.jsonl", "--no-check")
+    for wrong in (["--reward", "gone.py:f"], ["--reward", "shorter"], ["--model", "./gone"]):
+        answer = cli(*given, *wrong)
+        assert answer.returncode == 2 and answer.stderr.count("\n") == 1
+        assert not (folder / "grpo.yaml").exists()
+    assert cli(*given, "--reward", "rewards.py:shorter:0.5").returncode == 0
+    assert load_config(folder / "grpo.yaml").environment.reward_funcs == {"rewards.py:shorter": 0.5}
+
+
+def test_a_function_that_is_there_may_be_named_when_init_asks(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(init, "on_terminal", lambda: True)
+    answers = iter(["rewards.py:shorter"])
+    monkeypatch.setattr("typer.prompt", lambda question, **_: next(answers))
+    given = ["--model", "builtin:tiny", "--dataset", "data.jsonl", "--hardware", "cpu"]
+    assert run(["init", "--no-check", *given]) == 0
+    assert load_config("grpo.yaml").environment.reward_funcs == {"rewards.py:shorter": 1.0}
+    assert (folder / "rewards.py").read_text() == REWARDS
+    (folder / "grpo.yaml").unlink()
+    answers = iter([""])
+    assert run(["init", "--no-check", *given]) == 2
 
 
 def test_init_without_answers_or_data_says_so(cli: Cli, folder: Path):

@@ -15,6 +15,7 @@ from grpo_tui.engine.runs.control.status import look
 from grpo_tui.tui.cli import dry_run
 from grpo_tui.tui.cli.main import run
 from grpo_tui.tui.cli.play import for_play
+from grpo_tui.tui.cli.train import _shorten
 
 FUNCTIONS = """
 def good(completions, **kwargs):
@@ -76,6 +77,20 @@ def test_what_can_be_trained_can_be_tried_and_played(settings: list[str], tmp_pa
     config = load_config(None, settings)
     assert list(check_relations(dry_run.small(config, tmp_path))) == []
     assert list(check_relations(for_play(config))) == []
+
+
+@pytest.mark.parametrize(("given", "steps", "tasks"), [([], 8, 8), (["sft.max_steps=3", "sft.eval_tasks=0"], 3, 0)])
+def test_quick_is_quick_in_both_modes(given: list[str], steps: int, tasks: int):
+    config = load_config(None, ["mode=sft", *given])
+    _shorten(config)
+    assert (config.sft.max_steps, config.sft.eval_tasks) == (steps, tasks)
+    assert (config.training.max_steps, config.environment.eval_tasks) == (8, 8)
+
+
+def test_the_configuration_of_an_evaluation_is_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.yaml").write_text("mode: eval\n")
+    assert run(["train", str(tmp_path / "config.yaml"), "--runs-dir", str(tmp_path / "runs")]) == 2
+    assert "has mode: eval; start it with `grpo-tui eval`" in capsys.readouterr().err
 
 
 def test_a_dry_run_needs_no_pass_rates(tmp_path: Path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_tui.configs.errors import ConfigError
 from grpo_tui.configs.expectations import section_of, walk
-from grpo_tui.configs.loading import DEFAULT_PATH, load_config, presets
+from grpo_tui.configs.loading import DEFAULT_PATH, load_config, presets, read_source, validate
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.writing import to_yaml
 from grpo_tui.configs.yaml_source import parse_value, parse_yaml
@@ -38,7 +38,7 @@ def test_every_preset_loads(name: str):
 def test_the_users_file_goes_over_the_defaults_and_set_over_the_file(tmp_path: Path):
     file = tmp_path / "my.yaml"
     file.write_text("training:\n  max_steps: 7\n  beta: 0.5\n")
-    config = load_config(file, ["training.beta=0.25", "name=first"], mode="sft")
+    config = validate(read_source(file, ["training.beta=0.25", "name=first"], {"mode": ("--mode", "sft")}))
     assert (config.training.max_steps, config.training.beta, config.name, config.mode) == (7, 0.25, "first", "sft")
     assert config.training.num_generations == RunConfig().training.num_generations
 

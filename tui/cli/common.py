@@ -78,7 +78,10 @@ def free_port(option: str, port: int) -> int:
 def ask(module: str, config: RunConfig, *arguments: str, code: ExitCode = ExitCode.FAILED) -> str:
     """Return the output of `python -m module CONFIG ARGUMENTS`, with this configuration. A failure ends with `code`."""
     from ...configs.writing import to_yaml
+    from ...engine.launch.trainer import INSTALL, missing
 
+    if lacking := missing():
+        fail(f"this needs the trainer ({', '.join(lacking)} not installed): {INSTALL}", code)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(to_yaml(config))
         file.flush()

@@ -11,7 +11,6 @@ from .common import CliError, ExitCode, SetOption, ask, fail, say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...configs.loading import Option
     from ...configs.schema import RunConfig
 
 
@@ -27,22 +26,26 @@ def load(
     overrides: list[str] | None,
     mode: str | None = None,
     *,
-    options: Mapping[str, Option] | None = None,
+    options: Mapping[str, tuple[str, object]] | None = None,
     paths: bool = False,
 ) -> RunConfig:
     """Return a checked `RunConfig`. Ends the command with one line for each problem."""
     from ...configs.errors import ConfigError
-    from ...configs.loading import load_config
+    from ...configs.loading import read_source, validate
     from ...engine.runs.masking import mask_text
 
     try:
-        return load_config(config, overrides or (), mode=mode, options=options, paths=paths)
+        chosen_mode = {} if mode is None else {"mode": (f"--mode {mode}", mode)}
+        return validate(read_source(config, overrides or (), {**chosen_mode, **(options or {})}), paths=paths)
     except ConfigError as error:
         fail(mask_text(str(error)), ExitCode.USAGE)
 
 
 def chosen_lines(
-    settings: RunConfig, config: str | None, overrides: list[str] | None, options: Mapping[str, Option] | None = None
+    settings: RunConfig,
+    config: str | None,
+    overrides: list[str] | None,
+    options: Mapping[str, tuple[str, object]] | None = None,
 ) -> list[str]:
     """Return the values that follow from the model, those of one reason in a line, and a warning for each unusual
     one."""
@@ -53,12 +56,11 @@ def chosen_lines(
         return []
     sections = {"rft": ("model", "environment", "training"), "sft": ("model", "sft"), "online": ("model", "online")}
     by_reason: dict[str, list[str]] = {}
-    for choice in chosen(read_source(config, overrides or (), mode=settings.mode, options=options).data):
+    for choice in chosen({**read_source(config, overrides or (), options).data, "mode": settings.mode}):
         section, _, key = choice.key.partition(".")
-        if section in sections.get(settings.mode, ()) and choice.value is not None:
-            by_reason.setdefault(choice.why, []).append(f"{key} {choice.value}")
-        elif section in sections.get(settings.mode, ()):
-            by_reason.setdefault(choice.why, []).append(key)
+        if section in sections.get(settings.mode, ()):
+            value = "" if choice.value is None else f" {choice.value}"
+            by_reason.setdefault(choice.why, []).append(key + value)
     lines = [f"  {', '.join(values)} ({why})" for why, values in by_reason.items()]
     head = [f"chosen for {settings.model.base} (what you set wins):"] if lines else []
     return [*head, *lines, *(f"unusual: {warning}" for warning in unusual(settings.model, settings.training))]

@@ -30,15 +30,14 @@ def show(
     Without --model, only the messages are shown, and no model is loaded. Set data options with --set, such as --set
     data.prompt_template='{question} Be brief.'.
     """
-    from ...configs.loading import Option
     from .config import load
 
     config = source if source.endswith((".yaml", ".yml")) else None
-    options = {} if config else {"data.source": Option("SOURCE", source)}
+    options: dict[str, tuple[str, object]] = {} if config else {"data.source": ("SOURCE", source)}
     if model is not None:
-        options["model.base"] = Option("--model", model)
+        options["model.base"] = ("--model", model)
     # Nothing is scored here: that no reward function is named does not matter.
-    options |= {} if config else {"mode": Option("SOURCE", "sft")}
+    options |= {} if config else {"mode": ("SOURCE", "sft")}
     loaded = load(config, set_, options=options, paths=True)
     if loaded.data.source is None:
         fail(f"{source} names no dataset (data.source)", ExitCode.USAGE)

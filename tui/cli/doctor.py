@@ -23,8 +23,6 @@ from .common import ExitCode, Home, SetOption, ask, say
 GIB = 1024**3
 TRAIN = "train"
 """The extra that brings the trainer."""
-FEATURES = {"transformers": ("policies that see", "5.23")}
-"""Features that need a newer version than the extra does, by library."""
 LOW_DISK_GIB = 2
 DEVICE_TIMEOUT_S = 120
 
@@ -72,7 +70,6 @@ def doctor(
 
 def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
     """Print one line a finding. Exits with 1 if a part is missing."""
-
     missing = 0
     for finding in findings:
         mark = {"good": "✓", "note": "·", "missing": "✗"}[finding.state]
@@ -95,11 +92,11 @@ def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
 
 def _memory(model: str, set_: list[str] | None) -> None:
     """Print the memory that the model needs, from its config alone. A separate process reads it."""
-    from ...configs.loading import Option, presets
+    from ...configs.loading import presets
     from .config import chosen_lines, load
 
     preset = model.removesuffix(".yaml")
-    source, options = (preset, {}) if preset in presets() else (None, {"model.base": Option("--model", model)})
+    source, options = (preset, {}) if preset in presets() else (None, {"model.base": ("--model", model)})
     config = load(source, set_, options=options)
     answer = ask("grpo_tui.engine.policy.memory", config)
     say(f"to train {config.model.base} (nothing is downloaded but its config):")
@@ -153,9 +150,8 @@ def packages() -> Iterator[Fact]:
             yield Fact(state, f"{name} {version}, but {requirement.specifier} is needed", cure)
         elif needed:
             yield Fact("good", f"{name} {version}")
-            feature, least = FEATURES.get(name, ("", ""))
-            if feature and not SpecifierSet(f">={least}").contains(version, prereleases=True):
-                yield Fact("note", f"{feature} need {name} {least}", f"pip install '{name}>={least}'")
+            if name == "transformers" and not SpecifierSet(">=5.23").contains(version, prereleases=True):
+                yield Fact("note", "policies that see need transformers 5.23", "pip install 'transformers>=5.23'")
     for extra, names in absent.items():
         if extra not in (TRAIN, "test"):
             yield Fact("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
@@ -272,6 +268,8 @@ def services() -> Iterator[Fact]:
         yield Fact("good", "wandb has a key")
     else:
         yield Fact("note", "wandb has no key", "`wandb login`, or logging.wandb: offline")
-    cache = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
-    yield Fact("good", f"models from the hub are kept in {cache}" + (" (HF_HUB_OFFLINE is set)" if offline else ""))
+    with suppress(ImportError):
+        from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+
+        offline = " (HF_HUB_OFFLINE is set)" if HF_HUB_OFFLINE else ""
+        yield Fact("good", f"models from the hub are kept in {HF_HUB_CACHE}{offline}")

@@ -45,26 +45,16 @@ def dry_run(config: RunConfig) -> int:
 
 def small(config: RunConfig, folder: Path) -> RunConfig:
     """The same configuration for one step of two rollouts, with everything that it writes in `folder`."""
-    training = config.training
-    training = training.model_copy(
-        update={
-            "max_steps": 1,
-            "trl": {k: v for k, v in training.trl.items() if k not in ("num_train_epochs", "generation_batch_size")},
-            "tree": TreeConfig(),
-            "prompts_per_step": 1,
-            "num_generations": ROLLOUTS,
-            "micro_batch_size": None,
-            "eval_every": 0,
-            "output_dir": str(folder / "adapters"),
-            "replay": training.replay.model_copy(update={"mode": "off"}),
-        }
-    )
-    environment = config.environment.model_copy(update={"train_tasks": 1, "eval_tasks": 0})
-    logging = config.logging.model_copy(update={"wandb": "off", "report_to": [], "record_tokens": True})
-    data = config.data.model_copy(update={"rows": config.data.rows or 64, "sampler": "uniform", "pass_rates": None})
-    return config.model_copy(
-        update={"training": training, "environment": environment, "logging": logging, "data": data}
-    )
+    made = config.model_copy(deep=True)
+    training, data = made.training, made.data
+    training.max_steps, training.prompts_per_step, training.num_generations = 1, 1, ROLLOUTS
+    training.micro_batch_size, training.eval_every, training.output_dir = None, 0, str(folder / "adapters")
+    training.trl = {k: v for k, v in training.trl.items() if k not in ("num_train_epochs", "generation_batch_size")}
+    training.tree, training.replay.mode = TreeConfig(), "off"
+    made.environment.train_tasks, made.environment.eval_tasks = 1, 0
+    made.logging.wandb, made.logging.report_to, made.logging.record_tokens = "off", [], True
+    data.rows, data.sampler, data.pass_rates = data.rows or 64, "uniform", None
+    return made
 
 
 def _tell(reader: RunReader, config: RunConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from .common import ExitCode, ask, fail, on_terminal, say
 from .config import load
+from .train import own
 
 CONFIG, REWARDS = Path("grpo.yaml"), Path("rewards.py")
 MODEL = "Qwen/Qwen3-0.6B"
@@ -38,23 +40,34 @@ def init(
     Writes grpo.yaml and (unless you name a function of yours) rewards.py into this folder, and tries both on two
     rollouts.
     """
-    for path in (CONFIG, REWARDS) if reward is None else (CONFIG,):
-        if path.exists() and not force:
-            fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
+    _check_free(CONFIG, force)
     model, dataset, reward, hardware = _ask(model, dataset, reward, hardware)
-    answer = _answer_column(dataset)
     if reward is None:
+        _check_free(REWARDS, force)
+    # Before a file is written. In mode sft nothing is scored, so no reward function is needed.
+    mode, functions = ("sft", None) if reward is None else ("rft", [reward])
+    config = load(None, None, mode, options=own(model, dataset, functions), paths=True)
+    columns = json.loads(ask("grpo_tui.engine.training.previews", config, "columns", code=ExitCode.USAGE))
+    rewards = config.environment.reward_funcs
+    if reward is None:
+        answer = next((c for c in ANSWERS if c in columns), None)
         REWARDS.write_text(reward_file(answer), encoding="utf-8")
         say(f"wrote {REWARDS}: the score of an answer, for you to edit")
-        reward = f"{REWARDS}:{'quality' if answer is None else 'accuracy'}"
-    CONFIG.write_text(config_file(model, dataset, reward, hardware), encoding="utf-8")
+        rewards = {f"{REWARDS}:{'quality' if answer is None else 'accuracy'}": 1.0}
+    CONFIG.write_text(config_file(model, dataset, rewards, hardware), encoding="utf-8")
     say(f"wrote {CONFIG}")
     if check:
         from .dry_run import dry_run
 
-        dry_run(load(str(CONFIG), None, paths=True))
+        if code := dry_run(load(str(CONFIG), None, paths=True)):
+            raise typer.Exit(code)
     say()
     say(f"train: grpo-tui train {CONFIG} · look at the data: grpo-tui data show {CONFIG}")
+
+
+def _check_free(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
 
 
 def _ask(
@@ -76,17 +89,6 @@ def _ask(
     if hardware is None:
         hardware = Hardware(typer.prompt("4 of 4 · cpu or gpu", default=gpu.value, type=Hardware))
     return str(model), str(dataset), reward, hardware
-
-
-def _answer_column(dataset: str) -> str | None:
-    """Return the column of right answers, if there is one. Ends the command when the data cannot be read."""
-    from ...configs.loading import Option
-
-    # mode sft: nothing is scored, so no reward function is needed
-    options = {"data.source": Option("--dataset", dataset), "mode": Option("init", "sft")}
-    config = load(None, None, options=options, paths=True)
-    columns = json.loads(ask("grpo_tui.engine.training.previews", config, "columns", code=ExitCode.USAGE))
-    return next((c for c in ANSWERS if c in columns), None)
 
 
 def reward_file(answer: str | None) -> str:
@@ -125,7 +127,7 @@ def accuracy(completions, {answer}, **kwargs):
 '''
 
 
-def config_file(model: str, dataset: str, reward: str, hardware: Hardware) -> str:
+def config_file(model: str, dataset: str, rewards: Mapping[str, float], hardware: Hardware) -> str:
     """Return the configuration, with the next settings to look at in comments. All other values follow from the
     model."""
     text = partial(json.dumps, ensure_ascii=False)  # a JSON string is a YAML string, whatever stands in it
@@ -148,5 +150,5 @@ data:
 environment:
   # Functions with TRL's signature and their weights; the first also says what counts as a success.
   reward_funcs:
-    {text(reward)}: 1.0
+    {", ".join(f"{text(path)}: {weight}" for path, weight in rewards.items())}
 """

@@ -36,7 +36,6 @@ def online(
     Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
     over HTTP (--serve HOST:PORT).
     """
-    from ...configs.loading import Option
     from ...configs.model_defaults import BUILTIN
     from ...configs.schema import CHAT_ENV
     from ...engine.launch.find import find_run
@@ -56,10 +55,10 @@ def online(
         fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
     elsewhere = config or dataset or any(o.startswith(("environment.", "data.")) for o in set_ or ())
     if model and not model.startswith(BUILTIN) and not elsewhere:  # a model of the user's own holds conversations
-        options["environment.class_path"] = Option("--model", CHAT_ENV)
-        options["environment.eval_tasks"] = Option("--model", 0)
-    given = {"online.requests": Option("--requests", requests), "online.serve": Option("--serve", serve)}
-    options |= {key: option for key, option in given.items() if option.value is not None}
+        options["environment.class_path"] = ("--model", CHAT_ENV)
+        options["environment.eval_tasks"] = ("--model", 0)
+    given = {"online.requests": ("--requests", requests), "online.serve": ("--serve", serve)}
+    options |= {key: option for key, option in given.items() if option[1] is not None}
     settings = load(source, set_, "online", options=options, paths=old is None)
 
     from ...engine.launch.start import start_run

@@ -36,19 +36,19 @@ def serve(
     set_: SetOption = None,
 ) -> None:
     """Print and run the `vllm serve` commands that rollouts need. The command ends with them."""
-    from ...configs.loading import Option, presets
+    from ...configs.loading import presets
     from ...engine.launch.outcome import safe_path
     from ...engine.launch.rollout_servers import serve_commands
     from .config import load
 
     known = model.removesuffix(".yaml") in presets() or model.endswith((".yaml", ".yml"))
     # What trains on the servers says itself that it does.
-    options = {
-        "rollouts.engine": Option("serve", "vllm"),
-        "rollouts.servers": Option("serve", [f"http://{host}:{port}"]),
+    options: dict[str, tuple[str, object]] = {
+        "rollouts.engine": ("serve", "vllm"),
+        "rollouts.servers": ("serve", [f"http://{host}:{port}"]),
     }
     if not known:
-        options["model.base"] = Option("MODEL", model)
+        options["model.base"] = ("MODEL", model)
     config = load(model if known else None, set_, options=options)
     if config.model.lora is None:
         fail("model.lora is null: servers get adapters only; give it r, alpha, …", ExitCode.USAGE)

@@ -14,7 +14,6 @@ from .common import ExitCode, Home, SetOption, ask, fail, on_terminal, say
 from .config import ConfigArgument, chosen_lines, load
 
 if TYPE_CHECKING:
-    from ...configs.loading import Option
     from ...configs.schema import RunConfig
     from ...engine.runs.types import RunInfo
 
@@ -93,11 +92,9 @@ def train(
         options = own(model, dataset, reward)
         settings = load(config, set_, str(mode) if mode else None, options=options, paths=True)
         chosen = chosen_lines(settings, config, set_, options)
-    if settings.mode == "online":
-        fail(
-            "this configuration has mode: online; start it with `grpo-tui online`, or give --mode sft|rft",
-            ExitCode.USAGE,
-        )
+    if settings.mode == "online" or (settings.mode == "eval" and old is None):
+        start_it = f"start it with `grpo-tui {settings.mode}`, or give --mode sft|rft"
+        fail(f"this configuration has mode: {settings.mode}; {start_it}", ExitCode.USAGE)
 
     for line in chosen:
         say(line)
@@ -152,18 +149,20 @@ def _shorten(settings: RunConfig) -> None:
     settings.environment.eval_tasks = min(settings.environment.eval_tasks, QUICK_TASKS)
     settings.training.eval_every = 0
     settings.training.trl.pop("num_train_epochs", None)
+    sft = settings.sft
+    sft.max_steps = min(sft.max_steps or QUICK_STEPS, QUICK_STEPS)
+    if sft.eval_tasks is not None or sft.data is None:
+        sft.eval_tasks = QUICK_TASKS if sft.eval_tasks is None else min(sft.eval_tasks, QUICK_TASKS)
 
 
-def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, Option]:
+def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, tuple[str, object]]:
     """Return the values of `--model`, `--dataset` and `--reward`, by key of the configuration."""
-    from ...configs.loading import Option
-
-    given = {
-        "model.base": Option("--model", model),
-        "data.source": Option("--dataset", dataset),
-        "environment.reward_funcs": Option("--reward", reward),
+    given: dict[str, tuple[str, object]] = {
+        "model.base": ("--model", model),
+        "data.source": ("--dataset", dataset),
+        "environment.reward_funcs": ("--reward", reward),
     }
-    return {key: option for key, option in given.items() if option.value}
+    return {key: option for key, option in given.items() if option[1] is not None}
 
 
 def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
