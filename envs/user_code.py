@@ -20,7 +20,7 @@ _IMPORTING = ("<frozen importlib", os.path.dirname(importlib.__file__))
 
 class _WorkingFolder:
     """Imports from the working directory, which no process of a run has on its path: a folder `vllm` or `wandb` there
-    is no package.
+    is no package. Likewise from the folder of a named file.
 
     It serves only the user's code: modules that the configuration names, and imports of code in this folder. before:
     take precedence over an installed module of the same name, or serve only names that are not found elsewhere.
@@ -129,6 +129,7 @@ def _module_of_file(file: Path, path: str) -> ModuleType:
     name = f"grpo_tui_user_{file.stem}_{hashlib.sha1(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
+    _working_folder(str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise UserCodeError(f'"{path}": {file} is not a Python file')

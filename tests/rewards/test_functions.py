@@ -204,6 +204,17 @@ def test_a_function_that_changes_its_columns_changes_nothing_for_others(path):
     assert tests == ["a", "b"]
 
 
+def test_a_file_in_another_folder_imports_what_lies_beside_it(tmp_path: Path):
+    (tmp_path / "good_words.py").write_text("from great_words import WORDS\n")
+    (tmp_path / "great_words.py").write_text("WORDS = ['great']\n")
+    (tmp_path / "beside.py").write_text(
+        "from good_words import WORDS\n\n\ndef polite(completions, **kwargs):\n"
+        "    return [float(c in WORDS) for c in completions]\n"
+    )
+    functions = RewardFunctions.load({f"{tmp_path / 'beside.py'}:polite": 1.0})
+    assert [score.value for (score,) in functions.score(completions("great", "b")).by_row] == [1.0, 0.0]
+
+
 def test_a_column_that_a_function_needs_is_looked_for_before_the_first_step(path):
     functions = RewardFunctions.load({path("needs_answer"): 1.0})
     with pytest.raises(RewardFunctionError, match="needs `answer`, but the data has no such column; it has solution"):
