@@ -142,8 +142,7 @@ class TransformersSession(ChatSession):
             tokens[step, column] = token
             logprobs[step, column] = logprob
             counts[column] += alive
-            stop = torch.isin(token, self._stop_ids)
-            stop &= alive
+            stop = torch.isin(token, self._stop_ids) & alive
             ended[column] |= stop
             alive = alive & ~stop & (limit > step + 1)
             if step + 1 == steps:
@@ -164,9 +163,7 @@ class TransformersSession(ChatSession):
         self.history.append_turn(order, tokens.T.cpu().numpy(), logprobs.T.cpu().numpy(), counts.cpu().numpy())
         # The last token of a turn has not been fed yet; it goes in together with the observation.
         self._rows.fed(order, self.history.length[order] - 1)
-        by_row = np.zeros(len(self.history.length), dtype=bool)
-        by_row[order] = ended.cpu().numpy()
-        return by_row[rows]
+        return np.isin(rows, order[ended.cpu().numpy()])
 
     def _seen_tokens(self, order: np.ndarray, vocabulary: int) -> torch.Tensor | None:
         """Return the tokens of each row so far, bool `[n, V]`, if their repetition is penalised."""

@@ -99,18 +99,7 @@ class Mapped:
         plan = self._plan(tuple(document))
         found = {role: plan.first(document, role) for role in plan.roles}
         get = found.get
-        asked, answered = get("prompt"), get("completion")
-        talk = self.read_prompt(get("messages")) if get("messages") is not None else ()
-        if talk and asked is not None and answered is None and isinstance(get("messages"), str) and not split(talk)[1]:
-            prompt, said = self.read_prompt(asked), self.read_completion(get("messages"))  # "trajectory": "a text"
-        elif talk and (answered is None or (asked is None and talk[-1].is_agent)):
-            prompt, said = split(talk)
-        else:  # messages beside a completion are what it answers
-            prompt = self.read_prompt(asked) if asked is not None else talk
-            said = self.read_completion(answered)
-        system = get("system")
-        if isinstance(system, str) and system.strip() and not any(m.role == "system" for m in prompt):
-            prompt = (Message("system", system), *prompt)
+        prompt, said = self._conversation(found)
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
         for each in (at(document, path) for path in plan.roles.get("reward", ())):
@@ -123,34 +112,31 @@ class Mapped:
         if group and self.group_of is not None:
             group, position = self.group_of(group)
             index = position if index is None else index
-        step = whole(get("step"))
         tools = get("tools")
         correct = _WORDS.get(correct.lower(), correct) if isinstance(correct, str) else correct
         read: dict[str, Any] = {
             "reward": (total if self.by_token else number)(reward),
             "advantage": mean(get("advantage")),
-            "step": step,
+            "step": whole(get("step")),
             "index": index,
             "correct": bool(correct) if correct in (True, False) else None,  # a part of the way is no verdict
         }
         unread = [role for role, value in read.items() if value is None and get(role) is not None]
         if unread or plan.several:
             extra = {**plain(plan.left_over(document, found, unread)), **extra}
+        if read["step"] is None:
+            read["step"] = origin.step
         names: dict[str, Any] = {role: text(get(role)) or "" for role in ("id", "prompt_id", "env", "agent", "model")}
         made = Rollout(
             prompt=prompt,
             completion=said,
-            step=origin.step if step is None else step,
             group=group,
-            index=index,
             **names,
+            **read,
             split=text(get("split")) or origin.split or self.split,
-            reward=read["reward"],
             components=components,
-            advantage=read["advantage"],
             answer=text(get("answer")),
             expected=text(get("expected")),
-            correct=read["correct"],
             stop=_stop_reason(get("stop")) or next((m.stop for m in reversed(said) if m.stop), ""),
             error=error_text(get("error")),
             token_count=whole(get("token_count")),
@@ -162,6 +148,21 @@ class Mapped:
             unknown={"advantage": SEVERAL} if read["advantage"] is None and several(get("advantage")) else {},
         )
         return made if self.finish is None else self.finish(made, document, origin)
+
+    def _conversation(self, found: Document) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """Return the prompt and the completion, by the values of the roles."""
+        asked, answered, messages, system = map(found.get, ("prompt", "completion", "messages", "system"))
+        talk = self.read_prompt(messages) if messages is not None else ()
+        if talk and asked is not None and answered is None and isinstance(messages, str) and not split(talk)[1]:
+            prompt, said = self.read_prompt(asked), self.read_completion(messages)  # "trajectory": "a text"
+        elif talk and (answered is None or (asked is None and talk[-1].is_agent)):
+            prompt, said = split(talk)
+        else:  # messages beside a completion are what it answers
+            prompt = self.read_prompt(asked) if asked is not None else talk
+            said = self.read_completion(answered)
+        if isinstance(system, str) and system.strip() and not any(m.role == "system" for m in prompt):
+            prompt = (Message("system", system), *prompt)
+        return prompt, said
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
         """Return this format with the keys that a user names in first place."""

@@ -260,69 +260,13 @@ class FilePart:
         return self.store.one(sql, str(path), f"{path}.zst")
 
     def commit(self, done: bool) -> None:
+        """Write everything in one transaction. done: the file has no more documents."""
         record, db = self.store.record, self.store.db
         record.begin()
         try:
-            for group, earlier in self.replaced:
-                old, new = record.rows.named("groups", group), record.rows.named("groups", earlier)
-                split = record.rows.labels.intern("split", Split.REPLACED)
-                self._measure_again("grp = ?", old)
-                db.execute("UPDATE rows SET split = ?, grp = ? WHERE grp = ?", (split, new, old))
-            if self.rows:
-                first = record.rows.add(self.rows)
-                db.executemany(
-                    "INSERT INTO places VALUES (?, ?, ?, ?, ?)",
-                    ((first + i, *place) for i, place in enumerate(self.places)),
-                )
-                self._amend_new(first)
-                self.store.expect({id_: first + i for id_, i in self.expected.items()})
-                if self.last[1] is not None:
-                    self.last = (self.last[0], None, first + self.last[1])
-            for n, (listed, place) in self.read.items():
-                record.rows.replace(n, listed)
-                self._measure_again("n = ?", n)
-                db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
-                self.store.found(listed.id)
-                self._amend_again(listed.id)
-            for id_, rollout in self.again:
-                self._amend(id_, Amendment(id_, rollout.step, None, rollout.advantage, columns(rollout)))
-            for amendment, at, length in self.amendments:
-                extra = codec.encode_json(amendment.extra).decode("utf-8", "replace")
-                stated = (amendment.step, amendment.reward, amendment.advantage)
-                values = (amendment.id, self.source, at, length, *stated, extra)
-                db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-                self._amend(amendment.id, amendment)
-            if self.named:
-                rows = ((clean(id_), self.source) for id_ in self.named)
-                db.executemany("INSERT OR IGNORE INTO named VALUES (?, ?)", rows)
-                record.set_meta("looked_for", "")
-            for numbers in self.numbers:
-                db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
-                record.metrics.replace(numbers.step, numbers.values)
-            if self.again or self.amendments or self.read or self.replaced:  # they may change steps and components
-                record.set_meta("measured", "")
-            db.executemany(
-                "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
-                "documents = documents + excluded.documents, rollouts = rollouts + excluded.rollouts",
-                ((name, *counts) for name, counts in self.seen.items()),
-            )
-            for (name, what), count in self.lacking.items():
-                db.execute(
-                    "INSERT INTO lacking VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET rollouts = rollouts + ?",
-                    (name, what, count, count),
-                )
-            if self.words["words"]:
-                counts = (self.words["words"], self.words["reached"])
-                db.execute(
-                    "INSERT INTO reached VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET words = words + ?, "
-                    "reached = reached + ?",
-                    (str(self.origin.path), *counts, *counts),
-                )
-            if self.documents > 1:  # a single unknown document is a side file, such as settings
-                self.problems += self.strange
-                self.strange.clear()
-            for line, why in self.problems:
-                self.store.skip(str(self.origin.path), line, why)
+            self._write_rows()
+            self._write_amendments()
+            self._write_counts()
             if self.after is not None:
                 db.execute(
                     "UPDATE sources SET position = ?, line = ?, tail = ? WHERE id = ?",
@@ -338,6 +282,73 @@ class FilePart:
             record.rollback()
             raise
         self._clear()
+
+    def _write_rows(self) -> None:
+        record, db = self.store.record, self.store.db
+        for group, earlier in self.replaced:
+            old, new = record.rows.named("groups", group), record.rows.named("groups", earlier)
+            split = record.rows.labels.intern("split", Split.REPLACED)
+            self._measure_again("grp = ?", old)
+            db.execute("UPDATE rows SET split = ?, grp = ? WHERE grp = ?", (split, new, old))
+        if self.rows:
+            first = record.rows.add(self.rows)
+            places = ((first + i, *place) for i, place in enumerate(self.places))
+            db.executemany("INSERT INTO places VALUES (?, ?, ?, ?, ?)", places)
+            self._amend_new(first)
+            self.store.expect({id_: first + i for id_, i in self.expected.items()})
+            if self.last[1] is not None:
+                self.last = (self.last[0], None, first + self.last[1])
+        for n, (listed, place) in self.read.items():
+            record.rows.replace(n, listed)
+            self._measure_again("n = ?", n)
+            db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
+            self.store.found(listed.id)
+            self._amend_again(listed.id)
+
+    def _write_amendments(self) -> None:
+        """Write what documents add to rollouts of others, and logged metrics."""
+        record, db = self.store.record, self.store.db
+        for id_, rollout in self.again:
+            self._amend(id_, Amendment(id_, rollout.step, None, rollout.advantage, columns(rollout)))
+        for amendment, at, length in self.amendments:
+            extra = codec.encode_json(amendment.extra).decode("utf-8", "replace")
+            stated = (amendment.step, amendment.reward, amendment.advantage)
+            values = (amendment.id, self.source, at, length, *stated, extra)
+            db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            self._amend(amendment.id, amendment)
+        if self.named:
+            rows = ((clean(id_), self.source) for id_ in self.named)
+            db.executemany("INSERT OR IGNORE INTO named VALUES (?, ?)", rows)
+            record.set_meta("looked_for", "")
+        for numbers in self.numbers:
+            db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
+            record.metrics.replace(numbers.step, numbers.values)
+        if self.again or self.amendments or self.read or self.replaced:  # they may change steps and components
+            record.set_meta("measured", "")
+
+    def _write_counts(self) -> None:
+        """Add to the counts of formats, missing values and words, and write the problems."""
+        db = self.store.db
+        db.executemany(
+            "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
+            "documents = documents + excluded.documents, rollouts = rollouts + excluded.rollouts",
+            ((name, *counts) for name, counts in self.seen.items()),
+        )
+        db.executemany(
+            "INSERT INTO lacking VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET rollouts = rollouts + excluded.rollouts",
+            ((*key, count) for key, count in self.lacking.items()),
+        )
+        if self.words["words"]:
+            db.execute(
+                "INSERT INTO reached VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET words = words + excluded.words, "
+                "reached = reached + excluded.reached",
+                (str(self.origin.path), self.words["words"], self.words["reached"]),
+            )
+        if self.documents > 1:  # a single unknown document is a side file, such as settings
+            self.problems += self.strange
+            self.strange.clear()
+        for line, why in self.problems:
+            self.store.skip(str(self.origin.path), line, why)
 
     def _amend_new(self, first: int) -> None:
         """Apply amendments that were read before their rollouts."""

@@ -213,12 +213,13 @@ def save_adapters(model: PeftModel, folder: Path | str, tensors: Mapping[str, Te
     return folder
 
 
-def save_policy(model: PeftModel | PreTrainedModel, folder: Path) -> None:
-    """Write the adapters or all weights as safetensors, for plain `from_pretrained`."""
+def save_policy(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the adapters or all weights as safetensors, and the tokenizer, for plain `from_pretrained`."""
     if isinstance(model, PeftModel):
         save_adapters(model, folder)
     else:
         model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
 
 
 def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> PeftModel:

@@ -218,7 +218,6 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int,
 
 def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:
     """Save the trained adapters (or the model) for plain `from_pretrained`."""
-    save_policy(trainer.accelerator.unwrap_model(trainer.model), folder)
-    trainer.tokenizer.save_pretrained(str(folder))
+    save_policy(trainer.accelerator.unwrap_model(trainer.model), trainer.tokenizer, folder)
     if trainer.orchestrator is not None:  # online learning goes on with the same statistics
         checkpoints.save_rewards(trainer.orchestrator, folder)

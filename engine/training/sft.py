@@ -77,8 +77,7 @@ def run_sft(
     recorder.event("phase", "loading the model and the demonstrations", name="loading")
     model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
     args = _arguments(config, run_dir)
-    micro_tokens = args.per_device_train_batch_size * sft.max_tokens
-    spare_memory(base_of(model), config.model.gradient_checkpointing, micro_tokens)
+    spare_memory(base_of(model), config.model.gradient_checkpointing, args.per_device_train_batch_size * sft.max_tokens)
     sight = load_sight(config.model, model, tokenizer)
     recorder.vocabulary(tokenizer)
     agent = TransformersAgent(
@@ -116,11 +115,7 @@ def run_sft(
         trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     saved, finished = True, not callbacks.requests.stopped
     if trainer.accelerator.is_main_process:
-
-        def write(folder: Path) -> None:
-            save_policy(trainer.accelerator.unwrap_model(trainer.model), folder)
-            tokenizer.save_pretrained(str(folder))
-
+        write = partial(save_policy, trainer.accelerator.unwrap_model(trainer.model), tokenizer)
         step = trainer.state.global_step
         saved = save_result(write, sft.output_dir, run_dir, recorder, control, step=step, finished=finished)
     trainer.accelerator.wait_for_everyone()

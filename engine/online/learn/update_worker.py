@@ -27,16 +27,7 @@ from ..process import EngineWatch, load_serving_policy
 from ..store.folder import OnlineFolder
 from ..store.opening import open_store
 from ..store.snapshots import SnapshotWriter
-from ..store.update_queue import (
-    LastingProblem,
-    LeaseHeld,
-    LeaseLost,
-    Outcome,
-    QueueDamaged,
-    QueuedTask,
-    QueueError,
-    Settled,
-)
+from ..store.update_queue import LeaseHeld, LeaseLost, Outcome, QueueDamaged, QueuedTask, QueueError, Settled, Trouble
 from ..store.update_task import TaskError, UpdateTask
 from .policy_update import PolicyUpdater
 from .publisher import Publisher
@@ -306,7 +297,7 @@ class Working:
 
     def _begin(self, *, check_queue: bool) -> UpdateWorker | None:
         """Create a worker once the disk and the lease allow it. Returns None when the run ends before that."""
-        standby, trouble = LastingProblem(self.tell), LastingProblem(self.tell)
+        standby, trouble = Trouble(self.tell), Trouble(self.tell)
         updater: PolicyUpdater | None = None
         images = open_store(self.folder, self.online).images
         while True:
@@ -338,7 +329,7 @@ class Working:
 
     def _learn(self, worker: UpdateWorker) -> None:
         self._paused = False
-        trouble = LastingProblem(self.tell)
+        trouble = Trouble(self.tell)
         looked = 0.0
         while True:
             if self.engine.gone():

@@ -38,7 +38,7 @@ from ..store.folder import OnlineFolder
 from ..store.opening import open_store
 from ..store.snapshots import SnapshotReader
 from ..store.update_log import UpdateLogs
-from ..store.update_queue import LastingProblem, QueueError
+from ..store.update_queue import QueueError, Trouble
 from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
@@ -164,7 +164,7 @@ def serve(
 
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
     """Return the result of `act` once the disk allows it; None when the run ends before that."""
-    trouble = LastingProblem(tell)
+    trouble = Trouble(tell)
     while True:
         try:
             done = act()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..store.update_queue import LastingProblem, QueueError, UpdateQueue
+from ..store.update_queue import QueueError, Trouble, UpdateQueue
 from ..store.update_task import UpdateTask
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Enqueuer:
 
     def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
         self._updates = updates
-        self._trouble = LastingProblem(tell)
+        self._trouble = Trouble(tell)
         self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, Any]] | None] = queue.Queue(IN_HAND)
         self.lost = 0
         self.dropped = 0

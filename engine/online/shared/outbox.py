@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from ..store.sqlite_queue import SqliteQueue
-from ..store.update_queue import JournalRow, LastingProblem, QueuedTask, QueueError, Settled
+from ..store.update_queue import JournalRow, QueuedTask, QueueError, Settled, Trouble
 from .redis_queue import RedisQueue
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class QueueLink:
         self.outbox.close()
 
     def _run(self) -> None:
-        trouble, ending = LastingProblem(self.tell), False
+        trouble, ending = Trouble(self.tell), False
         while not ending:
             ending = self._ended.wait(self.poll_s)
             try:

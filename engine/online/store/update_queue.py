@@ -46,7 +46,7 @@ class LeaseLost(QueueDamaged):
     """
 
 
-class LastingProblem:
+class Trouble:
     """Reports a lasting problem once, and its end."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:

@@ -41,7 +41,7 @@ class News(NamedTuple):
     lost: int
 
 
-class Trouble:
+class WriteTrouble:
     """overflow: returns how many rows found no room in the queue. tell: receives one sentence for people."""
 
     def __init__(self, overflow: Callable[[], int], tell: Callable[[str], None]) -> None:
@@ -138,7 +138,7 @@ class Sink:
         self, run_dir: Path, resume_from_step: int | None, overflow: Callable[[], int], tell: Callable[[str], None]
     ) -> None:
         self.run_dir = run_dir
-        self.trouble = Trouble(overflow, tell)
+        self.trouble = WriteTrouble(overflow, tell)
         self.summary = Summary()
         self.step = 0
         """The last step of which something is committed."""
