@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs.model_defaults import steps_of
@@ -115,8 +116,7 @@ def build_trainer(
     controller = None
     if training.beta_mode == "auto":
         controller = BetaController(BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance))
-    replay, taught = training.replay, training.distillation
-    buffer = None
+    buffer, replay = None, training.replay
     if replay.mode == "ssr":
         buffer = ReplayBuffer(replay.capacity, replay.alpha, replay.tau, replay.max_age, config.seed)
     trainer = GRPOEnvTrainer(
@@ -126,17 +126,7 @@ def build_trainer(
         train_dataset=rows,
         model=model,
         orchestrator=orchestrator,
-        options=RolloutOptions(
-            advantages=advantage_method(training.advantages, training.compare_shaping),
-            min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
-            signal=replay.signal if replay.mode != "off" else "reward",
-            dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
-            mask_truncated=args.mask_truncated_completions,
-            placement=training.placement,
-            servers=server_options(config),
-            teacher=open_teacher(config, tokenizer, args.per_device_train_batch_size),
-            distillation=None if taught.teacher is None else Distillation(taught.weight, taught.with_reward),
-        ),
+        options=_rollout_options(config, tokenizer, args),
         replay=buffer,
         prepare_env=prepares(config.environment, recorder.writer),
         loss=own_loss(training.loss_type),
@@ -180,6 +170,21 @@ def build_trainer(
     trainer.frozen.on_progress = callbacks.progress.scored
     recorder.vocabulary(tokenizer)
     return trainer, callbacks
+
+
+def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig) -> RolloutOptions:
+    training, replay, taught = config.training, config.training.replay, config.training.distillation
+    return RolloutOptions(
+        advantages=advantage_method(training.advantages, training.compare_shaping),
+        min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
+        signal=replay.signal if replay.mode != "off" else "reward",
+        dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
+        mask_truncated=args.mask_truncated_completions,
+        placement=training.placement,
+        servers=server_options(config),
+        teacher=open_teacher(config, tokenizer, args.per_device_train_batch_size),
+        distillation=None if taught.teacher is None else Distillation(taught.weight, taught.with_reward),
+    )
 
 
 def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int, most: int | None = None) -> GRPOConfig:
