@@ -12,7 +12,7 @@ from statistics import fmean
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch
-from .detectors import SAME, Finding, detector, deviation, groups_of, ids_of
+from .detectors import SAME, Finding, detector, deviation, groups_of, ids_of, total_of
 from .record_detectors import (
     DETECTORS,
     DISTINCT,
@@ -38,11 +38,12 @@ CERTAIN = 0.9
 
 @detector("advantage_order", need.REWARDS, need.ADVANTAGES)
 def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find advantages that do not follow the reward within their groups."""
+    """Find advantages that follow neither the reward for the task nor the whole reward within their groups."""
     latest = newest(batches)
     compared = [g for g in groups_of(rollouts_of(latest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
-    correlation = correlation_within(compared, goal, lambda r: r.advantage or 0.0)
-    if correlation is None or correlation >= ORDERED:
+    found = [correlation_within(compared, x, lambda r: r.advantage or 0.0) for x in (goal, total_of)]
+    correlation = max((c for c in found if c is not None), default=ORDERED)
+    if correlation >= ORDERED:
         return []
     what = "the sign of the advantage is wrong" if correlation < -ORDERED else "advantages come from other rollouts"
     message = (

@@ -39,7 +39,7 @@ LEARNT = (
 SYMPTOMS = frozenset(LEARNT[LEARNT.index("entropy_collapse") : -1])
 """Behaviour that hardly has itself as its cause. It ranks after every other warning, at any step: a drift is noticed
 long after it began."""
-FROM_THE_START = ("rejected_answers", "accepted_without_answer")
+FROM_THE_START = ("rejected_answers", "accepted_without_answer", "reward_hack", "silence_paid")
 """Faults of the grader. They are there from the first step, even if the policy meets them later."""
 STILL = ("no_movement", "groups_without_variance", "sampler_mismatch")
 """Signs of a policy that learns nothing."""
@@ -75,8 +75,8 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "length_reward": LEARNT,
     "accepted_without_answer": LEARNT,
     "advantage_share": LEARNT,
-    "reward_hack": LEARNT,
     "silence_paid": LEARNT,
+    "reward_hack": LEARNT,
     "logprob_mismatch": LEARNT,
     "sampler_mismatch": (*LEARNT, "no_movement", "surprising_tokens"),
     "kl_weight": STILL,

@@ -133,9 +133,11 @@ def _evaluation(batch: Batch) -> HeldOut:
 
 
 def _near(batches: Sequence[Batch], evaluation: HeldOut) -> Sequence[Batch]:
-    """Return the last steps if they are near the evaluation."""
-    recent = batches[-NEAR:]
-    return recent if all(abs((b.step or 0) - evaluation.step) <= NEAR for b in recent) else ()
+    """Return the last steps if they are near the evaluation, and as many before them as `TASKS` groups take."""
+    if any(abs((b.step or 0) - evaluation.step) > NEAR for b in batches[-NEAR:]):
+        return ()
+    groups = len({r.group for r in batches[-1].rollouts})
+    return batches[-max(NEAR, math.ceil(TASKS / max(groups, 1))) :]
 
 
 def _variance(evaluation: HeldOut) -> float:

@@ -42,7 +42,8 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         if r.turns in (1, None) and not (r.failed or r.call_failed):
             earned[r.task, r.text].append(r)
     repeated = [same for same in earned.values() if len(same) > 1]
-    apart = max(SAME, SLIGHT * deviation(goal(r) for same in earned.values() for r in same))
+    rewards = [goal(r) for same in earned.values() for r in same]
+    apart = max(SAME, SLIGHT * deviation(rewards)) if rewards else SAME
     noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > apart]
     share = len(noisy) / len(repeated) if repeated else 0.0
     if len(repeated) < ENOUGH or share <= NOISE:

@@ -34,6 +34,10 @@ def test_of_two_that_begin_together_the_more_specific_is_the_cause():
     assert causes(found("trained_tokens", 1), found("surprising_tokens", 1))[0] == ("surprising_tokens", "")
 
 
+def test_a_fault_of_the_grader_is_there_before_the_policy_meets_it():
+    assert causes(found("kl_rise", 2), found("reward_hack", 5)) == [("reward_hack", ""), ("kl_rise", "reward_hack")]
+
+
 def test_a_symptom_that_was_noticed_earlier_is_no_cause():
     assert causes(found("length_collapse", 2), found("kl_rise", 9)) == [("kl_rise", ""), ("length_collapse", "kl_rise")]
     assert causes(found("length_collapse", 2)) == [("length_collapse", "")], "alone it is all there is"

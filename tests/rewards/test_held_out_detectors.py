@@ -33,7 +33,11 @@ def rollout(draw: np.random.Generator, success: float, id_: str) -> RolloutSumma
 
 
 def findings(
-    training: Callable[[int], float], held_out: Callable[[int], float], change: Change = lambda r: r, seed: int = 0
+    training: Callable[[int], float],
+    held_out: Callable[[int], float],
+    change: Change = lambda r: r,
+    seed: int = 0,
+    tasks: int = TASKS,
 ) -> list[Finding]:
     """The findings on success that depends on the step. change: applied to rollouts of training."""
     draw, diagnosis = np.random.default_rng(seed), Diagnosis()
@@ -45,7 +49,7 @@ def findings(
 
     evaluate(0)
     for step in range(1, STEPS + 1):
-        rates = draw.beta(2, 2, TASKS) * 2 * training(step)
+        rates = draw.beta(2, 2, tasks) * 2 * training(step)
         every = [rollout(draw, rate, f"{step}-{t}-{i}") for t, rate in enumerate(rates) for i in range(GROUP)]
         diagnosis.observe(Batch(step, [change(r) for r in every]))
         if step % EVERY == 0:
@@ -71,6 +75,13 @@ def test_success_in_training_alone_is_a_warning_unless_held_out_success_improves
     [found] = findings(lambda s: 0.3 + 0.03 * s, lambda s: 0.2)
     assert found.grade == "warning" and "training alone" in found.message
     assert names(findings(lambda s: 0.6 + 0.02 * s, lambda s: 0.1 + 0.03 * s)) == {("held_out_gap", "hint")}
+
+
+def test_steps_of_few_prompts_are_compared_as_well():
+    [found] = findings(lambda s: 0.5 + 0.02 * s, lambda s: 0.1, tasks=2)
+    assert (found.detector, found.grade) == ("held_out_gap", "warning")
+    for seed in range(10):
+        assert "held_out_gap" not in {f.detector for f in findings(lambda s: 0.4, lambda s: 0.4, seed=seed, tasks=2)}
 
 
 def test_training_that_is_graded_wrongly_falls_behind():

@@ -208,6 +208,18 @@ def test_the_texts_of_turns_are_those_of_their_tokens():
     assert rollout_of(rollout, None).unwritten is None
 
 
+def test_advantages_may_follow_another_part_of_the_reward():
+    """A component that works against the task is a fault of its weight, not of the advantage."""
+
+    def outweighed(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
+        cost = -10.0 * ((i + task) % 3)
+        paid = scored(r, r.total or 0.0, r.correct)
+        return replace(paid, total=(r.total or 0.0) + cost, contributions={"task": r.total or 0.0, "overlong": cost})
+
+    found = {f.detector for f in warnings(training(outweighed))}
+    assert "advantage_share" in found and "advantage_order" not in found
+
+
 def test_advantages_around_another_baseline_are_off_centre():
     """Advantages of rewards minus a mean of other numbers are nearly all below 0."""
     [found] = warnings(training(lambda r, *_: replace(r, advantage=(r.advantage or 0.0) - 0.5)))
@@ -362,11 +374,12 @@ def test_a_reward_that_pays_for_short_texts_is_found_as_well():
     assert found[0].detector == "length_reward" and "short texts" in found[0].message
 
 
-def test_a_tool_may_answer_the_same_call_differently():
+def test_a_tool_may_answer_the_same_call_differently(caplog: pytest.LogCaptureFixture):
     """Equal texts of several turns may follow different observations."""
     assert "noisy_reward" not in [
         f.detector for f in warnings(training(lambda r, *a: replace(flipped(r, *a), turns=2)))
     ]
+    assert "failed" not in caplog.text
 
 
 def test_a_group_that_was_filtered_out_has_no_order():
