@@ -190,11 +190,12 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding("logprob_mismatch", message, apart, limits.logprob_mismatch, ids)]
 
 
-@detector("sampler_mismatch", need.SAMPLER, need.KL)
+@detector("sampler_mismatch", need.SAMPLER, need.KL, reads=(metric.GRAD_NORM,))
 def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a sampler that differs from the trainer by a relevant share of the KL to the reference."""
+    """Find a sampler that differs from the trainer by a relevant share of the KL to the reference. A policy without a
+    gradient stays at its reference, whatever the sampler does."""
     latest = batches[-limits.window // 2 :]
-    if len(latest) < limits.window // 2:
+    if len(latest) < limits.window // 2 or all(b.metrics.get(metric.GRAD_NORM) == 0 for b in latest):
         return []
     apart = fmean(b.metrics[metric.SAMPLER_KL] for b in latest)
     learned = fmean(abs(b.metrics[metric.KL_MEAN]) for b in latest)

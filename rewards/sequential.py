@@ -23,17 +23,17 @@ def fallen_since(series: Sequence[float], fraction: float) -> int | None:
     """Return the index since which a positive series lies below a fraction of its highest level; None if it does not.
 
     Page's CUSUM: with x the excess of the fall over the limit, in logarithms, and s the standard deviation of the
-    noise, the statistic adds x / s - 1 / 2 at each step and never falls below 0. With known noise, the mean time
-    between alarms by chance is at least exp(ALARM) steps (Lorden 1971).
+    noise, the statistic adds x / s - 1 / 2 at each step from the highest level on, and never falls below 0. With known
+    noise, the mean time between alarms by chance is at least exp(ALARM) steps (Lorden 1971).
     """
     logs = [math.log(max(x, 1e-12)) for x in series]
-    level = max(fmean(logs[max(0, i - LEVEL + 1) : i + 1]) for i in range(len(logs)))
-    noise = max(_noise(logs), LEAST_NOISE)
+    levels = [fmean(logs[max(0, i - LEVEL + 1) : i + 1]) for i in range(len(logs))]
+    level, noise = max(levels), max(_noise(logs), LEAST_NOISE)
     statistic, since = 0.0, 0
-    for i, x in enumerate(logs):
+    for i in range(levels.index(level), len(logs)):
         if statistic == 0.0:
             since = i
-        statistic = max(0.0, statistic + (level + math.log(fraction) - x) / noise - 0.5)
+        statistic = max(0.0, statistic + (level + math.log(fraction) - logs[i]) / noise - 0.5)
     return since if statistic > ALARM and series[-1] < fraction * max(series) else None
 
 

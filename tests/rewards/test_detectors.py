@@ -262,6 +262,9 @@ def test_a_sampler_that_differs_by_as_much_as_was_learned_is_reported():
     assert "model.sampling" in finding.message and finding.value == pytest.approx(0.8)
     exact = [batch(s, sampler__kl=1e-9, kl__mean=1e-10) for s in range(10)]
     assert find("sampler_mismatch", exact) == [], "rounding of float32"
+    still = [batch(s, sampler__kl=2e-3, kl__mean=2.5e-3, train__grad_norm=0.0) for s in range(10)]
+    assert find("sampler_mismatch", still) == [], "nothing could be learned"
+    assert find("sampler_mismatch", [*still[:9], batch(9, sampler__kl=2e-3, kl__mean=2.5e-3, train__grad_norm=0.1)])
 
 
 def test_shares_are_judged_in_a_full_window_or_at_the_end():

@@ -49,6 +49,12 @@ def test_a_fall_is_found_soon_and_its_begin_is_known(noise: float, delay: int):
     assert fallen_since(series[:first], 0.5) == 12
 
 
+def test_a_rise_before_the_highest_level_is_no_fall():
+    series = [4.0, 4.0, 4.0, 40.0, 40.0, 40.0, 8.0, 8.0]
+    assert fallen_since(series, 0.5) == 6
+    assert fallen_since(series[:6], 0.5) is None
+
+
 def test_a_rate_falls_by_more_than_chance():
     assert fell((60, 100), (40, 100)) and not fell((60, 100), (50, 100))
     assert not fell((0, 100), (0, 100)) and not fell((40, 100), (60, 100))
