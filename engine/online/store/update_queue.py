@@ -110,6 +110,7 @@ class UpdateQueue(Protocol):
 
     def put(self, task_id: str, payload: bytes, policy_version: int) -> list[str] | None:
         """Add a task durably. Returns the ids of dropped older tasks, None if this id was queued before."""
+        ...
 
     # The worker's side.
 
@@ -117,9 +118,11 @@ class UpdateQueue(Protocol):
         """Become the active worker and queue again the tasks that a dead one had taken. Raises LeaseHeld while another
         is active.
         """
+        ...
 
     def take(self) -> QueuedTask | None:
         """Take the oldest waiting task; None when there is none."""
+        ...
 
     def settle(
         self,
@@ -131,32 +134,41 @@ class UpdateQueue(Protocol):
 
         Raises QueueError, with nothing committed, when a task was settled before.
         """
+        ...
 
     def continue_after(self, n: int) -> None:
         """Number later journal rows above `n`, for a queue that lost rows."""
+        ...
 
     def prune_journal(self, through: int) -> None:
         """Delete journal rows up to number `through`."""
+        ...
 
     # For everybody.
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
         """Return rows above number `after`, oldest first."""
+        ...
 
     def depth(self) -> int:
         """Count the tasks that wait or are taken."""
+        ...
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
         """Return the ids and reasons of the tasks in a state, in the order of arrival."""
+        ...
 
     def payload(self, task_id: str) -> bytes | None:
         """Return a task's bytes while they are kept."""
+        ...
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a fact (a JSON value)."""
+        ...
 
     def set(self, **meta: Any) -> None:
         """Store facts durably."""
+        ...
 
     def close(self) -> None: ...
 
