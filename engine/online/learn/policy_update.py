@@ -207,7 +207,12 @@ class PolicyUpdater:
         self.optimizer.step()
         step_norm = self._shorten(before)
         clipped = step_norm >= self.config.max_update_norm
-        measured = self._measure(task)
+        try:
+            measured = self._measure(task)
+        except RuntimeError:  # no memory: a step whose KL is not known is not kept
+            _torch._foreach_copy_(self._live, before)
+            self._restore_optimizer(optimizer_before)
+            raise
         kl, target, limit = measured["kl"], self.config.kl.target_kl, self.config.kl.limit
         if max(target, kl_before) < kl < math.inf:
             # Adam's first step is as long as any, whatever the gradient. KL grows with the square of the length. Where

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,6 @@ from ..store.opening import open_store
 from ..store.snapshots import SnapshotReader
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import QueueError, Trouble
-from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
@@ -156,7 +155,7 @@ def serve(
             control=control,
             validation=validation,
             server_wait_s=config.rollouts.server_wait_s,
-            on_answers=_print_answers if pipe else None,
+            print_line=_print if pipe else None,
         )
         writer.status("running", step=serving.answered, total_steps=serving.last)
         return serving.run()
@@ -275,18 +274,13 @@ def _read_pipe(source: RequestSource, config: RunConfig) -> None:
     source.close()
 
 
-def _print_answers(answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        _print(answer_as_json(answer))
-
-
 _printing = threading.Lock()
 
 
-def _print(values: dict[str, Any]) -> None:
+def _print(values: Mapping[str, Any]) -> None:
     """Print one JSON line. A closed reader does not stop learning."""
     with _printing, contextlib.suppress(BrokenPipeError):
-        print(json.dumps(values), flush=True)
+        print(json.dumps(dict(values)), flush=True)
 
 
 def _server(online: OnlineConfig, run_dir: Path, source: RequestSource, backend: EngineBackend) -> AnswerServer:

@@ -23,11 +23,11 @@ from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
 from .conversations import Conversation, Told, Turn
 from .feedback import FeedbackKeeper
-from .http.asking import future_and_reply
+from .http.asking import ending, future_and_reply
 from .http.problems import HttpProblem
 from .http.schema import Feedback
 from .inference_engine import InferenceEngine
-from .requests import HumanFeedback, RequestSource, parse_request
+from .requests import RequestSource, ServerEnds, parse_request
 from .weights import WeightFollower
 
 _REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
@@ -127,10 +127,8 @@ class EngineBackend:
 
     async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
         """Pass feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
-        given = HumanFeedback(
-            _number(feedback.id), feedback.verdict, feedback.answer, feedback.correction, source, feedback.source
-        )
-        return await self._called(lambda keeper: keeper.take(given))
+        number = _number(feedback.id)
+        return await self._called(lambda keeper: keeper.take(number, feedback, source))
 
     async def unjudged(self, limit: int) -> Mapping[str, Any]:
         """Return remembered answers without feedback, the least certain first. Raises HttpProblem."""
@@ -145,10 +143,11 @@ class EngineBackend:
         future, reply = future_and_reply()
         try:
             self.source.submit_feedback((call, reply))
+            return await asyncio.wait_for(future, self.timeout_s)
         except queue.Full:
             raise HttpProblem(429, "too much feedback waits. Try again later.", retry_after_s=5) from None
-        try:
-            return await asyncio.wait_for(future, self.timeout_s)
+        except ServerEnds:
+            raise ending() from None
         except TimeoutError:
             raise HttpProblem(503, "the engine did not take the feedback in time", retry_after_s=5) from None
         except (KeyError, ValueError):

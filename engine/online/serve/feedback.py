@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....envs.extraction import choice, last_number, normal
+from ....envs.extraction import boxed, choice, last_number, mathematical, normal
 from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
 from ..voting import canonical
 from .answers import Answer
 from .enqueuer import Enqueuer
+from .http.schema import Feedback
 from .inference_engine import InferenceEngine, Learned, answer_of, labelled
 from .live_answers import LiveAnswers
-from .requests import HumanFeedback
 from .sample_passes import behaviour_logprobs
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class FeedbackKeeper:
         self._engine = self.live.engine
         self._remembered: OrderedDict[int, Answer] = OrderedDict()
         self._outcomes: OrderedDict[int, FeedbackOutcome] = OrderedDict()
-        self.ready: deque[tuple[HumanFeedback, Answer]] = deque()
+        self.ready: deque[tuple[int, Feedback, str, Answer]] = deque()
         """Feedback whose samples have been drawn and wait to become an update task."""
         self._drawing = 0
         self._judged: set[int] = set()
@@ -65,44 +65,47 @@ class FeedbackKeeper:
 
     def process_drawn(self) -> None:
         while self.ready:
-            given, answer = self.ready.popleft()
+            waiting = self.ready.popleft()
+            request = waiting[0]
             try:
-                self._make_task(given, answer)
+                self._make_task(*waiting)
             except ValueError as error:
-                self._outcomes[given.request] = FeedbackOutcome("", "", reason=str(error))
+                self._outcomes[request] = FeedbackOutcome("", "", reason=str(error))
             except Exception:
-                log.exception("feedback on request %d failed", given.request)
-                self._outcomes[given.request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
+                log.exception("feedback on request %d failed", request)
+                self._outcomes[request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
 
-    def take(self, given: HumanFeedback) -> Mapping[str, Any]:
-        """Process feedback and return its outcome so far. Raises KeyError when the answer is no longer remembered,
-        ValueError for feedback that cannot be used.
+    def take(self, request: int, given: Feedback, source: str = "") -> Mapping[str, Any]:
+        """Process feedback on a request and return its outcome so far. source: as in `Request.source`. Raises KeyError
+        when the answer is no longer remembered, ValueError for feedback that cannot be used.
         """
-        answer = self._remembered[given.request]
+        answer = self._remembered[request]
         if given.answer is None and given.correction is None and answer.text is None:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
-        self._judged.add(given.request)
+        if given.answer is not None and normal(given.answer) is None:
+            raise ValueError("the right answer is empty")
+        self._judged.add(request)
         samples = self._engine.drawn_later
         many = given.correction is None and (given.answer is not None or _comparable(self._engine, answer))
         if not many or not answer.single or not samples or not self.live.able or len(answer.samples) > 1:
-            return self._make_task(given, answer)
+            return self._make_task(request, given, source, answer)
 
         def drawn(rollouts: list[Rollout]) -> None:
             self._drawing -= 1
-            self.ready.append((given, self._engine.widened(answer, rollouts)))
+            self.ready.append((request, given, source, self._engine.widened(answer, rollouts)))
 
         try:
             self.live.draw(answer, samples, drawn)
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         self._drawing += 1
-        self._outcomes[given.request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
-        return self.outcome(given.request)
+        self._outcomes[request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
+        return self.outcome(request)
 
-    def _make_task(self, given: HumanFeedback, answer: Answer) -> Mapping[str, Any]:
+    def _make_task(self, request: int, given: Feedback, source: str, answer: Answer) -> Mapping[str, Any]:
         """Enqueue the update task of feedback; return its outcome so far."""
         engine, right = self._engine, given.answer
-        rated = given.correction is None and right is None and answer.single
+        rated = given.correction is None and right is None and (answer.single or answer.extracted is None)
         self.live.pause()
         try:
             with self.live.follower.scoring(answer.policy_version):
@@ -118,14 +121,14 @@ class FeedbackKeeper:
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         task = learned.task
-        said = f"Feedback {called} to request {given.request}: "
-        facts = {"request": given.request, "verdict": given.verdict, "answer": given.answer, "source": given.named}
+        said = f"Feedback {called} to request {request}: "
+        facts = {"request": request, "verdict": given.verdict, "answer": given.answer, "source": given.source}
         if task is None:
             reason = "no sample has tokens to learn from" if engine.config.updates else "online.updates is off"
             self.event("feedback", f"{said}{reason}.", **facts)
-            self._outcomes[given.request] = FeedbackOutcome("", "", reason=reason)
-            return {"request": given.request, "accepted": False, "learned": False, "reason": reason}
-        source = given.source or "person"
+            self._outcomes[request] = FeedbackOutcome("", "", reason=reason)
+            return {"request": request, "accepted": False, "learned": False, "reason": reason}
+        source = source or "person"
         task = replace(
             task,
             experience=replace(task.experience, id=f"{task.experience.id}-person-{secrets.token_hex(6)}"),
@@ -143,9 +146,9 @@ class FeedbackKeeper:
         if rated:
             same = f", and {sum(known)} of {len(known)} samples have the same answer" if len(known) > 1 else ""
             samples = f"the answer was rated {given.verdict}{same}"
-        self._outcomes[given.request] = FeedbackOutcome(task.id, samples)
+        self._outcomes[request] = FeedbackOutcome(task.id, samples)
         self.event("feedback", f"{said}an update is on its way.", **facts)
-        return self.outcome(given.request)
+        return self.outcome(request)
 
     def _peers(self, source: str) -> tuple[int, int]:
         """Count the callers of remembered answers, and the users of this source's caller."""
@@ -180,14 +183,14 @@ def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str
     extract = engine.extract
     if extract is None and answer.single and right is not None:
         is_number = last_number(right) is not None and last_number(right) == normal(right)
-        extract = last_number if is_number else choice if len(right.strip()) == 1 else None
+        extract = last_number if is_number else choice if len(right.strip()) == 1 and choice(right) else None
 
     def key(text: str | None) -> str | None:
         return canonical(text) if extract is None else canonical(extract(text or ""))
 
     given = [key(answer_of(sample)) for sample in answer.samples]
     if right is not None:
-        expected = key(right) or canonical(normal(right))
+        expected = key(right) or canonical(mathematical(right) if extract is boxed else normal(right))
         correct: list[bool | None] = [g == expected for g in given]
     else:
         correct = [False if g is not None and g == canonical(wrong) else None for g in given]
@@ -246,27 +249,31 @@ def _comparable(engine: InferenceEngine, answer: Answer) -> bool:
 
 
 def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
-    """Return the update task of a corrected text: it earns 1, the given answer 0. Raises ValueError."""
+    """Return the update task of a corrected last turn: it earns 1, the given answer 0. Raises ValueError."""
     first = answer.samples[answer.shown or 0]
-    if first.trajectory is None or len(first.trajectory.steps) != 1:
+    if first.trajectory is None or not (answer.single or len(first.trajectory.steps) == 1):
         raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
+    *earlier, last = first.trajectory.steps
+    if last.calls:
+        raise ValueError("a turn that calls tools cannot be corrected. Give the right answer as `answer`")
+    own = first.agent_mask & (first.turn_ids == len(earlier))
+    begin = int(own.argmax()) if own.any() else len(first)
     words = engine.runner.tokenizer
     assert words is not None
     ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in words.all_special_ids]
     written = [*words.encode(text, add_special_tokens=False), *(ends or [words.eos_token_id])]
-    ids = np.array([*first.token_ids[: first.prompt_length], *written], first.token_ids.dtype)
+    ids = np.array([*first.token_ids[:begin], *written], first.token_ids.dtype)
     if len(ids) > engine.config.max_trajectory_tokens:
         raise ValueError(f"the text is too long: online.max_trajectory_tokens is {engine.config.max_trajectory_tokens}")
-    agent = np.arange(len(ids)) >= first.prompt_length
-    step = replace(first.trajectory.steps[0], text=text)
+    added = len(written)
     corrected = replace(
         first,
         token_ids=ids,
-        agent_mask=agent,
-        turn_ids=np.where(agent, 0, -1).astype(first.turn_ids.dtype),
+        agent_mask=np.pad(first.agent_mask[:begin], (0, added), constant_values=True),
+        turn_ids=np.pad(first.turn_ids[:begin], (0, added), constant_values=len(earlier)),
         rewards=np.zeros(len(ids), first.rewards.dtype),
         trained_logprobs=None,
-        trajectory=replace(first.trajectory, steps=(step,), answer=text),
+        trajectory=replace(first.trajectory, steps=(*earlier, replace(last, text=text)), answer=text),
     )
     corrected = replace(corrected, logprobs=behaviour_logprobs(engine.model, corrected, engine.config.temperature))
     return engine.rewarded(labelled(answer, [corrected, first], [True, False], text))

@@ -329,6 +329,8 @@ class InferenceEngine:
         """Return the answer with more samples and the labels of all votes. A single answer has no vote, because it was
         sampled in another way.
         """
+        if not drawn:
+            return replace(answer, gate=Gate(GateCode.NO_LABEL, "no samples could be drawn"))
         joining = _joining(answer.samples, drawn)
         samples = [*answer.samples, *joining]
         if not answer.single:

@@ -8,11 +8,14 @@ takes the next requests.
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ....envs.multi_turn import MultiTurnEnv
@@ -28,11 +31,13 @@ from ...rollouts.rollout import Rollout
 from .answers import Answer
 from .conversations import continued, with_calls
 from .inference_engine import InferenceEngine
-from .requests import BATCH_TOKENS, Request, RequestDropped
+from .requests import BATCH_TOKENS, NotWritten, Request, RequestDropped
 from .texts import Piece, TextStream, Written, before_stop
 from .wanted import NotAsWanted
 from .weights import WeightFollower
 from .written_agent import WrittenAgent
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """Attempts at a text of the form that its caller asked for."""
@@ -66,25 +71,30 @@ class _Running:
         return len(self.waiting) + len(self.behind) + len(self.batch)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
-    """Rows of one request, and the function that is called when all are done. request: None for samples of a vote."""
+    """Rows of one request: its texts, or samples of its vote. finish: called when all are done. fail: when one cannot
+    be written.
+    """
 
+    request: Request
+    running: _Running
     rows: list[LiveRow]
-    finish: Callable[[list[LiveRow]], None]
-    request: Request | None = None
+    finish: Callable[[], None]
+    fail: Callable[[Exception], None]
 
 
 @dataclass(eq=False)
 class LiveAnswers:
     """All methods are for the engine's thread.
 
-    answered: called with each answer.
+    answered: called with each answer. failed: called with each request whose text cannot be written.
     """
 
     engine: InferenceEngine
     follower: WeightFollower
     answered: Callable[[Answer], None]
+    failed: Callable[[Request, Exception], None] = lambda request, error: request.send(error)
 
     def __post_init__(self) -> None:
         agent = self.engine.runner.agent
@@ -119,11 +129,16 @@ class LiveAnswers:
     @property
     def has_room(self) -> bool:
         """Whether another caller's text may join: all together reserve at most `BATCH_TOKENS` tokens."""
-        return sum(row.longest for row, job in self._jobs.items() if job.request is not None) < BATCH_TOKENS
+        return sum(row.longest for row in self._jobs if not row.background) < BATCH_TOKENS
 
     @property
     def unanswered(self) -> list[Request]:
-        return [job.request for job in self._jobs.values() if job.request is not None]
+        return [job.request for row, job in self._jobs.items() if not row.background]
+
+    @property
+    def unrecorded(self) -> list[Request]:
+        """Requests without an answer, and rows of a file whose votes are drawn: a restarted run asks them again."""
+        return [job.request for row, job in self._jobs.items() if not row.background or job.request.place]
 
     def takes(self, request: Request) -> bool:
         """Whether the request is answered here, by one text."""
@@ -141,10 +156,11 @@ class LiveAnswers:
 
     def _start(self, running: _Running, request: Request, rows: Sequence[LiveRow], finish: Callable[[], None]) -> None:
         running.waiting += rows
-        self._jobs |= dict.fromkeys(rows, _Job(list(rows), lambda _: finish(), request))
+        job = _Job(request, running, list(rows), finish, lambda error: self.failed(request, error))
+        self._jobs |= dict.fromkeys(rows, job)
 
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
-        """Draw `count` samples of an answered request with its version. Raises SnapshotError."""
+        """Draw `count` samples of an answered request with its version; none if that fails. Raises SnapshotError."""
         prompt = self._prompt(answer.request)
         assert prompt is not None, "its answer began with this prompt"
         config, number = self.engine.config, answer.request.number
@@ -155,24 +171,35 @@ class LiveAnswers:
         rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]
         running = self._of(answer.policy_version)
         running.behind += rows
-        job = _Job(rows, lambda rows: finish(self._rollouts(answer.request, rows)))
+        request = answer.request
+        job = _Job(request, running, rows, lambda: finish(self._rollouts(request, rows)), lambda _: finish([]))
         self._jobs |= dict.fromkeys(rows, job)
 
     def advance(self) -> None:
-        """Write one token for one version's rows, or process the prompts of new rows."""
+        """Write one token for one version's rows, or process the prompts of new rows.
+
+        A failure, as without memory, costs the requests whose rows it concerns.
+        """
         running = self._choose()
         if running is None:
             return
-        self._enter(running)
         for row, job in self._jobs.items():
-            row.cancelled |= job.request is not None and _left(job.request)
-        joining = self._joining(running)
-        done = running.batch.join(joining) if joining else running.batch.step()
+            row.cancelled |= not row.background and _left(job.request)
+        joining: list[LiveRow] | None = None
+        try:
+            self._enter(running)
+            joining = self._joining(running)
+            done = running.batch.join(joining) if joining else running.batch.step()
+        except Exception as error:
+            log.exception("the running batch of version %d failed", running.version)
+            first = re.split(r"\.\s|\n", str(error))[0]  # not the error, whose frames hold the memory of its pass
+            self._break_off(running, joining, NotWritten(f"{type(error).__name__}: {first}"))
+            done = []
         self._visit += 1
-        if not running.rows and running.version != self.follower.version:
-            del self._running[running.version]
         for row in done:
             self._finish(row)
+        if not running.rows and running.version != self.follower.version:
+            self._running.pop(running.version, None)
 
     def pause(self) -> None:
         """Restore the served version's weights, which all other code expects."""
@@ -211,12 +238,14 @@ class LiveAnswers:
         """Return the batch of a version."""
         number = self.follower.version if version is None else version
         if number not in self._running:
-            assert self._agent is not None
-            batch = LiveBatch(self._agent.decoder, self._agent.chat.stop_ids)
-            self._running[number] = _Running(number, self.follower.weights(number), batch)
+            self._running[number] = _Running(number, self.follower.weights(number), self._new_batch())
             for old in [v for v, r in self._running.items() if not r.rows and v not in (number, self.follower.version)]:
                 del self._running[old]
         return self._running[number]
+
+    def _new_batch(self) -> LiveBatch:
+        assert self._agent is not None
+        return LiveBatch(self._agent.decoder, self._agent.chat.stop_ids)
 
     def _choose(self) -> _Running | None:
         """Return the next batch to advance: one with callers first; the present one for `VISIT` tokens."""
@@ -272,15 +301,41 @@ class LiveAnswers:
             self._merged = version, MergedWeights(self.engine.model, MERGED_BYTES)
         return self._merged[1]
 
+    def _break_off(self, running: _Running, joining: Sequence[LiveRow] | None, error: NotWritten) -> None:
+        """Fail the requests that a failed batch leaves without their rows. joining: the rows that were to join, or None
+        if the weights could not be put in place.
+        """
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # raises if the device itself is lost: serving ends
+        waiting = [] if joining is None else [*running.waiting, *running.behind]
+        lost = [row for row, job in self._jobs.items() if job.running is running and row not in waiting]
+        if joining and not any(row.tokens for row in joining):  # their prompts could not be read: the others go on
+            lost = joining
+        else:
+            running.batch = self._new_batch()
+        for job in dict.fromkeys(self._jobs[row] for row in lost):
+            for row in job.rows:
+                row.cancelled = True
+                self._jobs.pop(row, None)
+                self._streams.pop(row, None)
+            job.fail(error)
+        running.waiting = [row for row in running.waiting if row in self._jobs]
+        running.behind = [row for row in running.behind if row in self._jobs]
+
     def _finish(self, row: LiveRow) -> None:
-        job = self._jobs.pop(row)
+        job = self._jobs.pop(row, None)
+        if job is None:  # of a request that has failed
+            return
         if row.cancelled:
             for each in job.rows:
                 self._streams.pop(each, None)
-            if job.request is not None:
-                job.request.send(RequestDropped(job.request.gone() or "the caller has gone"))
+            job.request.send(RequestDropped(job.request.gone() or "the caller has gone"))
         elif all(r not in self._jobs for r in job.rows):
-            job.finish(job.rows)
+            try:
+                job.finish()
+            except Exception as error:
+                log.exception("the texts of request %d could not be used", job.request.number)
+                job.fail(error)
 
     def _answer(
         self,
@@ -300,7 +355,6 @@ class LiveAnswers:
             for i in failed:
                 rows[i] = self._row(request, rows[i].prompt, i, attempt + 1)
             kept = {i: text for i, text in texts.items() if i not in failed}
-            self._running.setdefault(running.version, running)
             again = [rows[i] for i in failed]
             self._start(running, request, again, lambda: self._answer(request, rows, running, kept, attempt + 1))
             return

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ class RequestError(GrpoTuiError, ValueError):
 
 class RequestDropped(RuntimeError):
     """A request is dropped: its caller disconnected, or its deadline passed."""
+
+
+class NotWritten(RuntimeError):
+    """The policy could not write a text, as without memory. The message contains the reason."""
 
 
 class PolicyAway(RequestDropped):
@@ -66,7 +70,8 @@ class Sampling:
 class Request:
     """One task to answer.
 
-    number: counts the run's requests from 1. reply: receives the answer on the engine's thread. fields: returned with
+    number: counts the run's requests from 1. place: counts the rows of the run's file or environment from 1; 0 for a
+    caller's request. reply: receives the answer on the engine's thread. fields: returned with
     the answer, such as the caller's id. version: the snapshot that answers (None: the served one). tokens: the maximum
     number of tokens of all samples. source: `caller` or `caller/user` (`http/guard.py`), empty for the run's own
     requests. deadline: in `time.perf_counter()`. cancelled: set when the caller has disconnected.
@@ -74,6 +79,7 @@ class Request:
 
     row: Row
     number: int = 0
+    place: int = 0
     id: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     reply: Callable[[object], None] | None = None
@@ -157,22 +163,6 @@ def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
     return [parse_line(line, defaults, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
-@dataclass(frozen=True)
-class HumanFeedback:
-    """Feedback on the answer to request number `request`.
-
-    correction: the corrected text. source: as in `Request.source`. named: the source that the caller names, for the
-    record.
-    """
-
-    request: int
-    verdict: str | None = None
-    answer: str | None = None
-    correction: str | None = None
-    source: str = ""
-    named: str | None = None
-
-
 FeedbackCall = tuple[Callable[..., object], Callable[[object], None]]
 """A call with the `FeedbackKeeper` for the engine's thread, and the receiver of its result or error."""
 
@@ -230,12 +220,15 @@ class RequestSource:
             self._changed.notify_all()
 
     def turn_away(self) -> None:
-        """Reply to all waiting and future callers that the run ends."""
+        """Reply to all waiting and future callers, also those of feedback, that the run ends."""
         with self._changed:
             self._ended = True
             for request in self._callers:
                 request.send(ServerEnds())
+            for _, reply in self._feedback:
+                reply(ServerEnds())
             self._callers.clear()
+            self._feedback.clear()
             self._changed.notify_all()
 
     def turn_back(self, problem: PolicyAway) -> None:
@@ -248,8 +241,10 @@ class RequestSource:
             self._changed.notify_all()
 
     def submit_feedback(self, call: FeedbackCall) -> None:
-        """Submit a call on feedback, from any thread. Raises queue.Full."""
+        """Submit a call on feedback, from any thread. Raises queue.Full, and ServerEnds at the end."""
         with self._changed:
+            if self._ended:
+                raise ServerEnds
             if len(self._feedback) >= self.max_waiting:
                 raise queue.Full
             self._feedback.append(call)
@@ -292,7 +287,7 @@ class RequestSource:
                 self._rows_left = False
             else:
                 self.rows_taken += 1
-                taken.append(row)
+                taken.append(replace(row, place=self.rows_taken))
         return taken
 
     def _together(self, limit: int, only: Callable[[Request], bool] | None = None) -> list[Request]:

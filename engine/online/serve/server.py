@@ -84,7 +84,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """Parse `HOST:PORT` (`[::1]:8000` for IPv6; `:8000` is loopback). Raises ServeError."""
     host, separator, port = address.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
-    if not separator or not port.isdigit() or int(port) > 65535:
+    if not separator or not port.isdecimal() or int(port) > 65535:
         raise ServeError(f"online.serve is {address!r}; right would be HOST:PORT, such as 127.0.0.1:8000")
     return host, int(port)
 

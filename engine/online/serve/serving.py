@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ....configs import metric_names as metric
 from ...agents.remote.pool import NoServersLeft
@@ -16,7 +17,7 @@ from ...runs.schema import REQUEST_POSITION, ROW_POSITION, recorded_position
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError
 from ..voting import Gate
-from .answers import Answer, OpenTurns
+from .answers import Answer, OpenTurns, answer_as_json
 from .enqueuer import Enqueuer
 from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
@@ -55,7 +56,8 @@ class Serving:
     validation: ValidationProcess | None = None
     server_wait_s: float = 0.0
     """How long callers wait while the policy is unavailable (`WeightFollower.away`)."""
-    on_answers: Callable[[Sequence[Answer]], None] | None = None
+    print_line: Callable[[Mapping[str, Any]], None] | None = None
+    """Prints the answer to each request of a pipe, or why there is none."""
     answered: int = field(init=False)
     """The number of the last answered request, over all restarts of the run."""
     last: int | None = field(init=False)
@@ -85,7 +87,7 @@ class Serving:
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
         self._kept = self._listened = 0.0
         self._stopped = False
-        self.live = LiveAnswers(self.engine, self.follower, self._answered_live)
+        self.live = LiveAnswers(self.engine, self.follower, self._answered_live, self._fail)
         self.engine.between = self._between
         self._scoring = False
         """Whether learning is between two passes of one version, whose weights must stay in place."""
@@ -116,6 +118,7 @@ class Serving:
                 self.live.advance()
             self._keep()
         self.live.pause()
+        self.source.turn_away()
         self._tell_broken_off(ServerEnds())
         for request in self.live.unanswered:
             request.send(ServerEnds())
@@ -191,7 +194,10 @@ class Serving:
             return self.live.takes(request) and self.live.begin(request)
         except SnapshotError as error:
             request.send(_cannot_answer(request, error))
-            return True
+        except Exception as error:  # no memory for the weights of its version
+            log.exception("request %d could not begin", request.number)
+            self._fail(request, error)
+        return True
 
     def _answered_live(self, answer: Answer) -> None:
         """Deliver a conversation's answer, and draw the samples of its vote in the background."""
@@ -220,8 +226,8 @@ class Serving:
         self._delivered = time.monotonic()
         for answer in answers:
             answer.request.send(answer)
-        if self.on_answers is not None:
-            self.on_answers(answers)
+            if self.print_line is not None:
+                self.print_line(answer_as_json(answer))
 
     @property
     def _all_taken(self) -> bool:
@@ -308,10 +314,10 @@ class Serving:
             if item.task is not None:
                 self.enqueuer.put(item.task)
         # A request that broke off or is under way is asked again after a kill: nothing behind it counts as answered.
-        learning = [answer.request.number for answer in self._to_learn]
-        writing = [request.number for request in self.live.unanswered]
-        reached = min([self.answered + 1, *writing, *self._open_turns.numbers, *learning]) - 1
-        position = {} if self._broken_off else {"request": reached, "row": self.source.rows_taken}
+        open_ = [*self.live.unrecorded, *(answer.request for answer in self._to_learn)]
+        reached = min([self.answered + 1, *self._open_turns.numbers, *(r.number for r in open_)]) - 1
+        row = min([self.source.rows_taken + 1, *(r.place for r in open_ if r.place)]) - 1
+        position = {} if self._broken_off else {"request": reached, "row": row}
         self.enqueuer.put(None, **position)
         extra = {
             metric.SERVING_VERSION: float(self.follower.version),
@@ -358,11 +364,13 @@ class Serving:
             log.exception("answering %d requests failed", len(requests))
             if len(requests) > 1:
                 return [a for r in requests for a in self._answer([r])]
-            self._fail(requests[0], str(error), error)
+            self._fail(requests[0], error)
             return []
 
-    def _fail(self, request: Request, why: str, error: Exception) -> None:
-        self.keeper.event("error", f"Request {request.number} failed: {why}", where="engine")
+    def _fail(self, request: Request, error: Exception) -> None:
+        self.keeper.event("error", f"Request {request.number} failed: {error}", where="engine")
+        if self.print_line is not None:
+            self.print_line({**request.fields, "error": str(error), "request": request.number})
         request.send(error)
 
     def _break_off(self, requests: list[Request]) -> None:
@@ -371,8 +379,7 @@ class Serving:
             if failed.attempts + 1 < ATTEMPTS:
                 self._broken_off.append(replace(failed, attempts=failed.attempts + 1))
                 continue
-            why = f"no rollout server could answer it in {ATTEMPTS} attempts"
-            self._fail(failed, f"{why}.", PolicyAway(why))
+            self._fail(failed, PolicyAway(f"no rollout server could answer it in {ATTEMPTS} attempts"))
 
     def _listen(self) -> None:
         if time.monotonic() - self._listened < LISTEN_S:

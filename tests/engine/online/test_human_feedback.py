@@ -6,17 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from grpo_tui.engine.online.serve.conversations import Conversation, Turn
+from grpo_tui.engine.online.serve.answers import Answer
+from grpo_tui.engine.online.serve.conversations import Conversation, Turn, continued
 from grpo_tui.engine.online.serve.feedback import FeedbackKeeper, _listed, at_temperature, correct, label, rate
+from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.live_answers import LiveAnswers
-from grpo_tui.engine.online.serve.requests import HumanFeedback
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
 from grpo_tui.engine.online.voting import canonical
+from grpo_tui.engine.policy.sight.processor import Encoded
+from grpo_tui.engine.rollouts.rollout import Rollout
 
 from .answering import conversation, engine, requests
 from .tiny import logprobs_of
@@ -93,12 +97,12 @@ def keeper_of(made: InferenceEngine, folder: Path) -> tuple[FeedbackKeeper, Any]
 
 
 def test_feedback_from_which_nothing_is_learnt_keeps_its_reason(tmp_path: Path) -> None:
-    given = HumanFeedback(1, verdict="right")
+    given = Feedback(id="1", verdict="right")
     keeper, _ = keeper_of(engine(updates=False), tmp_path)
-    assert keeper.take(given)["accepted"] is False
+    assert keeper.take(1, given)["accepted"] is False
     assert keeper.outcome(1)["reason"] == "online.updates is off"
     keeper, answer = keeper_of(engine(), tmp_path)
-    keeper.ready.append((given, replace(answer, policy_version=9)))  # its version went while samples were drawn
+    keeper.ready.append((1, given, "", replace(answer, policy_version=9)))  # its version went while samples were drawn
     keeper.process_drawn()
     assert "nothing can be learnt from it any more: Snapshot 9" in keeper.outcome(1)["reason"]
 
@@ -110,5 +114,95 @@ def test_an_answer_without_feedback_is_listed_with_the_whole_conversation() -> N
     messages = tuple({"role": role, "content": text} for role, text in said)
     talk = Conversation(messages, previous=Turn(messages[:2], answer.samples[0], 1))
     assert _listed(answer)["prompt"].endswith("red?")
-    continued = replace(answer, request=replace(answer.request, conversation=talk))
-    assert _listed(continued)["prompt"] == "red?\n\nno\n\nblue?"
+    later = replace(answer, request=replace(answer.request, conversation=talk))
+    assert _listed(later)["prompt"] == "red?\n\nno\n\nblue?"
+
+
+def said(sample: Rollout, text: str) -> Rollout:
+    assert sample.trajectory is not None
+    return replace(sample, trajectory=replace(sample.trajectory, answer=text))
+
+
+def judged(made: InferenceEngine, texts: list[str], right: str) -> tuple[bool | None, ...]:
+    """How samples with these texts are judged by a right answer."""
+    answer = made.widen(made.answer([conversation()], 0), always=True)[0]
+    samples = [said(s, text) for s, text in zip(answer.samples, texts, strict=False)]
+    answer = replace(answer, samples=samples)
+    return label(made, answer, right, None).answer.label_vote.correct
+
+
+def test_a_right_answer_is_compared_by_value_with_what_a_box_holds() -> None:
+    texts = [r"so \boxed{\frac{1}{2}}", r"\boxed{0.5}", r"\boxed{2}"]
+    for right in ("1/2", r"\frac12", "0.5", r"\boxed{1/2}"):
+        assert judged(engine(answer="boxed"), texts, right) == (True, True, False)
+
+
+def test_a_letter_that_is_no_choice_is_compared_as_a_text() -> None:
+    assert judged(engine(), ["x", "y", "The answer is B."], "x") == (True, False, False)
+    assert judged(engine(), ["x", "y", "The answer is B."], "b") == (False, False, True)
+
+
+@pytest.mark.parametrize("right", ["", "  ", "."])
+def test_an_empty_right_answer_is_refused(tmp_path: Path, right: str) -> None:
+    keeper, _ = keeper_of(engine(answer="last_number"), tmp_path)
+    with pytest.raises(ValueError, match="the right answer is empty"):
+        keeper.take(1, Feedback(id="1", answer=right))
+    assert keeper.unjudged(1)["answers"]
+
+
+def second_turn(made: InferenceEngine, version: int = 0) -> Answer:
+    """The answer to the second message of a conversation."""
+    [first] = made.answer([conversation("red?", max_tokens=4)], version)
+    agent, sample = cast(Any, made.runner.agent), first.samples[0]
+    told: tuple[Any, ...] = (
+        {"role": "user", "content": "red?"},
+        {"role": "assistant", "content": first.text or ""},
+        {"role": "user", "content": "blue?"},
+    )
+    turn = Turn(told[:2], sample, 1)
+    prompt = (*sample.token_ids.tolist(), *agent.chat.after(int(sample.token_ids[-1]), told, 1))
+    request = replace(conversation(number=2, max_tokens=4), conversation=Conversation(told, "", prompt, turn))
+    [second] = made.answer([request], version)
+    [written] = second.samples
+    begun = agent.chat.begun([{"role": "user", "content": "what is it?"}])
+    assert isinstance(begun, Encoded)
+    wrote = written.token_ids[len(begun.ids) :]
+    ids = np.array([*prompt, *wrote], written.token_ids.dtype)
+    own = np.arange(len(ids)) >= len(prompt)
+    written = replace(
+        written,
+        token_ids=ids,
+        agent_mask=own,
+        turn_ids=np.where(own, 0, -1).astype(np.int16),
+        rewards=np.zeros(len(ids), np.float32),
+        logprobs=np.zeros(len(ids), np.float32),
+    )
+    return replace(second, samples=[continued(turn, told[2:], written)])
+
+
+def test_the_last_answer_of_a_conversation_can_be_corrected() -> None:
+    made = engine(max_trajectory_tokens=128)
+    answer = second_turn(made)
+    task = correct(made, answer, "it is blue").task
+    assert task is not None
+    better, given = task.experience.rows
+    begin = int(np.flatnonzero(given.turn == 1)[0])
+    assert (better.token_ids[:begin] == given.token_ids[:begin]).all()
+    assert (better.turn[:begin] == given.turn[:begin]).all() and set(better.turn[begin:]) == {1}
+    words = made.runner.tokenizer
+    assert words is not None and str(words.decode(better.token_ids[begin:])).startswith("it is blue")
+    assert better.agent_mask[begin:].all() and (better.agent_mask[:begin] == given.agent_mask[:begin]).all()
+    np.testing.assert_allclose(
+        better.logprobs[better.agent_mask], logprobs_of(made.model, replace(task.experience, rows=(better,))), atol=1e-4
+    )
+
+
+def test_a_rating_of_a_vote_without_an_answer_judges_the_text_that_was_sent(tmp_path: Path) -> None:
+    keeper, _ = keeper_of(engine(answer="json:answer"), tmp_path)
+    made = keeper.live.engine
+    request = replace(conversation(ensemble=True), reply=lambda outcome: None)
+    keeper.remember(made.answer([request], 0))
+    tasks: list[Any] = []
+    keeper.enqueuer = cast(Any, type("Kept", (), {"put": staticmethod(tasks.append)}))
+    assert keeper.take(1, Feedback(id="1", verdict="wrong"))["accepted"] is True
+    assert tasks[0].facts["feedback"] == "rating" and len(tasks[0].experience.rows) == 1

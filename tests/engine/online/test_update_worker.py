@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -153,6 +154,19 @@ def test_a_task_that_kills_the_worker_is_set_aside(tmp_path: Path, monkeypatch: 
         pass
     assert run.worker.queue.tasks("refused") == [("request-0", "the worker ended 2 times while it was being applied")]
     assert run.worker.queue.tasks("applied") == [("request-1", "")]
+
+
+def test_a_step_whose_kl_finds_no_memory_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    run.put(2)
+    run.work(1)
+    weights = run.weights()
+    optimizer = run.worker.updater._optimizer_tensors()
+    monkeypatch.setattr(PolicyUpdater, "_measure", Mock(side_effect=RuntimeError("can't allocate memory")))
+    run.work(1)
+    assert run.worker.queue.tasks("refused") == [("request-1", "RuntimeError: can't allocate memory")]
+    assert torch.equal(run.weights(), weights)
+    assert all(torch.equal(t, optimizer[n]) for n, t in run.worker.updater._optimizer_tensors().items())
 
 
 def test_stale_tasks_are_dropped_and_counted(tmp_path: Path) -> None:

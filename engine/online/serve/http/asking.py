@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ....agents.chat import ChatTemplateError
 from ..answers import Answer
-from ..requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from ..requests import NotWritten, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from ..texts import Piece
 from ..wanted import NotAsWanted
 from .completion import ChatForm, event
@@ -91,7 +91,7 @@ class Engine:
         try:
             self.source.submit(replace(request, reply=reply))
         except ServerEnds:
-            raise _ending() from None
+            raise ending() from None
         except queue.Full:
             wait = max(1, math.ceil(self.source.waiting * (self.source.seconds_a_request or 1.0)))
             raise HttpProblem(
@@ -167,7 +167,7 @@ class Engine:
     def _checked(self, request: Request, future: asyncio.Future[Answer]) -> Answer:
         error = future.exception()
         if isinstance(error, ServerEnds):
-            raise _ending()
+            raise ending()
         if isinstance(error, PolicyAway):
             raise HttpProblem(503, f"{error}. Try again later.", retry_after_s=AWAY_AGAIN_S)
         if isinstance(error, RequestDropped):
@@ -178,6 +178,8 @@ class Engine:
             raise template_problem(error)
         if isinstance(error, RequestError):
             raise HttpProblem(404, str(error), param="model", code="model_not_found")
+        if isinstance(error, NotWritten):
+            raise HttpProblem(500, f"the policy could not write the text ({error}). See the run's log.")
         if error is not None:
             raise HttpProblem(500, "the request could not be answered. See the run's log.")
         answer = future.result()
@@ -206,5 +208,6 @@ def _late(request: Request) -> HttpProblem:
     return HttpProblem(503, f"there was no answer within {round(waited, 1):g} s. Try again later.", retry_after_s=5)
 
 
-def _ending() -> HttpProblem:
+def ending() -> HttpProblem:
+    """Return the error for callers of a run that is being stopped."""
     return HttpProblem(503, "the run is being stopped. Try again later.", retry_after_s=5)
