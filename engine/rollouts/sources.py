@@ -144,8 +144,8 @@ def _table_of_file(source: str, path: Path) -> SourceTable:
 
 
 def _check_plain(config: DataConfig, source: str, split: str) -> None:
-    """Raise DataError for a split, configuration or revision of a file, which has none. Beside a dataset of the hub,
-    the file of `data.eval_source` leaves the latter to that."""
+    """Raise DataError for a split, configuration or revision of a file, which has none. With a dataset of the hub in
+    `data.source`, name and revision belong to that, so a file in `data.eval_source` may have them."""
     if split != TRAIN:
         raise DataError(
             f"{source} has no splits, and {split} is asked of it: leave data.split and data.eval_split out (a tenth of "
