@@ -32,7 +32,8 @@ CPU_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     # On some processors a product of MKL differs in its last bit with where its operands lie in memory, so a seed would
-    # not give the same weights again, bit by bit. This takes no longer, except for products of one row (1.6 times, float32).
+    # not give the same weights again, bit by bit. This takes no longer, except for products of one row in float32 (1.6
+    # times).
     "MKL_CBWR": "AUTO,STRICT",
 }
 """Environment variables that libraries read when a process starts. The user's own values win."""
