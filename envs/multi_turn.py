@@ -49,6 +49,7 @@ from .under_way import (
     log_failures,
     prompts_of,
     trial_result,
+    trial_timings,
 )
 
 logger = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class MultiTurnEnv(Env[State, Task]):
             rollouts = self._begin(task_data_list, num_rollouts)
             prompts = prompts_of(rollouts, num_rollouts)
         if not rollouts:
-            return trial_result([], [], [], generating, environment)
+            return {**trial_result([], [], []), "timings": trial_timings(generating, environment)}
 
         def note(rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
             self._note(rollout, turn, outcome)
@@ -179,7 +180,7 @@ class MultiTurnEnv(Env[State, Task]):
                     for trajectory, row in zip(trajectories, rows, strict=True)
                 ]
             read_rows = [tokens[row] for row in rows], [shown[row] for row in rows]
-            return trial_result(trajectories, *read_rows, generating, environment)
+            return trial_result(trajectories, *read_rows)
 
         def ended(row: int) -> Callable[[], None] | None:
             task = row // num_rollouts
@@ -212,12 +213,14 @@ class MultiTurnEnv(Env[State, Task]):
         finally:
             session.close()
         log_failures(rollouts, env_name(self))
+        made = trial_result([], [], [])
         with environment:
             if on_group is None:
-                return result(list(open_tasks))
-            for task in open_tasks:
-                hand_over(on_group, task)
-        return trial_result([], [], [], generating, environment)
+                made = result(list(open_tasks))
+            else:
+                for task in open_tasks:
+                    hand_over(on_group, task)
+        return {**made, "timings": trial_timings(generating, environment)}
 
     def opening(
         self, task: Mapping[str, object], agent: object

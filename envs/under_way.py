@@ -353,21 +353,21 @@ def log_failures(rollouts: Sequence[RolloutUnderWay], name: str) -> None:
 
 
 def trial_result(
-    trajectories: Sequence[Trajectory],
-    tokens: Sequence[TokenArrays],
-    shown: Sequence[Sequence[ShownImage]],
-    generating: Stopwatch,
-    environment: Stopwatch,
+    trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], shown: Sequence[Sequence[ShownImage]]
 ) -> dict[str, Any]:
-    """Return the result of `MultiTurnEnv.run_trial`."""
+    """Return the result of `MultiTurnEnv.run_trial` without its timings."""
     return {
         "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
         "trajectories": trajectories,
         "tokens": tokens,
         "images": shown,
-        "timings": {
-            "generate_s": generating.seconds,
-            "environment_s": environment.seconds,
-            "spans": {"generate": generating.spans, "environment": environment.spans},
-        },
+    }
+
+
+def trial_timings(generating: Stopwatch, environment: Stopwatch) -> dict[str, Any]:
+    """Return the `timings` of a result of `MultiTurnEnv.run_trial`. Both watches have stopped."""
+    return {
+        "generate_s": generating.seconds,
+        "environment_s": environment.seconds,
+        "spans": {"generate": generating.spans, "environment": environment.spans},
     }

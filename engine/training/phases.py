@@ -37,8 +37,9 @@ class PhaseClock:
         finally:
             if self._device is not None and self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            self.spans.add(phase, began)
-            spent = time.perf_counter() - began - (self._seconds.get(without or "", 0.0) - other)
+            ended = time.perf_counter()
+            self.spans.add(phase, began, ended)
+            spent = ended - began - (self._seconds.get(without or "", 0.0) - other)
             self._seconds[phase] += max(spent, 0.0)
 
     def add(self, phase: Phase, seconds: float) -> None:
