@@ -33,7 +33,7 @@ CPU_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     # On some processors a product of MKL differs in its last bit with where its operands lie in memory, so a seed would
     # not give the same weights again, bit by bit. This takes no longer, except for products of one row in float32 (1.6
-    # times).
+    # times), of which serving has many: see `spawn`.
     "MKL_CBWR": "AUTO,STRICT",
 }
 """Environment variables that libraries read when a process starts. The user's own values win."""
@@ -50,15 +50,19 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     stdin: int | IO[bytes] | None = None,
     stdout: int | IO[bytes] | None = None,
+    repeatable: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start one process of a run in its own session, its output in `logs/<name>.log`, and note its pid and start."""
+    """Start one process of a run in its own session, its output in `logs/<name>.log`, and note its pid and start.
+
+    repeatable: products have the same bits with the same seed.
+    """
     import subprocess
 
     before = time.time()
     log = run_dir / LOGS / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     env = {
-        **CPU_SETTINGS,
+        **{name: value for name, value in CPU_SETTINGS.items() if repeatable or name != "MKL_CBWR"},
         **os.environ,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",

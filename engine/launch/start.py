@@ -81,7 +81,15 @@ def start_run(
             for name, module in {"online": ONLINE_MODULES, "play": PLAY_MODULES}.get(mode, MODULES).items():
                 command = _command(module, run_dir, num_processes, accelerate_config, resume=resume is not None)
                 pipes = (stdin, stdout) if name in ("engine", "play") else (None, None)
-                spawn(run_dir, name, command, environment=secrets, stdin=pipes[0], stdout=pipes[1])
+                spawn(
+                    run_dir,
+                    name,
+                    command,
+                    environment=secrets,
+                    stdin=pipes[0],
+                    stdout=pipes[1],
+                    repeatable=name != "engine",  # its answers depend on what else is asked, too
+                )
         except (OSError, LaunchError) as error:
             if resume is None:
                 shutil.rmtree(run_dir, ignore_errors=True)
