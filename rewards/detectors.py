@@ -31,6 +31,8 @@ SLIP = 0.1
 """Success that such a policy may lose by chance within a window."""
 ROUNDING = 1e-6
 """KL in nats a token between sampler and trainer that no training notices."""
+OTHER_LOGPROBS = 0.05
+"""The same, in training that is broken. Other kernels and bfloat16 cause up to 0.01."""
 SMALL_GROUPS = "size"
 """The subject of groups without variance that are so because they are small: a cause, and no symptom."""
 SMALL, USUAL, MANY, FLATTER = 4, 8, 32, 1.5
@@ -194,10 +196,17 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a sampler that differs from the trainer by a relevant share of the KL to the reference. A policy without a
     gradient stays at its reference, whatever the sampler does."""
+    if other_logprobs(batches):
+        message = (
+            "the sampler's log-probs are not the trainer's for the same tokens: look at their order, their temperature "
+            f"and the weights. Their KL is {(apart := sampler_kl(batches[-SOON:])):.2g} nats a token."
+        )
+        ids, began = ids_of(batches[-1].rollouts, limits), batches[-SOON].step
+        return [Finding("sampler_mismatch", message, apart, OTHER_LOGPROBS, ids, "log-probs", began=began)]
     latest = batches[-limits.window // 2 :]
     if len(latest) < limits.window // 2 or all(b.metrics.get(metric.GRAD_NORM) == 0 for b in latest):
         return []
-    apart = fmean(b.metrics[metric.SAMPLER_KL] for b in latest)
+    apart = sampler_kl(latest)
     learned = fmean(abs(b.metrics[metric.KL_MEAN]) for b in latest)
     if not apart > max(limits.sampler_share * learned, ROUNDING):
         return []
@@ -209,6 +218,16 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     ids = ids_of(batches[-1].rollouts, limits)
     share, began = apart / max(learned, SAME), latest[0].step
     return [Finding("sampler_mismatch", message, share, limits.sampler_share, ids, began=began)]
+
+
+def sampler_kl(batches: Sequence[Batch]) -> float:
+    """Return the mean KL between sampler and trainer, in nats a token; 0 where it is not known."""
+    return fmean(b.metrics.get(metric.SAMPLER_KL, 0.0) for b in batches)
+
+
+def other_logprobs(batches: Sequence[Batch]) -> bool:
+    """Return whether the sampler's log-probs differ by more than number formats and kernels make them differ."""
+    return len(batches) >= SOON and sampler_kl(batches[-SOON:]) > OTHER_LOGPROBS
 
 
 @detector("length_collapse", need.LENGTHS)

@@ -30,6 +30,8 @@ GAP = 0.2
 """Difference in success that matters."""
 LEAK = 0.3
 """Difference in the share of prompts that hold their answer."""
+WORDS = 4
+"""Words of a prompt that come from texts of the policy."""
 ALL, NONE = 0.95, 0.05
 """Shares of prompts that have a word: in the one, and not in the other."""
 
@@ -89,21 +91,75 @@ def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
 
 @detector("leaked_answer", need.PROMPTS, need.ANSWERS, need.HELD_OUT)
 def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find right answers in the prompts of training that held-out prompts do not hold."""
+    """Find right answers in the prompts of training that held-out prompts do not hold. A prompt that holds a text of
+    the policy has another fault: see `own_texts`."""
     shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
-    if min(len(shown), len(others)) < TASKS:
+    leaks, usual = ([r for r, leak, _ in side.values() if leak] for side in (shown, others))
+    own = {r.prompt for r in _with_own_texts(batches)}
+    leaks = [r for r in leaks if r.prompt not in own]
+    if not _more_often(len(leaks), len(shown), len(usual), len(others)):
         return []
-    leaks, usual = [r for r, leak, _ in shown.values() if leak], sum(leak for _, leak, _ in others.values())
-    share, other = len(leaks) / len(shown), usual / len(others)
-    pooled = (len(leaks) + usual) / (len(shown) + len(others))
-    error = math.sqrt(pooled * (1 - pooled) * (1 / len(shown) + 1 / len(others)))
-    if share - other <= max(LEAK, Z * error):
-        return []
+    share, other = len(leaks) / len(shown), len(usual) / len(others)
     message = (
         f"prompts hold the right answer: {leaks[0].prompt[-60:]!r} has {leaks[0].expected!r}. It is in {share:.0%} of "
         f"{len(shown):,} prompts of training and in {other:.0%} of {len(others):,} held-out prompts."
     )
     return [Finding("leaked_answer", message, share, other + LEAK, ids_of(leaks, limits), began=batches[0].step)]
+
+
+@detector("own_texts", need.PROMPTS, need.HELD_OUT)
+def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find prompts of training that hold a text which the policy wrote in an earlier step."""
+    asked, hit = {r.prompt for b in batches for r in b.rollouts}, _with_own_texts(batches)
+    texts, others = _texts(batches), {r.prompt for r in _evaluation(batches[-1]).rollouts}
+    usual = sum(_holds(prompt, texts) for prompt in others) if hit else 0
+    if not _more_often(len(hit), len(asked), usual, len(others)):
+        return []
+    message = (
+        "prompts hold texts that the policy wrote before: is a list of messages, or an environment, used again without "
+        f"a reset? It is so in {len(hit):,} of {len(asked):,} prompts of training, such as {hit[0].prompt[-60:]!r}, "
+        f"and in {usual:,} of {len(others):,} held-out prompts."
+    )
+    share, limit = len(hit) / len(asked), usual / len(others) + LEAK
+    return [Finding("prompt_gap", message, share, limit, ids_of(hit, limits), "texts", began=batches[0].step)]
+
+
+def _with_own_texts(batches: Sequence[Batch]) -> list[RolloutSummary]:
+    """Return one rollout for each prompt that holds a text of an earlier step."""
+    hit: dict[str, RolloutSummary] = {}
+    for i, batch in enumerate(batches):
+
+        def holding(batch: Batch, i: int = i) -> dict[str, RolloutSummary]:
+            texts, prompts = _texts(batches[:i]), {r.prompt: r for r in batch.rollouts}
+            return {prompt: r for prompt, r in prompts.items() if _holds(prompt, texts)}
+
+        hit.update(batch.fact("with own texts", holding))
+    return list(hit.values())
+
+
+def _texts(batches: Iterable[Batch]) -> list[str]:
+    """Return the texts of rollouts, the longest first."""
+    return sorted({r.text.strip() for b in batches for r in b.rollouts} - {""}, key=len, reverse=True)
+
+
+def _holds(prompt: str, texts: Iterable[str]) -> bool:
+    """Return whether texts make up some words of a prompt. A single short one is there by chance."""
+    words = 0
+    for text in texts:
+        if text in prompt:
+            prompt, words = prompt.replace(text, " "), words + len(text.split())
+            if words >= WORDS:
+                return True
+    return False
+
+
+def _more_often(hits: int, of: int, usual: int, others: int) -> bool:
+    """Return whether prompts of training have something more often than held-out ones, and not by chance."""
+    if min(of, others) < TASKS:
+        return False
+    pooled = (hits + usual) / (of + others)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / of + 1 / others))
+    return hits / of - usual / others > max(LEAK, Z * error)
 
 
 @detector("prompt_gap", need.PROMPTS, need.HELD_OUT)

@@ -15,7 +15,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import LEAST_ENTROPY, SAME, Finding, detector, groups_of, ids_of, improvement
+from .detectors import LEAST_ENTROPY, SAME, Finding, detector, groups_of, ids_of, improvement, other_logprobs
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # with those of the modules above
@@ -199,7 +199,7 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     return []
 
 
-@detector("surprising_tokens", need.SURPRISE, need.ENTROPY)
+@detector("surprising_tokens", need.SURPRISE, need.ENTROPY, reads=(metric.SAMPLER_KL,))
 def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find tokens that are not samples of the trained policy: their mean -log p is its entropy.
 
@@ -208,7 +208,7 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     squares, is about normal.
     """
     recent = batches[-STEPS:]
-    if len(recent) < STEPS:
+    if len(recent) < STEPS or other_logprobs(batches):  # the sampler's log-probs are then not those of the policy
         return []
     known = sum(r.entropy is not None for r in rollouts_of(recent)) >= ENOUGH
     selected = not known and any(r.entropy is not None for r in rollouts_of(batches))

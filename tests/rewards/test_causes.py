@@ -38,6 +38,10 @@ def test_a_fault_of_the_grader_is_there_before_the_policy_meets_it():
     assert causes(found("kl_rise", 2), found("reward_hack", 5)) == [("reward_hack", ""), ("kl_rise", "reward_hack")]
 
 
+def test_what_a_component_pays_for_comes_before_its_share_of_the_advantage():
+    assert causes(found("advantage_share", 1), found("silence_paid", 1))[0] == ("silence_paid", "")
+
+
 def test_a_symptom_that_was_noticed_earlier_is_no_cause():
     assert causes(found("length_collapse", 2), found("kl_rise", 9)) == [("kl_rise", ""), ("length_collapse", "kl_rise")]
     assert causes(found("length_collapse", 2)) == [("length_collapse", "")], "alone it is all there is"

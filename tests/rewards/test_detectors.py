@@ -264,6 +264,8 @@ def test_a_sampler_that_differs_by_as_much_as_was_learned_is_reported():
     assert find("sampler_mismatch", exact) == [], "rounding of float32"
     still = [batch(s, sampler__kl=2e-3, kl__mean=2.5e-3, train__grad_norm=0.0) for s in range(10)]
     assert find("sampler_mismatch", still) == [], "nothing could be learned"
+    [gross] = find("sampler_mismatch", [batch(s, sampler__kl=0.2, kl__mean=1.0) for s in range(3)])
+    assert "same tokens" in gross.message and gross.value == pytest.approx(0.2), "nothing must be learned to see that"
     assert find("sampler_mismatch", [*still[:9], batch(9, sampler__kl=2e-3, kl__mean=2.5e-3, train__grad_norm=0.1)])
 
 
@@ -298,6 +300,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "held_out_gap": "which rollouts are correct and evaluations on held-out tasks",
         "reward_against_success": "rewards and evaluations on held-out tasks",
         "leaked_answer": "prompts without images and right answers and evaluations on held-out tasks",
+        "own_texts": "prompts without images and evaluations on held-out tasks",
         "prompt_gap": "prompts without images and evaluations on held-out tasks",
         "noisy_reward": "texts of the agent and ids of tasks and rewards",
         "noisy_labels": "prompts without images and ids of tasks and right answers",

@@ -94,6 +94,24 @@ def test_answers_in_prompts_of_training_alone_are_a_leak():
     assert found.detector == "leaked_answer" and found.trajectories
 
 
+def test_prompts_that_hold_earlier_texts_come_before_the_answers_in_them():
+    said: list[str] = []
+
+    def shared(r: RolloutSummary) -> RolloutSummary:
+        step, task, _ = map(int, r.id.split("-"))
+        text = f"it is {r.answer} for task {step} {task}"
+        said.append(text)
+        return replace(r, text=text, prompt=" ".join([f"{r.prompt} {r.expected}", *said[: 32 * (step - 1)][-3:]]))
+
+    found, *rest = findings(lambda s: 0.4, lambda s: 0.4, shared)
+    assert found.detector == "prompt_gap" and "wrote before" in found.message
+    assert "leaked_answer" not in {f.detector for f in rest}
+    told: Change = lambda r: replace(r, text=f"it is {r.answer} for task {r.id}")  # noqa: E731
+    assert not findings(lambda s: 0.4, lambda s: 0.4, told), "prompts hold none"
+    short: Change = lambda r: replace(r, text="of")  # noqa: E731
+    assert not findings(lambda s: 0.4, lambda s: 0.4, short), "all prompts have `of`, held-out ones, too"
+
+
 def test_prompts_without_a_word_of_held_out_ones_differ():
     [found] = findings(lambda s: 0.4, lambda s: 0.4, lambda r: replace(r, prompt=r.prompt.removeprefix("question ")))
     assert found.detector == "prompt_gap" and "'question'" in found.message

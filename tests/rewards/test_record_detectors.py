@@ -432,3 +432,12 @@ def test_samples_of_the_policy_have_its_entropy():
 def test_samples_of_another_temperature_do_not(temperature: float, fault: str):
     [found] = [f for f in warnings(sampled(temperature, 0)) if f.detector == "surprising_tokens"]
     assert fault in found.message
+
+
+def test_log_probs_that_only_the_sampler_has_say_nothing_of_the_tokens():
+    def found(kl: float) -> set[str]:
+        batches = [replace(b, metrics={**b.metrics, metric.SAMPLER_KL: kl}) for b in sampled(1.5, 0)]
+        return {f.detector for f in warnings(batches)}
+
+    assert "surprising_tokens" in found(0.001) and not found(0.5) & {"surprising_tokens"}
+    assert "sampler_mismatch" in found(0.5)
