@@ -182,7 +182,7 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     return [Finding("constant_reward", message, 1.0, 1.0, ids_of(latest, limits), began=began)]
 
 
-@detector("unanswered", need.ANSWERS, need.SUCCESS)
+@detector("unanswered", need.ANSWERS)
 def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts in which no answer can be read, from the first step on. A limit that ends them is a fault of its
     own, unless the rollouts of the evaluation hold answers."""

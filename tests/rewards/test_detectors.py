@@ -310,7 +310,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "rejected_answers": "right answers and which rollouts are correct",
         "accepted_without_answer": "right answers and which rollouts are correct",
         "constant_reward": "rewards and texts of the agent",
-        "unanswered": "right answers and which rollouts are correct",
+        "unanswered": "right answers",
         "advantage_order": "rewards and advantages",
         "advantage_scale": "rewards and advantages",
         "few_tasks": "ids of tasks",
