@@ -186,9 +186,10 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts in which no answer can be read, from the first step on. A limit that ends them is a fault of its
     own, unless the rollouts of the evaluation hold answers."""
-    rollouts, held_out = rollouts_of(batches), batches[-1].held_out
-    if len(batches) != STEPS or len(rollouts) < ENOUGH or batches[0].step not in (0, 1):
+    judged, held_out = [r for r in rollouts_of(batches) if r.correct is not None], batches[-1].held_out
+    if len(batches) != STEPS or len(judged) < ENOUGH or batches[0].step not in (0, 1):
         return []
+    rollouts = judged + [r for r in rollouts_of(batches) if r.correct is None and _answers(r)]
     without = [r for r in rollouts if not _answers(r)]
     share = len(without) / len(rollouts)
     if min(share, _silent(batches[0])) <= SOLVED or any(r.correct for r in without):

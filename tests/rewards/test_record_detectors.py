@@ -307,6 +307,13 @@ def test_rollouts_without_answers_are_compared_with_those_of_the_evaluation():
         assert [("those of the evaluation do" in m) for m in messages] == [True] * found
 
 
+def test_answers_without_a_verdict_are_answers():
+    """A third of the rollouts have a verdict and no answer. The others answer, and no grader judged them."""
+    half = training(lambda r, s, t, i: replace(r, answer=None) if i % 3 == 0 else replace(r, correct=None))
+    none = [replace(b, rollouts=[replace(r, correct=r.correct and False) for r in b.rollouts]) for b in half]
+    assert "unanswered" not in {f.detector for f in warnings(none)}
+
+
 def test_advantages_that_a_deviation_near_0_divides_are_too_large():
     [found] = warnings(training(lambda r, *_: replace(r, advantage=1e4 * (r.advantage or 0.0))))
     assert found.detector == "advantage_scale" and "too large" in found.message
