@@ -10,7 +10,7 @@
 | `worlds.py` | the tasks of the small policies, and their graders, right and wrong |
 | `recipes.py` | the healthy kinds, and the faults: what is broken and how |
 | `withheld.py` | faults from issue trackers, each with its thread |
-| `trackers.py`, `field.py`, `reports.py`, `threads.py`, `issues.py` | more of them, with their patches |
+| `trackers.py`, `field.py`, `reports.py`, `threads.py`, `issues.py`, `practice.py` | more of them, with their patches |
 | `small_models.py` | faults in trainings of SmolLM2-135M |
 | `patches.py`, `unseen_patches.py`, `withheld_patches.py` | faults that no setting causes, as patches of the engine |
 | `training.py` | trains what is missing, and keeps records |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .field import FIELD
 from .issues import ISSUES
+from .practice import PRACTICE
 from .recipes import RECIPES
 from .reports import REPORTS
 from .small_models import SMALL_MODELS
@@ -11,5 +12,5 @@ from .threads import THREADS
 from .trackers import TRACKERS
 from .withheld import WITHHELD
 
-FURTHER = (*WITHHELD, *TRACKERS, *FIELD, *REPORTS, *THREADS, *ISSUES, *SMALL_MODELS)
+FURTHER = (*WITHHELD, *TRACKERS, *FIELD, *REPORTS, *THREADS, *ISSUES, *PRACTICE, *SMALL_MODELS)
 CORPUS = {**RECIPES, **{recipe.name: recipe for recipe in FURTHER}}

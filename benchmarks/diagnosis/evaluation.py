@@ -47,7 +47,7 @@ def evaluate(names: Sequence[str], seeds: int) -> None:
     for run in runs:
         judged.setdefault(run.recipe.name, []).append(_judge(run))
     tuned = (HEALTHY, "development", "test", "unseen", "later", "fresh", "withheld", "trackers")
-    for split in (*tuned, "field", "reports", "threads", "issues", *SMALL_MODELS):
+    for split in (*tuned, "field", "reports", "threads", "issues", "practice", *SMALL_MODELS):
         rows = [j for j in judged.values() if j[0].run.recipe.split == split]
         if rows and split.startswith(HEALTHY):
             _healthy(rows)

@@ -20,9 +20,9 @@ from grpo_tui.engine.training.pipeline import RolloutPipeline
 
 def apply(name: str) -> None:
     """Apply the patch of this name, here or in a module that uses this one."""
-    from . import field, issues, reports, threads, trackers, unseen_patches, withheld_patches
+    from . import field, issues, practice, reports, threads, trackers, unseen_patches, withheld_patches
 
-    modules = (issues, threads, reports, field, trackers, withheld_patches, unseen_patches)
+    modules = (practice, issues, threads, reports, field, trackers, withheld_patches, unseen_patches)
     {**{k: v for module in modules for k, v in vars(module).items()}, **globals()}[name]()
 
 

@@ -39,7 +39,21 @@ THREADS = (
 )
 """From issue trackers, too: `threads.py`. Made after those, and measured before a detector was changed for them."""
 ISSUES = ("scores", "conversations", "caches", "transfer", "backward", "losses", "weighting", "sequences", "supply")
-"""From issue trackers, too: `issues.py`. Made last, and measured before a detector was changed for them."""
+"""From issue trackers, too: `issues.py`. Made after those, and measured before a detector was changed for them."""
+PRACTICE = (
+    "marks",
+    "answers",
+    "likelihoods",
+    "refits",
+    "layers",
+    "comparisons",
+    "buffers",
+    "endings",
+    "casualties",
+    "histories",
+    "interruptions",
+)
+"""From issue trackers, too: `practice.py`. Made last, and measured before a detector was changed for them."""
 SMALL_MODELS = ("smollm2", "healthy smollm2")
 """Trainings of SmolLM2-135M: `small_models.py`."""
 FRESH = ("fresh",)
@@ -84,11 +98,11 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """healthy, development, test, unseen, later, fresh, withheld, trackers, field, reports, threads, issues or a
-        family of small models."""
+        """healthy, development, test, unseen, later, fresh, withheld, trackers, field, reports, threads, issues,
+        practice or a family of small models."""
         tuned = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "later": LATER, "fresh": FRESH}
         tracked = {"withheld": WITHHELD, "trackers": TRACKERS, "field": FIELD, "reports": REPORTS}
-        latest = {"threads": THREADS, "issues": ISSUES}
+        latest = {"threads": THREADS, "issues": ISSUES, "practice": PRACTICE}
         groups = {**tuned, **tracked, **latest, **{name: (name,) for name in SMALL_MODELS}}
         return next((split for split, families in groups.items() if self.family in families), "development")
 
