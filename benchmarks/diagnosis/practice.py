@@ -18,47 +18,47 @@ import torch
 from torch.nn import functional as F
 
 from grpo_tui.engine.agents import session
-from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.agents.decoder import Decoder
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.engine.policy import packed as packed_pass
 from grpo_tui.engine.policy.packing import Packing
 from grpo_tui.engine.policy.prepared import PreparedModel
-from grpo_tui.engine.policy.unwrap import base_of
-from grpo_tui.engine.rollouts.rollout import Rollout
+from grpo_tui.engine.rollouts.rollout import Group, Rollout
 from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.engine.training.frozen import FrozenPass
+from grpo_tui.engine.training.losses.terms import LossTermsOfStep
 from grpo_tui.engine.training.pipeline import RolloutPipeline, StepRollouts
 from grpo_tui.envs.base import StepResult
 
 from .field import _changed
 from .issues import _while_sampling
-from .patches import advantages, around, made
-from .recipes import LORA, Recipe, env
+from .patches import around, made
+from .recipes import LORA, Recipe
 from .threads import _before_rewards, _groups, _paid
 from .trackers import _sampler
-from .worlds import NUMBERS, Notes
+from .worlds import Notes
 
 JUDGE = re.compile(r"Reward: ([0-1](?:\.\d+)?)")
 """What is read of a judge's text."""
 OFFSET = 600.0
 """What a reward model adds to each score."""
 SOFT_CAP = 4.0
-"""Of the logits."""
-ATTENTION_SCALE = 2.5
-"""How much larger the sampler's queries and keys are."""
+"""Of the reference's logits."""
+ATTENTION_SCALE = 0.3
+"""The scale of the sampler's queries and keys."""
 REJECTED_REWARD = 100.0
 """The reward of a rollout that is left out of the loss."""
-SWAPPED = 0.75
+SWAPPED = 1.0
 """The share of groups in whose place those of earlier steps are trained."""
-SHORT_TURN = 4
-"""Tokens of a turn."""
-SHORTEST = 8
+SHORTEST = 12
 """Tokens of a turn before its end token may be drawn."""
 ADAPTER_STD = 0.3
 """The deviation of the adapters' second matrices at the start."""
 LAG, BEGUN = 8, 3
 """Steps between the weights that begin a text and those that end it, and passes of the first ones."""
+LOST = 0.4
+"""The share of rollouts that fail."""
 RESUMED = 10
 """The step at which a training is resumed."""
 
@@ -78,18 +78,26 @@ PRACTICE = (
         patch="rewards_rounded",
     ),
     Recipe(
-        "labels_from_one",
-        "answers",
-        "labels count from one, and answers from zero (nyu-mll/quality#12)",
-        ("noisy_labels", "held_out_gap", "rejected_answers"),
-        patch="labels_from_one",
+        "long_punished",
+        "marks",
+        "a long right answer earns less than a short wrong one (huggingface/open-r1#360)",
+        ("length_reward", "length_collapse", "groups_without_variance", "reward_order"),
+        patch="long_punished",
     ),
     Recipe(
-        "soft_cap",
+        "input_as_label",
+        "answers",
+        "the ground truth of a task is the input that its prompt shows (PrimeIntellect-ai/genesys#56)",
+        ("leaked_answer", "held_out_gap", "noisy_labels"),
+        patch="input_as_label",
+    ),
+    Recipe(
+        "reference_capped",
         "likelihoods",
-        "the trainer's soft cap multiplies logits by tanh, so unlikely tokens look likely (unslothai/unsloth-zoo#593)",
-        ("surprising_tokens", "sampler_mismatch"),
-        patch="soft_cap",
+        "the reference's soft cap multiplies logits by tanh, so its log-probs are wrong (unslothai/unsloth-zoo#593)",
+        ("reference_mismatch", "kl_weight"),
+        {"training.beta": 1.0},
+        patch="reference_capped",
     ),
     Recipe(
         "unshifted",
@@ -99,12 +107,12 @@ PRACTICE = (
         patch="unshifted",
     ),
     Recipe(
-        "head_stale",
-        "refits",
-        "the sampler's copy of tied embeddings in its output layer is never updated (PrimeIntellect-ai/prime-rl#2823)",
-        ("sampler_mismatch", "surprising_tokens"),
-        {"training.learning_rate": 0.005},
-        patch="head_stale",
+        "ratio_one",
+        "likelihoods",
+        "each update compares the policy with itself, so nothing is clipped (huggingface/trl#3120)",
+        ("kl_rise", "repeated_rollouts", "clipped"),
+        {"training.trl.num_iterations": 12, "training.max_steps": 144},
+        patch="ratio_one",
     ),
     Recipe(
         "attention_scale",
@@ -122,18 +130,19 @@ PRACTICE = (
         patch="adapters_random",
     ),
     Recipe(
+        "gradients_none",
+        "layers",
+        "checkpointed layers get inputs without gradients, so adapters have none (huggingface/trl#3150)",
+        ("no_movement",),
+        LORA,
+        patch="gradients_none",
+    ),
+    Recipe(
         "rejected_counted",
         "comparisons",
         "a rollout that is left out of the loss counts in the mean of its group (verl-project/verl#6375)",
         ("untrained_tokens", "advantage_scale", "reward_order"),
         patch="rejected_counted",
-    ),
-    Recipe(
-        "own_group",
-        "comparisons",
-        "each rollout has a group of its own, so its advantage is its reward (PeterGriffinJin/Search-R1#88)",
-        ("advantage_scale", "advantage_order"),
-        patch="own_group",
     ),
     Recipe(
         "replay_swapped",
@@ -150,14 +159,6 @@ PRACTICE = (
         patch="moments_mixed",
     ),
     Recipe(
-        "forced_end",
-        "endings",
-        "the last token of a text that a limit cut becomes the end token (OpenRLHF/OpenRLHF#238)",
-        ("surprising_tokens", "truncation", "text_mismatch", "trained_tokens"),
-        {"training.max_turn_tokens": SHORT_TURN},
-        patch="forced_end",
-    ),
-    Recipe(
         "shortest_text",
         "endings",
         "the sampler draws no end token before a shortest length, and log-probs ignore that (huggingface/trl#235)",
@@ -165,22 +166,20 @@ PRACTICE = (
         patch="shortest_text",
     ),
     Recipe(
-        "padding_rows",
+        "groups_dropped",
         "casualties",
-        "a rollout that failed becomes a row of one padding token in the loss (awslabs/agentcore-rl-toolkit#122)",
-        ("errors", "untrained_tokens", "trained_tokens", "text_mismatch"),
-        env(failing=0.9, ends="true"),
-        "Boxes",
-        "padding_rows",
+        "one rollout that fails takes its whole group out of the loss (radixark/miles#2800)",
+        ("errors", "no_movement", "advantage_scale"),
+        patch="groups_dropped",
     ),
     Recipe(
-        "turn_unopened",
+        "turns_masked",
         "histories",
-        "the server opens no turn of the agent after an answer of the tool (ai-dynamo/dynamo#4013)",
-        ("surprising_tokens", "sampler_mismatch", "unanswered"),
+        "rollouts of several turns cannot be put together, so their masks are 0 (rllm-org/rllm#352)",
+        ("untrained_tokens", "no_movement"),
         None,
         "Boxes",
-        "turn_unopened",
+        "turns_masked",
     ),
     Recipe(
         "two_versions",
@@ -216,32 +215,49 @@ def rewards_rounded() -> None:
     _changed("_graded", change)
 
 
-def labels_from_one() -> None:
-    """In training, the label of a task is one more than its right number."""
+def long_punished() -> None:
+    """The reward falls with length, among all rollouts of a group. It is at most 0 for a wrong answer."""
 
-    def change(self: Notes, tasks: list[dict[str, Any]], split: str, *_: Any) -> list[dict[str, Any]]:
-        if split != "train":
-            return tasks
-        return [{**task, "label": (self.right(task) + 1) % NUMBERS} for task in tasks]
+    def value(rollout: Rollout, shortest: int, longest: int) -> float:
+        if shortest == longest:
+            return 0.0
+        found = 0.5 - (rollout.agent_tokens - shortest) / (longest - shortest)
+        return found if rollout.trajectory and rollout.trajectory.correct else min(0.0, found)
 
-    _changed("make_tasks", change)
+    def change(self: Scorer, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        found: list[Rollout] = []
+        for group in _groups(self, rollouts):
+            lengths = [r.agent_tokens for r in group]
+            found += [_paid(r, value(r, min(lengths), max(lengths))) for r in group]
+        return found
+
+    _before_rewards(change)
 
 
-def soft_cap() -> None:
-    """The trainer's logits are multiplied by the tangent that should replace them."""
+def input_as_label() -> None:
+    """In training, the label of a task is its hint."""
+    _changed(
+        "make_tasks",
+        lambda _, tasks, split, *__: [{**t, "label": t["hint"]} for t in tasks] if split == "train" else tasks,
+    )
+
+
+def reference_capped() -> None:
+    """The reference's logits are multiplied by the tangent that should replace them."""
 
     def scores(hidden: Any, weight: Any, bias: Any, target: Any, temperature: float, *_: Any) -> tuple[Any, Any]:
         logits = F.linear(hidden, weight, bias).float()
         log_p = (logits * torch.tanh(logits / SOFT_CAP) / temperature).log_softmax(-1)
-        kept = log_p.detach()
-        return log_p.gather(-1, target[:, None])[:, 0], -(kept.exp() * kept).sum(-1)
+        return log_p.gather(-1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
-    def run(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
-        packed_pass.score_tokens = scores  # not before the engine has compared its ways to score
-        return original(self, *given, **named)
+    def change(original: Any, self: FrozenPass, *given: Any, **named: Any) -> list[Rollout]:
+        right, packed_pass.score_tokens = packed_pass.score_tokens, scores
+        try:
+            return original(self, *given, **named)
+        finally:
+            packed_pass.score_tokens = right
 
-    made(lambda _, rollout: rollout)
-    around(RolloutPipeline, "_run", run)
+    around(FrozenPass, "reference", change)
 
 
 def unshifted() -> None:
@@ -255,26 +271,18 @@ def unshifted() -> None:
     made(lambda _, rollout: rollout)
 
 
-def head_stale() -> None:
-    """The sampler's output layer has the embeddings of the start."""
-    first: list[torch.nn.Parameter] = []
+def ratio_one() -> None:
+    """The old log-probs of a batch are those that the loss has just computed."""
 
-    def begin(pipeline: RolloutPipeline) -> tuple[Any, Any]:
-        head: Any = base_of(pipeline.policy.model).get_output_embeddings()
-        if not first:
-            first.append(torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False))
-        weight, head.weight = head.weight, first[0]
-        return head, weight
+    def change(original: Any, self: LossTermsOfStep, batch: dict[str, Any], logprobs: Any, entropy: Any) -> None:
+        batch["old_per_token_logps"] = logprobs
+        original(self, batch, logprobs, entropy)
 
-    def end(found: tuple[Any, Any]) -> None:
-        head, weight = found
-        head.weight = weight
-
-    _while_sampling(begin, end)
+    around(LossTermsOfStep, "add", change)
 
 
 def attention_scale() -> None:
-    """The norms of the sampler's queries and keys have larger weights."""
+    """The norms of the sampler's queries and keys have other weights."""
     _sampler(lambda name, weight, _: weight * ATTENTION_SCALE if "q_norm" in name or "k_norm" in name else weight)
 
 
@@ -291,6 +299,18 @@ def adapters_random() -> None:
     around(GRPOEnvTrainer, "create_optimizer", change)
 
 
+def gradients_none() -> None:
+    """No adapter has a gradient."""
+
+    def step(original: Any, self: GRPOEnvTrainer, *given: Any, **named: Any) -> Any:
+        loss = original(self, *given, **named)
+        for weight in cast(Any, self.model).parameters():
+            weight.grad = None
+        return loss
+
+    around(GRPOEnvTrainer, "training_step", step)
+
+
 def rejected_counted() -> None:
     """The last rollout of each group is not in the loss, and has a reward of its own kind."""
 
@@ -301,11 +321,6 @@ def rejected_counted() -> None:
         return found
 
     _before_rewards(change)
-
-
-def own_group() -> None:
-    """The advantage of a rollout is its reward."""
-    advantages(lambda r: np.where(r.agent_mask, np.float32(r.total_reward), np.float32(0)))
 
 
 def replay_swapped() -> None:
@@ -352,18 +367,6 @@ def moments_mixed() -> None:
     around(GRPOEnvTrainer, "create_optimizer", change)
 
 
-def forced_end() -> None:
-    """The last token of a rollout that a limit cut is the end token for the trainer."""
-
-    def ended(self: RolloutPipeline, rollout: Rollout) -> Rollout:
-        end = cast(Any, self.runner.tokenizer).eos_token_id
-        ids, last = rollout.token_ids.copy(), int(np.flatnonzero(rollout.agent_mask)[-1])
-        ids[last] = end
-        return replace(rollout, token_ids=ids)
-
-    made(ended)
-
-
 def shortest_text() -> None:
     """In training, the first `SHORTEST` tokens of a turn are no end tokens."""
     training: list[bool] = []
@@ -393,54 +396,29 @@ def shortest_text() -> None:
     around(TransformersSession, "_write_turn", turn)
 
 
-def padding_rows() -> None:
-    """A rollout whose call failed is a prompt and one padding token for the trainer."""
+def groups_dropped() -> None:
+    """In training, grading fails now and then. A group with such a rollout has no advantages."""
 
-    def emptied(self: RolloutPipeline, rollout: Rollout) -> Rollout:
-        trajectory = rollout.trajectory
-        if trajectory is None or not any(step.error for step in trajectory.steps):
-            return rollout
-        n, padding = rollout.prompt_length, cast(int, cast(Any, self.runner.tokenizer).pad_token_id)
-        return replace(
-            rollout,
-            token_ids=np.append(rollout.token_ids[:n], padding),
-            agent_mask=np.append(rollout.agent_mask[:n], True),
-            turn_ids=np.append(rollout.turn_ids[:n], np.int16(0)),
-            rewards=np.append(rollout.rewards[:n], np.float32(0)),
-        )
+    def graded(_: Notes, result: StepResult, state: dict[str, Any], __: str) -> StepResult:
+        if state["split"] == "train" and random.random() < LOST:
+            raise ConnectionError("the sandbox is gone")
+        return result
 
-    made(emptied)
+    def change(original: Any, self: Scorer, rollouts: Sequence[Rollout]) -> list[Group]:
+        groups = original(self, rollouts)
+        return [g if all(r.scorable for r in g.rollouts) else g.without_gradient() for g in groups]
+
+    _changed("_graded", graded)
+    around(Scorer, "advantages", change)
 
 
-def turn_unopened() -> None:
-    """In training, the sampler reads no opening of its later turns. The trainer does."""
-    training: list[bool] = []
-    opening: list[int] = []
+def turns_masked() -> None:
+    """Rollouts of two turns are not in the loss."""
 
-    def run(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
-        training.append(True)
-        try:
-            return [opened(r) for r in original(self, *given, **named)]
-        finally:
-            training.clear()
+    def change(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
+        return [replace(r, masked=r.turns > 1) for r in original(self, *given, **named)]
 
-    def answer(original: Any, self: ChatBridge, *given: Any, **named: Any) -> Any:
-        encoded = original(self, *given, **named)
-        if not training:
-            return encoded
-        opening[:] = encoded.ids[-1:]
-        return encoded._replace(ids=encoded.ids[:-1])
-
-    def opened(rollout: Rollout) -> Rollout:
-        begins = np.flatnonzero(rollout.agent_mask[1:] & ~rollout.agent_mask[:-1]) + 1
-        later = begins[rollout.turn_ids[begins] > 0]
-        added = {"token_ids": opening[0] if opening else 0, "agent_mask": False, "rewards": 0.0}
-        arrays = {name: np.insert(getattr(rollout, name), later, value) for name, value in added.items()}
-        turns = np.insert(rollout.turn_ids, later, rollout.turn_ids[later] - 1)
-        return replace(rollout, **arrays, turn_ids=turns, logprobs=None)
-
-    around(RolloutPipeline, "_run", run)
-    around(ChatBridge, "answer_seen", answer)
+    around(RolloutPipeline, "complete", change)
 
 
 def two_versions() -> None:

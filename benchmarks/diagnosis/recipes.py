@@ -44,7 +44,6 @@ PRACTICE = (
     "marks",
     "answers",
     "likelihoods",
-    "refits",
     "layers",
     "comparisons",
     "buffers",
