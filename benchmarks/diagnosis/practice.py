@@ -23,6 +23,7 @@ from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.engine.policy import packed as packed_pass
 from grpo_tui.engine.policy.packing import Packing
 from grpo_tui.engine.policy.prepared import PreparedModel
+from grpo_tui.engine.policy.unwrap import base_of
 from grpo_tui.engine.rollouts.rollout import Group, Rollout
 from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
@@ -45,13 +46,13 @@ OFFSET = 600.0
 """What a reward model adds to each score."""
 SOFT_CAP = 4.0
 """Of the reference's logits."""
+DUMMY = 0.001
+"""The value of a weight that was never loaded."""
 ATTENTION_SCALE = 0.3
 """The scale of the sampler's queries and keys."""
 REJECTED_REWARD = 100.0
 """The reward of a rollout that is left out of the loss."""
-SWAPPED = 1.0
-"""The share of groups in whose place those of earlier steps are trained."""
-SHORTEST = 12
+SHORTEST = 26
 """Tokens of a turn before its end token may be drawn."""
 ADAPTER_STD = 0.3
 """The deviation of the adapters' second matrices at the start."""
@@ -111,8 +112,15 @@ PRACTICE = (
         "likelihoods",
         "each update compares the policy with itself, so nothing is clipped (huggingface/trl#3120)",
         ("kl_rise", "repeated_rollouts", "clipped"),
-        {"training.trl.num_iterations": 12, "training.max_steps": 144},
+        {"training.trl.num_iterations": 8, "training.max_steps": 96, "training.learning_rate": 0.003},
         patch="ratio_one",
+    ),
+    Recipe(
+        "scalars_dummy",
+        "refits",
+        "scalars of layers are not synchronised, so the sampler keeps dummy values (modelscope/ms-swift#9100)",
+        ("sampler_mismatch", "surprising_tokens", "unanswered"),
+        patch="scalars_dummy",
     ),
     Recipe(
         "attention_scale",
@@ -163,6 +171,7 @@ PRACTICE = (
         "endings",
         "the sampler draws no end token before a shortest length, and log-probs ignore that (huggingface/trl#235)",
         ("surprising_tokens", "sampler_mismatch", "unanswered"),
+        {"training.max_turn_tokens": 28},
         patch="shortest_text",
     ),
     Recipe(
@@ -281,6 +290,19 @@ def ratio_one() -> None:
     around(LossTermsOfStep, "add", change)
 
 
+def scalars_dummy() -> None:
+    """What the sampler's layers add is multiplied by a dummy value."""
+
+    def scaled(_: Any, __: Any, out: Any) -> Any:
+        return (out[0] * DUMMY, *out[1:]) if isinstance(out, tuple) else out * DUMMY
+
+    def begin(pipeline: RolloutPipeline) -> list[Any]:
+        named = base_of(pipeline.policy.model).named_modules()
+        return [m.register_forward_hook(scaled) for name, m in named if name.endswith((".self_attn", ".mlp"))]
+
+    _while_sampling(begin, lambda hooks: [hook.remove() for hook in hooks])
+
+
 def attention_scale() -> None:
     """The norms of the sampler's queries and keys have other weights."""
     _sampler(lambda name, weight, _: weight * ATTENTION_SCALE if "q_norm" in name or "k_norm" in name else weight)
@@ -324,12 +346,12 @@ def rejected_counted() -> None:
 
 
 def replay_swapped() -> None:
-    """In the place of most groups, the loss has one of an earlier step. Only its first row brings its advantage."""
+    """In the place of each group, the loss has one of an earlier step. Only its first row brings its advantage."""
     earlier: list[list[Rollout]] = []
     draw = random.Random(0)
 
     def replayed(group: list[Rollout]) -> list[Rollout]:
-        if not earlier or draw.random() > SWAPPED:
+        if not earlier:
             return group
         first, *others = draw.choice(earlier)
         values = (np.where(o.agent_mask, np.float32(r.advantage), 0) for r, o in zip(group[1:], others, strict=True))

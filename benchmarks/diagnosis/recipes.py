@@ -44,6 +44,7 @@ PRACTICE = (
     "marks",
     "answers",
     "likelihoods",
+    "refits",
     "layers",
     "comparisons",
     "buffers",
