@@ -46,9 +46,9 @@ OFFSET = 600.0
 """What a reward model adds to each score."""
 SOFT_CAP = 4.0
 """Of the reference's logits."""
-DUMMY = 0.001
+DUMMY = 0.05
 """The value of a weight that was never loaded."""
-ATTENTION_SCALE = 0.3
+ATTENTION_SCALE = 0.35
 """The scale of the sampler's queries and keys."""
 REJECTED_REWARD = 100.0
 """The reward of a rollout that is left out of the loss."""
