@@ -13,12 +13,12 @@ from ..runs.read.bodies import Bodies
 from ..runs.read.record import Record
 from ..runs.read.rollouts import by_number
 from ..runs.types import TokenArrays, TrajectoryRecord
-from .convert import part_of, record_of
-from .dump import formats_of, items_at
+from .convert import record_of
+from .dump import PlacedItems, formats_of
 from .errors import DumpError
 from .format import Format
 from .options import Options
-from .rollout import Amendment, Item, Rollout
+from .rollout import Amendment, Rollout
 
 
 class DumpBodies(Bodies):
@@ -59,14 +59,11 @@ class DumpBodies(Bodies):
         if not found:
             raise RecordDamaged(f"rollout {n} of {self.dump} cannot be read: its place is not in the index")
         path, container, at, length, part = found[0]
-        items, reader = self._items(path, container, at, length)
         try:
-            rollout = part_of(items, part)
-        except IndexError:
-            raise RecordDamaged(f"{path} has changed since it was indexed; leave and open it again") from None
-        if rollout.id:
-            rollout = self._amended(rollout)
-        return rollout, reader
+            rollout, reader = self._placed.rollout((path, container, at, length), part)
+            return self._amended(rollout) if rollout.id else rollout, reader
+        except (DumpError, OSError) as error:
+            raise RecordDamaged(str(error)) from error
 
     def _amended(self, rollout: Rollout) -> Rollout:
         places = self._record.all(
@@ -75,17 +72,11 @@ class DumpBodies(Bodies):
             (rollout.id,),
         )
         for place in places:
-            for item in self._items(*place)[0]:
+            for item in self._placed.items(place):
                 if isinstance(item, Amendment) and item.id == rollout.id:
                     rollout = item.folded(rollout)
         return rollout
 
     @cached_property
-    def _formats(self) -> tuple[Format, ...]:
-        return formats_of(self.options)
-
-    def _items(self, path: str, container: str, at: int, length: int) -> tuple[list[Item], Format]:
-        try:
-            return items_at(self.dump, (path, container, at, length), self._formats)
-        except (DumpError, OSError) as error:
-            raise RecordDamaged(str(error)) from error
+    def _placed(self) -> PlacedItems:
+        return PlacedItems(self.dump, formats_of(self.options))

@@ -59,12 +59,6 @@ def with_turns_of_prompt(rollout: Rollout) -> Rollout:
     return replace(rollout, prompt=prompt, completion=said)
 
 
-def part_of(items: Sequence[object], part: int) -> Rollout:
-    """Return a rollout of a document by its place in the index (`FilePart.places`). Raises IndexError."""
-    rollouts = [item for item in items if isinstance(item, Rollout)]
-    return rollouts[part] if part >= 0 else with_turns_of_prompt(rollouts[~part])
-
-
 def is_judge(agent: str) -> bool:
     """Return whether an agent's name is that of a judge."""
     return bool(_JUDGE.search(agent))

@@ -12,12 +12,14 @@ from typing import Any
 
 from ..runs.paths import DATABASE, RUN_FILE
 from .containers import BY_NAME
+from .containers.base import stat_of
+from .convert import with_turns_of_prompt
 from .errors import DumpError
 from .format import Format, Origin
 from .formats import FORMATS
 from .formats.tables import GENERIC
 from .options import Options
-from .rollout import Item
+from .rollout import Item, Rollout
 
 ENTRY_POINTS = "grpo_tui.importers"
 MAX_FILES = 200_000
@@ -47,20 +49,44 @@ def format_of(document: object, origin: Origin, formats: Sequence[Format]) -> Fo
     return None
 
 
-def items_at(dump: Path, place: tuple[str, str, int, int], formats: Sequence[Format]) -> tuple[list[Item], Format]:
-    """Read the document at a place of the index (path, container, offset, length) again. Return its items and format.
+class PlacedItems:
+    """Reads documents of a dump again at their places in the index (path, container, offset, length).
 
-    Raises DumpError or OSError.
+    The last document is kept: one with thousands of rollouts is read once for all of them.
     """
-    path, container, at, length = place
-    origin = Origin.of(Path(path), dump)
-    try:
-        document = BY_NAME[container].read(origin.path, at, length)
-        if (reader := format_of(document, origin, formats)) is not None:
-            return list(reader.open(document, origin)), reader
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        raise DumpError(f"{path}: this rollout cannot be read ({error})") from error
-    raise DumpError(f"{path} has changed since it was indexed; leave and open it again")
+
+    def __init__(self, dump: Path, formats: Sequence[Format]) -> None:
+        self.dump = dump
+        self.formats = formats
+        self._last: tuple[object, list[Item], list[Rollout], Format] | None = None
+
+    def items(self, place: tuple[str, str, int, int]) -> list[Item]:
+        """Return the items of a document. Raises DumpError or OSError."""
+        return self._read(place)[1]
+
+    def rollout(self, place: tuple[str, str, int, int], part: int) -> tuple[Rollout, Format]:
+        """Return a rollout of a document by its place in the index (`FilePart.places`), and its format. Raises
+        DumpError or OSError."""
+        _, _, rollouts, reader = self._read(place)
+        if (part if part >= 0 else ~part) >= len(rollouts):
+            raise DumpError(f"{place[0]} has changed since it was indexed; leave and open it again")
+        return rollouts[part] if part >= 0 else with_turns_of_prompt(rollouts[~part]), reader
+
+    def _read(self, place: tuple[str, str, int, int]) -> tuple[object, list[Item], list[Rollout], Format]:
+        path, container, at, length = place
+        key, last = (place, stat_of(path)), self._last
+        if last is not None and last[0] == key:
+            return last
+        origin = Origin.of(Path(path), self.dump)
+        try:
+            document = BY_NAME[container].read(origin.path, at, length)
+            if (reader := format_of(document, origin, self.formats)) is not None:
+                items = list(reader.open(document, origin))
+                self._last = last = key, items, [i for i in items if isinstance(i, Rollout)], reader
+                return last
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+            raise DumpError(f"{path}: this rollout cannot be read ({error})") from error
+        raise DumpError(f"{path} has changed since it was indexed; leave and open it again")
 
 
 def files_of(dump: Path) -> list[Path]:

@@ -26,9 +26,9 @@ from ..runs.types import TrajectoryRecord
 from . import cache, coverage
 from .containers import BY_NAME, container_of
 from .containers.base import stat_of
-from .convert import TEXT, part_of, record_of
+from .convert import TEXT, record_of
 from .copies import damage_of
-from .dump import files_of, formats_of, items_at
+from .dump import PlacedItems, files_of, formats_of
 from .errors import DumpError
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import PROBLEMS, IndexStore
@@ -124,6 +124,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         self.folder = folder
         self.options = options or Options()
         self.formats = formats_of(self.options)
+        self._placed = PlacedItems(dump, self.formats)
         self.tables = IndexStore(folder)
         self.store = self.tables.record
         self.db = self.tables.db
@@ -360,9 +361,8 @@ class Indexer(AbstractContextManager["Indexer"]):
     def _again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
         """Read a rollout again, for its text. Return None if it cannot be read."""
         try:
-            rollout = part_of(items_at(self.dump, place, self.formats)[0], part)
-            return record_of(rollout, fallback_id="", index=0, unknown={})
-        except (DumpError, OSError, IndexError):
+            return record_of(self._placed.rollout(place, part)[0], fallback_id="", index=0, unknown={})
+        except (DumpError, OSError):
             return None
 
     def _short(self, path: str) -> str:

@@ -16,6 +16,7 @@ from grpo_tui.engine.imports.containers import json_file, json_lines
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.values import whole
+from grpo_tui.engine.runs.errors import RecordDamaged
 from grpo_tui.engine.runs.read.reader import RunReader
 
 Open = Callable[[Path], RunReader]
@@ -122,3 +123,26 @@ def test_an_answer_and_a_group_that_an_importer_gives_as_numbers_are_texts(tmp_p
 @pytest.mark.parametrize(("given", "found"), [("3", 3), ("3_1", None), ("1e3", 1000), ("0_0", None)])
 def test_a_name_with_an_underscore_is_no_number(given: str, found: int | None) -> None:
     assert whole(given) == found
+
+
+def test_a_document_with_many_rollouts_is_read_once_for_all_of_them(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"rollouts": [json.loads(row(i)) for i in range(40)]}))
+    reads: list[Path] = []
+    read = json_lines.JsonLines.read
+
+    def counted(container: json_lines.JsonLines, path: Path, offset: int, length: int) -> Any:
+        reads.append(path)
+        return read(container, path, offset, length)
+
+    monkeypatch.setattr(json_lines.JsonLines, "read", counted)
+    open_dump(file, whole=True, searchable=True)
+    assert len(reads) == 1
+    bodies = opened(file).bodies
+    assert [bodies.trajectory(n).trajectory.prompt for n in range(1, 41)] == [f"q{n}" for n in range(40)]
+    assert len(reads) == 2
+    file.write_text(json.dumps({"rollouts": [json.loads(row(7))]}))
+    with pytest.raises(RecordDamaged, match="has changed since it was indexed"):
+        bodies.trajectory(2)
