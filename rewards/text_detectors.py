@@ -46,7 +46,9 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
     side = 1 if last >= GROWTH * first else -1 if GROWTH * last <= first else 0
     correlation = side and _paid(batches, lambda r: side * r.tokens)
-    if correlation <= max(FOLLOWS, side * _paid(batches, _repeated)) or improvement(_with_success(batches), limits):
+    if correlation <= FOLLOWS or improvement(_with_success(batches), limits):
+        return []
+    if correlation <= side * _paid(batches, _repeated):
         return []
     ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens), limits)
     message = (
