@@ -14,7 +14,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, detector, groups_of, ids_of, improvement
+from .detectors import Finding, Grade, detector, groups_of, ids_of, improvement
 from .record_detectors import ENOUGH, STEPS, correlation_within, goal
 from .verdict_detectors import DETECTORS
 
@@ -32,6 +32,8 @@ ONE = 0.8
 """Share of the most frequent answer."""
 CUT = 0.5
 """Share of rollouts that a limit ends."""
+RIGHT = 4
+"""Right rollouts among these that show that they can be right."""
 CLIPPED = 0.3
 """Share of clipped tokens."""
 LEAST_KL = 0.05
@@ -121,8 +123,23 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"a limit ends the rollouts: raise training.max_turn_tokens or max_trajectory_tokens, or see why texts do not "
         f"end. {len(cut):,} of {len(rollouts):,} rollouts were cut."
     )
+    grade: Grade = "warning"
+    if _harmless(every := [r for b in batches for r in b.rollouts if r.correct is not None]):
+        grade, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
+        message = f"{message[:-1]}, and {rates[0]:.0%} of these are right ({rates[1]:.0%} of the others)."
     began = since(batches, lambda b: fmean(r.cut for r in b.rollouts) > CUT)
-    return [Finding("truncation", message, share, CUT, ids_of(cut, limits), began=began)]
+    return [Finding("truncation", message, share, CUT, ids_of(cut, limits), grade=grade, began=began)]
+
+
+def _harmless(rollouts: Sequence[RolloutSummary]) -> bool:
+    """Return whether rollouts that a limit ended can be right: half as often as the others, or within three standard
+    errors."""
+    cut, others = ([bool(r.correct) for r in rollouts if r.cut is side] for side in (True, False))
+    if min(len(cut), len(others)) < ENOUGH or sum(cut) < RIGHT:
+        return False
+    p = fmean(cut + others)
+    error = math.sqrt(p * (1 - p) * (1 / len(cut) + 1 / len(others)))
+    return fmean(cut) >= fmean(others) / 2 or fmean(others) - fmean(cut) <= 3 * error
 
 
 @detector("clipped", need.CLIPPED)

@@ -287,6 +287,20 @@ def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them()
     assert "untrained_tokens" not in {f.detector for f in warnings(cut)}
 
 
+@pytest.mark.parametrize(("right", "grade"), [(0.4, "hint"), (0.05, "warning"), (0.0, "warning")])
+def test_a_limit_that_ends_answered_rollouts_is_a_hint(right: float, grade: str):
+    """Three quarters of the rollouts are cut. The others are right half of the time."""
+
+    def limited(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        correct = (7 * s + 3 * t + 11 * i) % 20 < 20 * (right if i else 0.5)
+        return replace(scored(r, float(correct), correct), cut=i > 0)
+
+    diagnosis = Diagnosis()
+    for batch in training(limited):
+        diagnosis.observe(batch)
+    assert {f.finding.grade for f in diagnosis.found() if f.finding.detector == "truncation"} == {grade}
+
+
 def test_steps_of_one_kind_of_task_are_found():
     """Each step shows one of four kinds."""
     [found] = warnings(training(lambda r, s, t, i: replace(r, prompt=f"kind{s % 4} {r.prompt}")))
