@@ -226,8 +226,10 @@ def sampler_kl(batches: Sequence[Batch]) -> float:
 
 
 def other_logprobs(batches: Sequence[Batch]) -> bool:
-    """Return whether the sampler's log-probs differ by more than number formats and kernels make them differ."""
-    return len(batches) >= SOON and sampler_kl(batches[-SOON:]) > OTHER_LOGPROBS
+    """Return whether the log-probs of a sampler that has the trainer's version differ more than kernels make them."""
+    recent = batches[-SOON:]
+    stale = any(b.metrics.get(metric.STALENESS, 0.0) > 0 for b in recent)
+    return len(recent) == SOON and not stale and sampler_kl(recent) > OTHER_LOGPROBS
 
 
 @detector("length_collapse", need.LENGTHS)

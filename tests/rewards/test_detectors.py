@@ -266,6 +266,8 @@ def test_a_sampler_that_differs_by_as_much_as_was_learned_is_reported():
     assert find("sampler_mismatch", still) == [], "nothing could be learned"
     [gross] = find("sampler_mismatch", [batch(s, sampler__kl=0.2, kl__mean=1.0) for s in range(3)])
     assert "same tokens" in gross.message and gross.value == pytest.approx(0.2), "nothing must be learned to see that"
+    stale = [batch(s, sampler__kl=0.2, kl__mean=1.0, rollout__staleness=2.0) for s in range(3)]
+    assert find("sampler_mismatch", stale) == [], "an older version has other log-probs"
     assert find("sampler_mismatch", [*still[:9], batch(9, sampler__kl=2e-3, kl__mean=2.5e-3, train__grad_norm=0.1)])
 
 
