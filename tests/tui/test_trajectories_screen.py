@@ -32,6 +32,12 @@ async def test_shows_rows_and_how_many(run: Path) -> None:
         assert "What colour is the o" in app.text
 
 
+async def test_a_wide_name_is_cut_by_its_cells(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "実験一二三四五", steps=1)
+    async with running(tmp_path, Trajectories(run)) as app:
+        assert "─ 実験一二三四五 · trajectories" in app.text
+
+
 async def test_cursor_reaches_the_last_row_and_reads_only_pages(run: Path) -> None:
     async with running(run.parent, Trajectories(run)) as app:
         table = app.screen.table

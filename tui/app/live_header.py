@@ -33,12 +33,12 @@ def header(palette: Palette, name: str, requests: Requests | None, now: float, w
     """Return the run for the left of the first line and its progress for the right."""
     p = palette
     if requests is None:
-        return Line(p).add(name, p.title, cells=min(20, len(name))), Line(p).add("reading…", p.faint)
+        return Line(p).add(name, p.title, most=20), Line(p).add("reading…", p.faint)
     reading = requests.reading
     room = max(8, width - _BORDER)
     right = fit(p, _where(p, requests, now, width), room - min(len(name), _NAME))
     info = reading.info
-    left = Line(p).add(name, p.title, cells=max(1, min(len(name), 24, room - right.width)))
+    left = Line(p).add(name, p.title, most=max(1, min(24, room - right.width)))
     for text in (info.mode, info.environment, info.model, info.name):
         if text and left.width + len(text) + 3 <= room - right.width:
             left.add(" · ", p.faint).add(text, p.muted)
@@ -77,11 +77,11 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Heade
     steps = Line(p).add(count(step) if total else step_text(info), p.strong)
     if total:
         steps.add(f"/{count(total)}", p.muted)
-    parts += [HeaderField(8, Line(p).add("request" if serving else "step", p.muted)), HeaderField(1, steps, gap=1)]
+    parts += [HeaderField(6, Line(p).add("request" if serving else "step", p.muted)), HeaderField(1, steps, gap=1)]
     if total:
         share = min(step / total, 1.0)
-        parts.append(HeaderField(7, Line(p).add(progress(share, 14 if width < 150 else 24), p.accent)))
-        parts.append(HeaderField(6, Line(p).add(percent(share), p.text)))
+        parts.append(HeaderField(8, Line(p).add(progress(share, 14 if width < 150 else 24), p.accent)))
+        parts.append(HeaderField(7, Line(p).add(percent(share), p.text)))
     pace = reading.seconds_a_step
     if pace and not serving:
         parts.append(HeaderField(9, Line(p).add(f"{number(pace)} s/step", p.muted)))
@@ -102,7 +102,7 @@ def _inside(p: Palette, reading: Reading, now: float) -> list[HeaderField]:
             line.add(f" {count(now_at.done)}/{count(now_at.total)}", p.text)
         parts.append(HeaderField(2, line))
     elif reading.phase and info.status == "starting":
-        parts.append(HeaderField(3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))
+        parts.append(HeaderField(3, Line(p).add(reading.phase, p.muted, most=40)))
     heard = info.heard if reading.live is None else max(info.heard or 0.0, reading.live.time)
     if heard is not None:
         silent = max(0.0, now - heard)

@@ -61,7 +61,7 @@ class PickerPane(Pane):
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
         head = Line(p).add("› ", p.accent)
-        head.add(self.typed, p.strong, cells=min(len(self.typed), max(1, width - 4))).add("▏", p.accent)
+        head.add(self.typed, p.strong, most=max(1, width - 4)).add("▏", p.accent)
         if not self.typed:
             head.offer(Line(p).add(" type a part of a name", p.faint), width)
         lines = [head]

@@ -79,11 +79,11 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         p = self.palette
         right = Line(p)
         if self.warning:
-            right.add(f"⚠ {self.warning}", p.warn, cells=min(len(self.warning) + 2, width // 2)).gap(2)
+            right.add(f"⚠ {self.warning}", p.warn, most=width // 2).gap(2)
         if self.pending:
             right.add(self.pending, p.accent).gap(2)
         if self.problem:
-            right.add(f"✗ {self.problem}", p.bad, cells=min(len(self.problem) + 2, width // 2))
+            right.add(f"✗ {self.problem}", p.bad, most=width // 2)
         elif self.total is not None:
             right.extend(self.position())
             if self.following:

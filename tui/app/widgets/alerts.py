@@ -87,7 +87,7 @@ class Alerts(Pane):
             rest = room - end.width
             if rest < 12:
                 end, rest = Line(p), room
-            head.add(found.message, text_style, cells=min(len(found.message), rest)).offer(end, width)
+            head.add(found.message, text_style, most=rest).offer(end, width)
             head.hits = [(0, width, ("alert", index))]
             return [head]
         lines = [head.add(texts[0], text_style)]

@@ -212,13 +212,13 @@ class Chart(Pane):
         p = self.palette
         first = Line(p)
         if self.heading and (width >= 52 or len(shown) < 2):
-            first.add(self.heading, p.title, cells=min(len(self.heading), width - 1)).gap(2)
+            first.add(self.heading, p.title, most=width - 1).gap(2)
         lines = [first]
         for order, series in enumerate(shown):
             value = series.newest
             item = Line(p).add(MARKS[order % len(MARKS)] + " ", p.series[order % len(p.series)])
             room = max(4, width - item.width - 12)
-            item.add(series.name, p.text, cells=min(len(series.name), room), click=("series", series.name))
+            item.add(series.name, p.text, most=room, click=("series", series.name))
             if values:
                 item.gap().add(number(value), p.muted)
             if spreads and series.spread and value is not None:

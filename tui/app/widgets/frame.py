@@ -237,7 +237,7 @@ class Frame(Widget):
         room, title = max(1, box.width - 8), pane.title
         while len(title) > room and len(shorter := title.rpartition(" · ")[0]) > room // 3:
             title = shorter
-        return line.add(title, p.key if pane.active else p.title, cells=min(len(title), room))
+        return line.add(title, p.key if pane.active else p.title, most=room)
 
     def _border_line(self, y: int, width: int, height: int) -> Strip:
         p = self.palette

@@ -35,21 +35,19 @@ class Line:
         cells: int | None = None,
         align: str = "<",
         click: object = None,
+        most: int | None = None,
     ) -> Line:
-        """Append `text`; with `cells`, cut or padded to that width (`align` `<`, `>` or `^`)."""
+        """Append `text`, cut to `most` cells; or cut or padded to `cells` (`align` `<`, `>` or `^`)."""
         raw = text if isinstance(text, str) else str(text)
-        if cells is None:
-            shown = raw if raw.isascii() and raw.isprintable() else literally.literal(raw)
-            size = literally.width(shown)
-        elif cells <= 0:
+        room = most if cells is None else cells
+        if room is not None and room <= 0:
             return self
-        else:
-            shown = literally.line(raw, cells)
-            size = literally.width(shown)
-            if size < cells:
-                gap = cells - size
-                left = {"<": 0, ">": gap, "^": gap // 2}[align]
-                shown, size = " " * left + shown + " " * (gap - left), cells
+        shown = literally.literal(raw) if room is None else literally.line(raw, room)
+        size = literally.width(shown)
+        if cells is not None and size < cells:
+            gap = cells - size
+            left = {"<": 0, ">": gap, "^": gap // 2}[align]
+            shown, size = " " * left + shown + " " * (gap - left), cells
         if size:
             base = self.palette.base
             self.segments.append(Segment(shown, base if style is None else base + style))

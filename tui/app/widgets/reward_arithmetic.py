@@ -205,7 +205,7 @@ def penalty_lines(p: Palette, penalty: Penalty, width: int) -> list[Line]:
     """Return the lines of one penalty, `width` cells wide."""
     amount = fixed(penalty.amount) if penalty.amount else f"{MINUS}0.00"
     name = penalty.rule.replace("_", " ")
-    head = Line(p).add("✗ ", p.bad_bold).add(name, p.bad_bold, cells=max(1, min(len(name), width - 3 - len(amount))))
+    head = Line(p).add("✗ ", p.bad_bold).add(name, p.bad_bold, most=max(1, width - 3 - len(amount)))
     lines = [head.gap().add(amount, p.bad_bold)]
     saw = ", ".join(f"{key} {_value(value)}" for key, value in penalty.saw.items())
     for label, text, style in (

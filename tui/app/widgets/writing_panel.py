@@ -158,7 +158,7 @@ class WritingPanel(LivePanel):
     def _server(self, server: ServerState, width: int) -> Line:
         p = self.palette
         line = Line(p).add("⚠ " if server.why_out else "● ", p.warn if server.why_out else p.good)
-        line.add(server.url, p.text, cells=min(len(server.url), max(1, width - 2)))
+        line.add(server.url, p.text, most=max(1, width - 2))
         facts = [f"{server.in_flight} in flight", count(server.turns, "turn"), count(server.tokens, "token")]
         if (rate := self._rates.get(server.url)) is not None:
             facts.insert(1, f"{number(rate)} tok/s")
