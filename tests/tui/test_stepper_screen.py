@@ -284,3 +284,38 @@ async def test_a_note_is_put_on_a_trajectory_shown_and_filtered_by(tmp_path: Pat
         assert "✎ #hack" in await app.press("H")
     with RunReader(run) as reader:
         assert [r.n for r in reader.rollouts.page(Query("label:hack"))] == [5]
+
+
+async def test_an_edited_note_keeps_characters_that_the_line_shows_in_another_form(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "noted", steps=2)
+    text = "❤️ 👩‍👩‍👧 a\u202eb 👍🏽"
+    with RunReader(run) as reader:
+        id_ = reader.rollouts.rows([5])[0].id
+        reader.notes.put(id_, text)
+    async with running(run.parent, Stepper(run, 5)) as app:
+        assert "‹202E›" in await app.press("m")
+        await app.press("exclamation_mark", "enter")
+    with RunReader(run) as reader:
+        assert reader.notes.read()[id_].text == f"{text}!"
+
+
+async def test_a_filter_of_steps_that_is_cancelled_or_emptied_filters_nothing(run: Path) -> None:
+    async with running(run.parent, Stepper(run, 5)) as app:
+        await app.press("f")
+        assert "no step matches" in await app.type("zzz")
+        assert "no step matches" not in await app.press("escape")
+        assert app.screen.outline.filter == ""
+        await app.press("f", *"zz", "backspace", "backspace")
+        assert "no step matches" not in app.text and "ANSWER" in app.text
+
+
+async def test_the_number_of_trajectories_grows_with_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "grows", steps=1, status="running", total_steps=50)
+    with RunReader(make_run(tmp_path, "other", steps=2)) as reader:
+        records = [reader.bodies.trajectory(n) for n in range(9, 13)]
+    async with running(tmp_path, Stepper(run, 8)) as app:
+        assert "8 of 8" in app.text
+        writer = RunWriter(run)
+        writer.trajectories(2, records)
+        writer.close()
+        assert "9 of 12" in await app.press("L")

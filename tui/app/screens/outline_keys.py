@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -264,19 +265,19 @@ class OutlineKeys(AmongRollouts):
             self.go_to_step(found)
 
     def action_filter(self) -> Awaitable[None] | None:
-        if (outline := self.outline) is None:
+        if self.outline is None:
             return
 
         def put(text: str) -> str:
-            outline.filter = text
-            self.steps.put(OutlineOf(outline.record, text), self.step)
-            return "" if not text or outline.listed else "no step matches"
+            if self.outline is not None:
+                self.outline = replace(self.outline, filter=text)
+                self.steps.put(self.outline, self.step)
+            return "" if self.outline is None or self.outline.listed else "no step matches"
 
         def done(text: str) -> None:
             put(text)
-            listed = outline.listed
-            if text and listed and self.step not in listed:
+            listed = self.outline.listed if self.outline is not None else ()
+            if listed and self.step not in listed:
                 self.go_to_step(next((at for at in listed if at > self.step), listed[0]))
-            self.show_rollout()
 
-        return ask(self, "Steps", outline.filter, done, check=put, hint=FILTER_HINT)
+        return ask(self, "Steps", self.outline.filter, done, check=put, hint=FILTER_HINT)

@@ -102,7 +102,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         return [*boxes, Box("reward", 0, height - reward, width, reward)] if reward else boxes
 
     def on_mount(self) -> None:
-        self._total = self.reads.now.rollouts.total()
         self.open_rollout(*self._start, find=1 if self.find else 0)
 
     def header(self, width: int) -> tuple[Line, Line]:
@@ -145,8 +144,8 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             line.add(self.tokens.marked, p.accent).add(" · ", p.faint)
         shown = self.list_query.describe()
         if shown and width >= 110:
-            line.add(shown, p.accent, cells=min(len(shown), width // 4)).add(" · ", p.faint)
-        line.add(self.reads.path.name, p.muted, cells=min(16, len(self.reads.path.name)))
+            line.add(shown, p.accent, most=width // 4).add(" · ", p.faint)
+        line.add(self.reads.path.name, p.muted, most=16)
         if self.wanted:
             line.add(" · ", p.faint).add(count(self.wanted), p.strong)
         if self._total and width >= 90:
@@ -162,6 +161,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     def show_rollout(self) -> None:
         opened, step = self.cursor.opened, self.step
         record = opened.record
+        self._total = self.reads.now.rollouts.total()
         if not self._body and record is not None:
             usual = "step" if has_step_rewards(record) or len(record.trajectory.steps) < 2 else "conversation"
             kept = self.shell.memory.get("stepper view", "")

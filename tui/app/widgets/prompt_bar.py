@@ -18,8 +18,6 @@ from textual.widgets import Input, Static
 
 from ...text import line, literal
 
-_PICTURES = str.maketrans({"␊": "\n", "␉": "\t"})
-"""The line shows the line breaks and tabs of its text as pictures."""
 LONGEST_S = 1.0
 """How long keys wait for earlier ones."""
 
@@ -64,6 +62,9 @@ class PromptBar(Widget):
         self._offered: list[str] = []
         self.border_title = Text(line(title, 120))  # type: ignore[assignment]
         self._value, self._done, self._check, self._hint = literal(value), done, check, hint
+        unseen = {c for c in "".join((value, *history)) if not c.isspace()}
+        self._pictures = {"␊": "\n", "␉": "\t"} | {shown: c for c in unseen if (shown := literal(c)) != c}
+        """The characters of earlier texts that the line shows in another form. They stay in the text."""
 
     def compose(self) -> ComposeResult:
         yield Input(self._value, id="prompt-input", select_on_focus=False)
@@ -130,17 +131,22 @@ class PromptBar(Widget):
         box.value = text
         box.cursor_position = len(text)
 
+    def _text(self, shown: str) -> str:
+        for picture, character in self._pictures.items():
+            shown = shown.replace(picture, character)
+        return shown
+
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
-        problem = self._check(event.value.translate(_PICTURES)) if event.value else ""
+        problem = self._check(self._text(event.value))
         offered = [] if event.value in self._offered else self._complete(event.value)
         hint = f"tab: {' · '.join(text.split()[-1] for text in offered)}" if offered else self._hint
         self.query_one("#prompt-hint", Static).update(Text(line(f"✗ {problem}" if problem else hint, 400)))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        text = event.value.translate(_PICTURES)
-        if text and self._check(text):
+        text = self._text(event.value)
+        if self._check(text):
             return
         text = text.strip()
         if text and text not in self._history[-1:]:
@@ -150,6 +156,7 @@ class PromptBar(Widget):
         self.remove()
 
     def action_cancel(self) -> None:
+        self._check(self._text(self._value))  # which may show what the text leads to
         self.remove()
 
 
