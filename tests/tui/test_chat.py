@@ -124,6 +124,42 @@ async def test_a_chat_goes_on_after_a_failure_and_asks_only_for_outcomes_that_wi
         assert asked == ["chatcmpl-3-a"]
 
 
+async def test_an_answer_of_the_inbox_is_asked_again_as_it_was_asked(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[dict[str, str]]] = []
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "red?"}]
+    answer = {"id": "1", "prompt": "Be brief. red?", "messages": talk, "answer": "no", "policy_version": 1}
+
+    def write(self: ChatClient, model: str, messages: list[dict[str, str]], on_text: Any) -> dict[str, Any]:
+        asked.append(messages)
+        return {}
+
+    monkeypatch.setattr(ChatClient, "models", lambda self: ["tiny"])
+    monkeypatch.setattr(ChatClient, "write", write)
+    monkeypatch.setattr(ChatClient, "unjudged", lambda self: [{**answer, "certainty": 0.5}])
+    async with running(trained.parent, Further(trained, "Chat")) as driver:
+        assert "Be brief. red?" in await driver.press("i")
+        await driver.press("b")
+        await until(driver, "version 0 (base)")
+    assert asked == [talk]
+
+
+async def test_feedback_that_waits_does_not_scroll(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = {"accepted": True, "reason": "it waits for the update worker"}
+    monkeypatch.setattr(chat, "LOOK_S", 0.05)
+    monkeypatch.setattr(ChatClient, "models", lambda self: ["tiny"])
+    monkeypatch.setattr(ChatClient, "feedback", lambda self, **said: waits)
+    monkeypatch.setattr(ChatClient, "outcome", lambda self, identifier: waits)
+    async with running(trained.parent, Further(trained, "Chat"), size=(80, 12)) as driver:
+        driver.screen.chat.exchanges.append(chat.ChatExchange("red?", [], "1", "word\n" * 40, 1))
+        await driver.press("1")
+        await until(driver, "it waits")
+        await driver.press("g")
+        await asyncio.sleep(0.4)
+        assert "red?" in await driver.press()
+
+
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """A finished training with a checkpoint of step 3, whose adapters are a real tiny policy's."""

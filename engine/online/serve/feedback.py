@@ -298,6 +298,7 @@ def _listed(answer: Answer) -> dict[str, Any]:
     return {
         "id": str(answer.request.number),
         "prompt": prompt,
+        "messages": [dict(message) for message in talk.messages] if talk is not None else [],
         "answer": answer.text,
         "certainty": round(certainty(answer), 4),
         "policy_version": answer.policy_version,

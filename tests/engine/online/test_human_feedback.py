@@ -116,6 +116,7 @@ def test_an_answer_without_feedback_is_listed_with_the_whole_conversation() -> N
     assert _listed(answer)["prompt"].endswith("red?")
     later = replace(answer, request=replace(answer.request, conversation=talk))
     assert _listed(later)["prompt"] == "red?\n\nno\n\nblue?"
+    assert _listed(later)["messages"] == [*messages]
 
 
 def said(sample: Rollout, text: str) -> Rollout:

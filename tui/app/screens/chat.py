@@ -143,6 +143,7 @@ LOOK_S = 2.0
 class ChatExchange:
     """A message and its answer. messages: the conversation up to it. others: answers of other versions."""
 
+    prompt: str
     messages: list[dict[str, str]]
     id: str = ""
     answer: str = ""
@@ -171,7 +172,7 @@ class ChatPane(Pane):
             lines.extend(Line(p).gap(2).extend(line) for line in body)
 
         for exchange in self.exchanges:
-            put("you", exchange.messages[-1]["content"], p.strong)
+            put("you", exchange.prompt, p.strong)
             sure = "" if exchange.certainty is None else f" · certainty {exchange.certainty:.2f}"
             version = "" if exchange.version is None else f" · version {exchange.version}"
             put(f"policy{version}{sure}{' · writing' if exchange.writing else ''}", exchange.answer, p.text)
@@ -207,7 +208,7 @@ class ChatScreen(AppScreen):
 
     def header(self, width: int) -> tuple[Line, Line]:
         p, name = self.palette, look(self.reads.path).name if self.started else "chat"
-        return Line(p).add(name, p.title, cells=min(len(name), max(8, width - 20))), Line(p)
+        return Line(p).add(name, p.title, most=max(8, width - 20)), Line(p)
 
     def hint_label(self, action: str, label: str) -> str:
         return label if not self.started or action in _WITHOUT_LEARNING else ""
@@ -272,7 +273,7 @@ class ChatScreen(AppScreen):
                 self._again(last, text, f"version {text}")
 
         def check(text: str) -> str:
-            return "" if text.isascii() and text.isdigit() else "the number of a version"
+            return "" if not text or (text.isascii() and text.isdigit()) else "the number of a version"
 
         def show(names: list[str]) -> None:
             ask(self, "Version", "", chosen, check, hint=" · ".join(n.rpartition("@")[2] for n in names[1:]))
@@ -286,10 +287,9 @@ class ChatScreen(AppScreen):
                 self.say("No other answer waits for feedback.")
                 return
             self._seen.add(found["id"])
-            message = {"role": "user", "content": str(found["prompt"])}
-            self.chat.exchanges.append(
-                ChatExchange([message], found["id"], str(found["answer"]), found["policy_version"], found["certainty"])
-            )
+            prompt, given = str(found["prompt"]), [found[n] for n in ("answer", "policy_version", "certainty")]
+            messages = found["messages"] or [{"role": "user", "content": prompt}]
+            self.chat.exchanges.append(ChatExchange(prompt, messages, found["id"], *given))
             self._show()
 
         self._call(self.client.unjudged, show)
@@ -307,7 +307,7 @@ class ChatScreen(AppScreen):
         earlier: list[dict[str, str]] = []
         if before is not None and before.certainty is None:
             earlier = [*before.messages, {"role": "assistant", "content": before.answer}]
-        exchange = ChatExchange([*earlier, {"role": "user", "content": text}], writing=True)
+        exchange = ChatExchange(text, [*earlier, {"role": "user", "content": text}], writing=True)
         self.chat.exchanges.append(exchange)
         self._show()
 
@@ -356,6 +356,7 @@ class ChatScreen(AppScreen):
 
     def _note(self, exchange: ChatExchange, outcome: dict[str, Any]) -> None:
         """Show the state of feedback. Once a version includes it, ask that version the same question."""
+        before = exchange.feedback
         if outcome.get("learned"):
             version = outcome["version"]
             exchange.feedback = f"learnt by update {outcome['update']}; version {version} contains it"
@@ -365,7 +366,8 @@ class ChatScreen(AppScreen):
             if outcome.get("accepted"):
                 self._followed[exchange.id] = exchange
             exchange.feedback = f"feedback {accepted}: {outcome.get('reason', '')}"
-        self._show()
+        if exchange.feedback != before:  # else somebody may read further up
+            self._show()
 
     def _show(self) -> None:
         self.chat.changed()
