@@ -157,6 +157,14 @@ async def test_a_dump_without_steps_is_one_column(tmp_path: Path) -> None:
         assert line(app, "level") == ["2.00"]
 
 
+async def test_steps_that_were_not_recorded_are_none(run: Path) -> None:
+    async with running(run.parent, Behavior(run)) as app:
+        text = await app.press("s", *"500..600", "enter")
+        assert "None of these steps was recorded. 0 shows all." in text and "rollouts" not in text
+        await app.press("0")
+        assert "ANSWER" in app.text
+
+
 def test_in_a_terminal(run: Path) -> None:
     with opened(run, "Live(run)") as screen:
         screen.see("reward")

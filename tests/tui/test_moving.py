@@ -95,6 +95,16 @@ async def test_ids_steps_and_screens_are_places_too(run: Path) -> None:
         assert app.view == "live" and "it has numbers 1 to 320" in text
 
 
+async def test_groups_and_rollouts_have_orders_of_their_own(run: Path) -> None:
+    async with running(run.parent, Trajectories(run, Query(sort="advantage"))) as app:
+        await app.press("colon", *"groups", "enter")
+        assert app.view == "groups" and "of 80" in app.text
+        await app.press("s", "s")
+        assert app.screen.list_query.sort == "size"
+        await app.press("colon", *"205", "enter")
+        assert app.view == "stepper" and "206 of 320" in await app.press("L")
+
+
 async def test_enter_twice_in_the_palette_runs_one_command(run: Path) -> None:
     async with running(run.parent, Trajectories(run)) as app:
         await app.press("ctrl+p")

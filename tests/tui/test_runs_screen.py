@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,22 @@ async def test_delete_asks_and_never_deletes_a_running_run(own_runs: Path) -> No
         assert len(app.screen.rows) == 1
 
 
+async def test_after_a_deletion_the_cursor_stays_in_its_place(tmp_path: Path) -> None:
+    for seed in range(4):
+        make_run(tmp_path / "runs", f"r{seed}", steps=1, seed=seed)
+    async with running(tmp_path / "runs") as app:
+        await app.press("j", "j", "D", "y")
+        assert len(app.screen.rows) == 3 and app.screen.table.cursor == 2
+
+
+async def test_marked_runs_are_compared_while_the_list_is_read_again(own_runs: Path) -> None:
+    async with running(own_runs) as app:
+        await app.press("space", "space")
+        app.screen.action_reload()
+        await app.press("c")
+        assert app.view == "compare" and len(app.screen.runs) == 2
+
+
 async def test_stop_asks_the_run(own_runs: Path) -> None:
     async with running(own_runs) as app:
         app.screen.table.move_to(next(i for i, r in enumerate(app.screen.rows) if r.info.id == "one"))
@@ -179,6 +196,16 @@ async def test_copy_gives_the_id(runs: Path) -> None:
     async with running(runs) as app:
         await app.press("y")
         assert app.app.clipboard == "ef56"
+
+
+async def test_a_run_whose_name_is_not_text_can_be_copied_and_opened(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "plain", steps=1)
+    os.rename(tmp_path / "runs" / "plain", os.fsencode(tmp_path / "runs") + b"/run\xff")
+    async with running(tmp_path / "runs") as app:
+        await app.press("y")
+        assert app.app.clipboard == "run?"
+        await app.press("enter")
+        assert app.view == "trajectories"
 
 
 async def test_a_new_run_appears_and_the_cursor_stays_on_its_run(own_runs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from pathlib import Path
@@ -13,9 +14,11 @@ from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Further, Live
+from grpo_tui.tui.app.screens import timeline
 from grpo_tui.tui.app.screens.timeline import _eighths
 from grpo_tui.tui.app.timings import timed_steps, timings, written
 
+from .demo_run import make_run
 from .drive import running
 from .terminal import opened
 from .test_hostile import NASTY, check
@@ -164,6 +167,27 @@ async def test_many_steps_and_none(tmp_path: Path, own_runs: Path) -> None:
         assert "No timings were recorded." in app.text
         await app.press("j", "enter", "G")
         assert app.view == "timeline"
+
+
+async def test_steps_appear_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "FOLLOW_SECONDS", 0.05)
+    run = make_run(tmp_path, "grows", steps=0, status="running", total_steps=50)
+    async with running(tmp_path, Further(run, "Timeline")) as app:
+        assert "They appear with the first step" in app.text
+        writer = RunWriter(run)
+        for step in range(1, 4):
+            writer.metrics(step, {"time/step": 2.0 * step})
+            assert writer.flush(20)
+            await asyncio.sleep(0.5)
+            assert f"step {step} " in await app.press() and f"{2 * step}.00" in app.text
+            if step == 2:
+                await app.press("k")
+                break
+        writer.metrics(3, {"time/step": 6.0})
+        assert writer.flush(20)
+        writer.close()
+        await asyncio.sleep(0.5)
+        assert "step 1 " in await app.press() and "3 steps" in app.text, "the cursor stays where somebody put it"
 
 
 def test_in_a_terminal(run: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 from textual.app import ComposeResult
 from textual.screen import Screen
 
+from ....engine.runs.columns import SORTS
 from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import EVERYTHING, Query
 from ...text import line as one_line
@@ -34,14 +35,15 @@ _STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
 def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destination:
     """Return the screen for a typed text. Raises LookupError with a message for the user."""
     text = text.strip()
-    run = reads.path
+    run, matching = reads.path, Query(query.filter, query.search)
+    query = query if query.sort in SORTS else matching  # groups have other orders
     screens = {
         "runs": Runs(),
         "live": Live(run),
         "dashboard": Live(run),
         "list": Trajectories(run),
         "trajectories": Trajectories(run),
-        "groups": Groups(run, query),
+        "groups": Groups(run, matching),
     }
     begun = [place for name, place in screens.items() if text and name.startswith(text.lower())]
     if begun:
@@ -108,9 +110,9 @@ class AppScreen(Screen[Any]):
         p, run = self.palette, getattr(self.destination, "run", None)
         query = getattr(self, "list_query", EVERYTHING).describe()
         name = run.name if isinstance(run, Path) else ""
-        left = Line(p).add(name, p.title, cells=min(28, len(name))).add(f" · {what}", p.muted)
+        left = Line(p).add(name, p.title, most=28).add(f" · {what}", p.muted)
         if query:
-            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 30)))
+            left.add(" · ", p.faint).add(query, p.accent, most=max(8, width - left.width - 30))
         return left
 
     def compose(self) -> ComposeResult:
@@ -241,7 +243,7 @@ class AppScreen(Screen[Any]):
         async def copied() -> None:
             done = await asyncio.to_thread(copy, text, what)
             if done.send:
-                self.app.copy_to_clipboard(text)
+                self.app.copy_to_clipboard(text.encode(errors="replace").decode())
             self.say(done.message)
 
         self.run_worker(copied(), group="copy", exclusive=True)

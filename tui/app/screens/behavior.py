@@ -105,12 +105,15 @@ class BehaviorScreen(WindowKeys, TableScreen):
         def read(reader: RunReader) -> tuple[Sequence[int], Sequence[SpanBehavior]]:
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
             shown = [s for s in steps if window is None or window[0] <= s <= window[1]]
-            asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or spans(shown, most)
+            asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or (
+                spans(shown, most) if shown or not steps else ()
+            )
             return steps, reader.rollouts.behavior(query, asked)
 
         try:
             self.steps, self.found = await self.reads.later(read)
-            self.problem = "No rollout to show." if self.found else "Nothing is recorded yet."
+            missing = "None of these steps was recorded. 0 shows all." if self.steps else "Nothing is recorded yet."
+            self.problem = "No rollout to show." if self.found else missing
         except RecordError as error:
             self.found, self.problem = (), str(error)
         self.rows = rows_of(self.found) if any(b.rollouts for b in self.found) else ()

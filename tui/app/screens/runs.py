@@ -88,7 +88,7 @@ class RunsScreen(TableScreen):
         home = str(Path.home())
         place = "~" + place[len(home) :] if place.startswith(home + "/") else place
         marked = self._marked(width - 40)
-        left.add(place, p.text, cells=max(4, min(len(place), width - 48 - marked.width)))
+        left.add(place, p.text, most=max(4, width - 48 - marked.width))
         if self.text:
             left.add(" · ", p.faint).add(self.text, p.accent)
         running = sum(r.info.status in ("running", "starting", "paused") for r in self.rows)
@@ -167,7 +167,8 @@ class RunsScreen(TableScreen):
         here = self.table.current
         self.rows = arranged(self.all.values(), self.text, *self.sorting)
         self.table.sort = self.sorting
-        at = next((i for i, r in enumerate(self.rows) if here is not None and r.info.path == here.info.path), 0)
+        gone = 0 if here is None or here.info.path in self.all else self.table.cursor
+        at = next((i for i, r in enumerate(self.rows) if here is not None and r.info.path == here.info.path), gone)
         if len(self.rows) != self.table.total:
             self.frame.replan()
         self.table.reset(len(self.rows), at)
@@ -268,7 +269,7 @@ class RunsScreen(TableScreen):
         self.shell.open(Compare(tuple(self.all[m].info for m in self.marks if m in self.all)))
 
     def action_reload(self) -> None:
-        self.all = {}
+        self.all = {path: replace(row, known=False) for path, row in self.all.items()}
         self._tick()
 
     def action_copy(self) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from rich.style import Style
 
+from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import Query
 from ...format import EIGHTHS, count, fitted, percent
 from ..bindings import TIMELINE
 from ..data import Reads
 from ..destinations import Trajectories
+from ..live_data import FOLLOW_SECONDS
 from ..theme import PATTERNS, Palette
 from ..timings import LATER, OTHER, STACKED, ServerOutput, Timings, spans, timed_steps, timings, written
 from ..widgets.frame import Box
@@ -121,6 +124,7 @@ class TimelineScreen(TableScreen):
         self.reads = reads
         self.steps: Sequence[int] = ()
         self.problem = "reading…"
+        self._active_run = True
         self.phases = Phases()
         self.table = Table("table", self._columns, self._fetch, lambda: [self.problem])
 
@@ -140,17 +144,28 @@ class TimelineScreen(TableScreen):
         return left, Line(p).add(f"{count(len(self.steps))} steps" if self.steps else "", p.muted)
 
     def on_mount(self) -> None:
-        self.run_worker(self._start(), group="timeline")
+        self.run_worker(self._read(), group="timeline")
+        self.set_interval(FOLLOW_SECONDS, self._follow)
 
-    async def _start(self) -> None:
+    async def _follow(self) -> None:
+        if self._active_run and self.app.screen is self:
+            # before the steps: they are whole once it has ended
+            self._active_run = (await asyncio.to_thread(look, self.reads.path)).active
+            await self._read()
+
+    async def _read(self) -> None:
+        """Read the steps. The cursor stays at the newest one."""
         try:
-            self.steps = await self.reads.later(timed_steps)
+            steps = await self.reads.later(timed_steps)
             self.problem = "No timings were recorded. They appear with the first step of a training."
         except RecordError as error:
-            self.problem = str(error)
+            steps, self.problem = [], str(error)
+        if len(steps) == len(self.steps) > 0:
+            return
+        newest = self.table.cursor >= len(self.steps) - 1
+        self.steps = steps
         self.frame.replan()
-        self.table.reset(len(self.steps), len(self.steps) - 1)
-        self.table.top = max(0, len(self.steps) - self.table.body_height)
+        self.table.reset(len(steps), len(steps) - 1 if newest else self.table.cursor)
         self.frame.refresh_lines()
 
     def _fetch(self, offset: int, limit: int) -> None:
