@@ -57,17 +57,17 @@ def open_outside(app: App[Any], text: str, variable: str, name: str) -> None:
     if not wanted or not shutil.which(wanted[0]):
         app.notify(f"Set ${variable} to a program that is installed.", severity="warning", markup=False)
         return
-    handle, path = tempfile.mkstemp(prefix="grpo-tui-", suffix=f"-{name}")
-    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
-        # the pager gets the text literally too: control characters as pictures, lines as lines
-        out.write("\n".join(literal(part.expandtabs(4)) for part in text.split("\n")))
+    # the pager gets the text literally too: control characters as pictures, lines as lines
+    shown = "\n".join(literal(part.expandtabs(4)) for part in text.split("\n"))
     try:
-        with app.suspend():
-            subprocess.run([*wanted, path], check=False)
+        with tempfile.TemporaryDirectory(prefix="grpo-tui-") as folder:
+            path = Path(folder) / name
+            path.write_text(shown, encoding="utf-8", errors="backslashreplace")
+            with app.suspend():
+                subprocess.run([*wanted, path], check=False)
     except SuspendNotSupported:
         app.notify("A browser cannot open another program; e writes a file.", severity="warning", markup=False)
     except OSError as error:
         app.notify(f"{wanted[0]} could not be started: {error}", severity="error", markup=False)
     finally:
-        Path(path).unlink(missing_ok=True)
         app.refresh(layout=True)

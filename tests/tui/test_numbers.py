@@ -217,7 +217,7 @@ def test_numbers_of_tables_are_whole_or_their_column_is_not_there(
     of_rollouts: list[TrajectoryRow], of_groups: list[GroupRow], of_runs: list[RunRow], width: int
 ) -> None:
     tables: list[tuple[Sequence[TableColumn], Sequence[Any]]] = [
-        (rollout_columns(PALETTE, 10**12, ("component.task", "x"), of_rollouts), of_rollouts),
+        (rollout_columns(PALETTE, ("component.task", "x"), of_rollouts), of_rollouts),
         (group_columns(PALETTE, of_groups, one_prompt=False), of_groups),
         (group_columns(PALETTE, of_groups, one_prompt=True), of_groups),
         (run_columns(PALETTE, 1e9, of_runs), of_runs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,13 @@ async def test_a_terminal_that_cannot_be_handed_over_shows_no_pager(run: Path, m
         assert "A browser cannot open another program" in await app.press("o")
         monkeypatch.setenv("PAGER", "less '")
         assert "Set $PAGER to a program that is installed." in await app.press("o")
+
+
+async def test_a_text_that_cannot_be_written_for_the_pager_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    monkeypatch.setenv("PAGER", "cat")
+    async with running(run.parent, Stepper(run, 3)) as app:
+        assert "cat could not be started" in await app.press("o")
 
 
 async def test_compare_exports_a_picture(own_runs: Path) -> None:

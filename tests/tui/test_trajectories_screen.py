@@ -232,6 +232,19 @@ async def test_follow_stays_at_the_newest(tmp_path: Path) -> None:
         assert app.screen.table.current.n == 21
 
 
+async def test_the_histogram_grows_with_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "growing", steps=2)
+    with RunReader(run) as reader:
+        record = reader.bodies.trajectory(1)
+    async with running(tmp_path, Trajectories(run)) as app:
+        assert sum(n for _, _, n in app.screen.histogram.bins) == 16
+        writer = RunWriter(run)
+        writer.trajectories(3, [record] * 5)
+        writer.close()
+        await app.screen._poll()
+        assert sum(n for _, _, n in app.screen.histogram.bins) == 21
+
+
 async def test_export_copy_and_going_to_the_dashboard(run: Path, tmp_path: Path) -> None:
     own = make_run(tmp_path / "runs", "own", steps=2)
     async with running(own.parent, Trajectories(own)) as app:

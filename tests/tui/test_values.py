@@ -48,9 +48,14 @@ def row(n: int, **extra: object) -> TrajectoryRow:
 
 def test_own_columns_of_whole_numbers_have_no_decimals() -> None:
     rows = [row(1, level=8.0, share=1.0), row(2, level=12.0, share=0.25)]
-    columns = {c.title: c for c in rollout_columns(Palette(THEMES[DEFAULT_THEME]), 2, ("level", "share"), rows)}
+    columns = {c.title: c for c in rollout_columns(Palette(THEMES[DEFAULT_THEME]), ("level", "share"), rows)}
     assert [columns["level"].cell(r)[0] for r in rows] == ["8", "12"]
     assert [columns["share"].cell(r)[0] for r in rows] == ["1.00", "0.25"]
+
+
+def test_numbers_of_rollouts_have_the_cells_that_they_need() -> None:
+    columns = rollout_columns(Palette(THEMES[DEFAULT_THEME]), (), [row(7), row(123456)])
+    assert columns[0].title == "#" and columns[0].width == 6
 
 
 def test_a_printed_rollout_fits_its_terminal(run: Path) -> None:

@@ -22,7 +22,7 @@ def route(actions: Sequence[str]) -> str:
     parts = []
     for action, same in groupby(actions):
         times = len(list(same))
-        parts.append(short(None if action == "?" else action) + (f" ×{times}" if times > 1 else ""))
+        parts.append(short(action) + (f" ×{times}" if times > 1 else ""))
     return " ▸ ".join(parts)
 
 
@@ -42,18 +42,14 @@ def telling(prompt: str, shared: int) -> str:
     return f"…{prompt[shared:]}" if shared and len(prompt) > shared else prompt
 
 
-def short(action: str | None) -> str:
+def short(action: str) -> str:
     """Return the first word of an action for routes: `SEGMENT` for `SEGMENT_OBJECT_AT`."""
-    if action is None:
-        return "?"
     head = action.split("_")[0]
     return head if 2 <= len(head) <= 12 else action[:12]
 
 
-def rollout_columns(
-    p: Palette, recorded: int, extras: Sequence[str], around: Sequence[TrajectoryRow]
-) -> Sequence[TableColumn]:
-    """Return the columns for `recorded` trajectories. Prompts start where those of the rows `around` differ."""
+def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[TrajectoryRow]) -> Sequence[TableColumn]:
+    """Return the columns for the rows `around` the visible ones. Prompts start where those of these rows differ."""
     shared = shared_beginning(row.prompt for row in around)
     spoken = [row.words is not None for row in around]
     title = "answer" if spoken and all(spoken) else "route or answer" if any(spoken) else "route"
@@ -67,7 +63,7 @@ def rollout_columns(
         return row.stop_reason, p.muted if row.stop_reason == "answer" else p.warn
 
     return (
-        TableColumn("n", "#", max(4, len(str(recorded))), lambda r: (r.n, p.muted), ">"),
+        TableColumn("n", "#", max([4, *(len(str(r.n)) for r in around)]), lambda r: (r.n, p.muted), ">"),
         *(_of_table(p, column) for column in COLUMNS[:1]),
         TableColumn("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
         TableColumn("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
@@ -87,7 +83,6 @@ def rollout_columns(
             22,
             lambda r: (route(r.actions) if r.words is None else " ".join(r.words.split()), p.text),
             grow=2.0,
-            drop=0,
         ),
         TableColumn("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from ....engine.runs.errors import RecordError
@@ -73,14 +72,8 @@ class GroupsScreen(QueryList):
         self.frame.replan()
         self._read(row.first_n if keep and row is not None else None)
 
-    def come_back_from(self, n: int) -> None:
-        self.run_worker(self._follow(n), group="follow", exclusive=True)
-
-    async def _follow(self, n: int) -> None:
-        with suppress(RecordError):  # the list says why it cannot be read
-            at = await self._ask(lambda groups: groups.position(n))
-            if at is not None:
-                self.table.move_to(at)
+    async def place_of(self, n: int) -> int | None:
+        return await self._ask(lambda groups: groups.position(n))
 
     def _read(self, n: int | None) -> None:
         self.problem, self.total = "", None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from ....engine.runs.errors import FilterError
+from ....engine.runs.errors import FilterError, RecordError
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ...format import count
@@ -45,6 +46,21 @@ class QueryList(TableScreen):
     def restart(self, keep: bool) -> None:
         """Read another query. With `keep`, the cursor stays on its row if that still matches."""
         raise RuntimeError(f"{type(self).__name__} does not read")
+
+    async def place_of(self, n: int) -> int | None:
+        """Return the row of trajectory `n`."""
+        query = self.list_query
+        return await self.reads.later(lambda reader: reader.rollouts.position(n, query))
+
+    def come_back_from(self, n: int) -> None:
+        self.run_worker(self._follow(n), group="follow", exclusive=True)
+
+    async def _follow(self, n: int) -> None:
+        query = self.list_query
+        with suppress(RecordError):  # the list says why it cannot be read
+            at = await self.place_of(n)
+            if at is not None and query == self.list_query:
+                self.table.move_to(at)
 
     def position(self) -> Line:
         """Return the row of the cursor and the number of rows; nothing while they are counted."""

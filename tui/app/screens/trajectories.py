@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         super().__init__(reads, query)
         self.value = value
         """Of a branch: the value of its step, above the list."""
-        self.recorded = 0
         self.warning = ""
         self.pending = ""
         """The unreadable part of the record, in a few words."""
@@ -107,17 +105,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         self.total = None
         self._read(0, row.n if row is not None else 0)
 
-    def come_back_from(self, n: int) -> None:
-        if self.table.current is None or self.table.current.n != n:
-            self.run_worker(self._follow(n), group="follow", exclusive=True)
-
-    async def _follow(self, n: int) -> None:
-        query = self.list_query
-        with suppress(RecordError):  # the list says why it cannot be read
-            at = await self.reads.later(lambda reader: reader.rollouts.position(n, query))
-            if at is not None and query == self.list_query:
-                self.table.move_to(at)
-
     def _read(self, row: int | None, n: int = 0) -> None:
         """Move the cursor to trajectory `n` if it matches, to `row`, or (None) to the start of training."""
         self._asking += 1
@@ -131,7 +118,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             begun = await self.reads.later(lambda reader: _begin(reader, query, row, n))
             if asking != self._asking:
                 return
-            at, rows, total, self.recorded, self.warning, self.extras = begun
+            at, rows, total, self.warning, self.extras = begun
             self.total = total
             if row is None:
                 self.table.top = at
@@ -194,24 +181,27 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
                 self.table.grow_to(total)
                 if self.following:
                     self.table.move_to(total - 1)
+                if self.chosen_bar is None:  # else the bars, which grow with the run, no longer hold the chosen range
+                    await self.read_bins()
             else:
                 self._read(min(self.table.cursor, max(0, total - 1)))
             self.frame.refresh_header()
 
     def _columns(self, table: Table) -> Sequence[TableColumn]:
-        return rollout_columns(self.palette, self.recorded, self.extras, table.near())
+        return rollout_columns(self.palette, self.extras, table.near())
 
     def _empty(self) -> list[str]:
         ways = ["", "f changes the filter · / the search · c clears both"]
+        warning = wrap(self.warning, max(20, self.table.size.width - 4))
         asked = self.list_query.filter or self.list_query.search
         if self.problem:
             return [self.problem, *ways]
         if self.warning and not asked:
-            return ["This record cannot be read.", "", *wrap(self.warning, max(20, self.table.size.width - 4))]
+            return ["This record cannot be read.", "", *warning]
         if self.total is None:
             return ["reading…"]
         if asked:
-            return ["Nothing matches.", *wrap(self.warning, max(20, self.table.size.width - 4)), *ways]
+            return ["Nothing matches.", *warning, *ways]
         return [
             "No trajectory was recorded yet.",
             "",
@@ -266,8 +256,8 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
 
 def _begin(
     reader: RunReader, query: Query, row: int | None, n: int
-) -> tuple[int, list[TrajectoryRow], Count, int, str, tuple[str, ...]]:
-    """Return the cursor's row and its page, the count, the size of the record, warnings, and the record's columns."""
+) -> tuple[int, list[TrajectoryRow], Count, str, tuple[str, ...]]:
+    """Return the cursor's row and its page, the count, warnings, and the record's columns."""
     rollouts = reader.rollouts
     if n:
         row = rollouts.position(n, query) or 0
@@ -277,7 +267,7 @@ def _begin(
     rows = rollouts.page(query, offset=row // PAGE * PAGE, limit=PAGE)
     least, notes = rollouts.least(query), rollouts.filter_notes(query.filter)
     warnings = "; ".join([*reader.problems, *notes])
-    return row, rows, least, rollouts.total(), warnings, extras_shown(rollouts.names("extra"), query.filter)
+    return row, rows, least, warnings, extras_shown(rollouts.names("extra"), query.filter)
 
 
 def branch_screen(reads: Reads) -> TrajectoriesScreen:
