@@ -87,7 +87,7 @@ TABLE: tuple[Key, ...] = (
     Key((LIST,), "right_square_bracket", "]", "bar(1)", "", "Only the next bar of the histogram; after the last, all"),
     Key((LIST,), "left_square_bracket,right_square_bracket", "[/]", "bar(1)", "bar", "", 9),
     Key((LIST,), "r", "r", "reverse", "reverse", "Turn the order around"),
-    Key((LIST,), "c", "c", "clear", "clear", "Clear filter and search", 7),
+    Key((LIST, GROUPS), "c", "c", "clear", "clear", "Clear filter and search", 7),
     Key((LIST,), "F", "F", "follow", "follow", "Follow the newest while the run is active"),
     Key((LIST, GROUPS), "n", "n", "scroll(1)", "", "The next match of the search"),
     Key((LIST, GROUPS), "N", "N", "scroll(-1)", "", "The previous match"),
@@ -121,7 +121,6 @@ TABLE: tuple[Key, ...] = (
     Key((GROUPS,), "enter,l,right", "enter", "open", "open", "Step through the rollouts of the group", 1),
     Key((GROUPS,), "z", "z", "back", "rollouts", "Open the groups again: one row a rollout", 2),
     Key((GROUPS,), "r", "r", "reverse", "reverse", "Turn the order around", 6),
-    Key((GROUPS,), "c", "c", "clear", "clear", "Clear filter and search", 7),
     # stepper
     Key((STEP,), "h,left", "h ←", "step(-1)", "", "Previous step"),
     Key((STEP,), "l,right", "l →", "step(1)", "", "Next step"),

@@ -107,7 +107,7 @@ class CallArgument:
 
 @dataclass(frozen=True)
 class Shown:
-    """A call for display. `head` is its verb, `text` the main argument of `kind`. `files` are the paths in it."""
+    """A call for display. `head` is its verb, `text` the main argument of `kind`."""
 
     head: str
     text: str = ""

@@ -75,7 +75,6 @@ class Palette:
         self.title = Style(color=colors.text, bold=True)
         self.strong = Style(color=colors.text, bold=True)
         self.key = Style(color=colors.accent, bold=True)
-        self.escape = Style(color=colors.warn)
         self.cursor = Style(bgcolor=colors.cursor, bold=True)
         self.band = Style(bgcolor=colors.band)
         self.base = Style(color=colors.text, bgcolor=base)

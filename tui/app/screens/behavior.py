@@ -105,9 +105,8 @@ class BehaviorScreen(WindowKeys, TableScreen):
         def read(reader: RunReader) -> tuple[Sequence[int], Sequence[SpanBehavior]]:
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
             shown = [s for s in steps if window is None or window[0] <= s <= window[1]]
-            asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or (
-                spans(shown, most) if shown or not steps else ()
-            )
+            every = spans(shown, most) if shown or not steps else ()
+            asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or every
             return steps, reader.rollouts.behavior(query, asked)
 
         try:

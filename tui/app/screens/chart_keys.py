@@ -251,8 +251,7 @@ class ChartKeys(WindowKeys, FollowsRun):
         self.run_worker(self._prefetch(), group="prefetch", exclusive=True)
 
     async def _prefetch(self) -> None:
-        if self.shown is None:
-            return
+        assert self.shown is not None
         following = self.chart_view.next_chart(self.shown.names)
         names = [n for n in metrics_of(following.chart.metrics, self.shown.names) if n not in self.curves]
         if names and self.is_attached:

@@ -184,14 +184,10 @@ class CompareScreen(AppScreen):
         return [self.evaluations, self.table, self.configs, self.chart]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        if self.curves:
-            names, parts, least = ["chart", "configs"], [SplitPart(8, 1.3), SplitPart(6, 1.0)], 180
-        else:
-            names, parts, least = (
-                ["evaluations", "flips", "configs"],
-                [SplitPart(10, 1.0), SplitPart(5, 1.0), SplitPart(5, 1.0)],
-                140,
-            )
+        names, parts, least = ["chart", "configs"], [SplitPart(8, 1.3), SplitPart(6, 1.0)], 180
+        if not self.curves:
+            names, least = ["evaluations", "flips", "configs"], 140
+            parts = [SplitPart(10, 1.0), SplitPart(5, 1.0), SplitPart(5, 1.0)]
         if width < least:
             return [Box(name, 0, y, width, h) for name, (y, h) in zip(names, split(height, parts), strict=True)]
         (ax, aw), (bx, bw) = split(width, [SplitPart(60, 1.1), SplitPart(60, 1.0)])

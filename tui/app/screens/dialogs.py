@@ -84,19 +84,8 @@ class QuestionPane(Pane):
         return lines
 
     def on_placed(self) -> None:
-        self._reveal()
-
-    def move(self, by: int) -> None:
-        self.cursor = (self.cursor + by) % len(self.answers)
-        self.changed()
-        self._reveal()
-
-    def _reveal(self) -> None:
         at = len(self.lines) - len(self.answers) + self.cursor
-        if at < self.top:
-            self.scroll_line_to(at)
-        elif at >= self.top + self.size.height:
-            self.scroll_line_to(at - self.size.height + 1)
+        self.scroll_line_to(min(max(self.top, at - self.size.height + 1), at))
 
 
 class ConfirmDialog(Modal[bool]):
@@ -125,7 +114,9 @@ class ConfirmDialog(Modal[bool]):
         return line if line.width <= width else alone
 
     def action_move(self, by: int) -> None:
-        self.pane.move(by)
+        self.pane.cursor = (self.pane.cursor + by) % len(self.pane.answers)
+        self.pane.changed()
+        self.pane.on_placed()
 
     def action_accept(self) -> None:
         self.dismiss(self.pane.cursor == 0)

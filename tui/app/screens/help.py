@@ -56,7 +56,7 @@ class HelpPane(Pane):
             ("✓ ✗ ·", p.text, "right, wrong, no known answer"),
             ("✗2", p.warn, "penalties in the trajectory"),
             ("A +0.8", p.good, "advantage: above the group's mean, learned towards; below it, away from"),
-            ("‹202E› ␛", p.escape, "characters that would not show or would steer the terminal, made visible"),
+            ("‹202E› ␛", p.warn, "characters that would not show or would steer the terminal, made visible"),
             ("✂", p.warn, "cut here; o opens the whole text"),
         ):
             lines += self._beside(sign, style, meaning, p.muted, width)

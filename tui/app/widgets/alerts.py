@@ -51,9 +51,7 @@ class Alerts(Pane):
             return
         first = self._first_line[self.cursor]
         after = self._first_line[self.cursor + 1] if self.cursor + 1 < len(self._first_line) else len(self.lines)
-        top = min(max(self.top, after - self.size.height), first)
-        if top != self.top:
-            self.scroll_line_to(top)
+        self.scroll_line_to(min(max(self.top, after - self.size.height), first))
 
     def build(self, width: int, height: int) -> list[Line]:
         told = [self._finding(width, index, full=True) for index in range(len(self.found))]

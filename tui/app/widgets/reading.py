@@ -109,17 +109,15 @@ class ReadingPanel(FlowPane):
         folding = self._laid.folding  # the notes of both are other ones now
         self.lay_out_again(*(folding[changed] for changed in (before, key) if changed in folding))
 
-    def choose(self, by: int) -> bool:
-        """Choose the next or previous text that folds. Returns whether there is one."""
+    def choose(self, by: int) -> None:
+        """Choose the next or previous text that folds."""
         now, notes = self.chosen, self._notes_between(0, len(self.flow))
         keys = [key for _, key in notes]
         at = keys.index(now) + by if now in keys else 0 if by > 0 else len(keys) - 1
-        if not 0 <= at < len(keys):
-            return False
-        self._choose(keys[at])
-        if not self.top <= notes[at][0] < self.top + self.size.height:
-            self.scroll_line_to(notes[at][0] - self.size.height // 2)
-        return True
+        if 0 <= at < len(keys):
+            self._choose(keys[at])
+            if not self.top <= notes[at][0] < self.top + self.size.height:
+                self.scroll_line_to(notes[at][0] - self.size.height // 2)
 
     def _notes_between(self, top: int, bottom: int) -> list[tuple[int, Key]]:
         flow, found = self.flow, []

@@ -158,10 +158,7 @@ class Table(Pane):
         self.post_message(self.Moved())
 
     def _reveal(self) -> None:
-        if self.cursor < self.top:
-            self.top = self.cursor
-        elif self.cursor >= self.top + self.body_height:
-            self.top = self.cursor - self.body_height + 1
+        self.top = min(max(self.top, self.cursor - self.body_height + 1), self.cursor)
 
     def scroll_line_to(self, top: int) -> None:
         top = max(0, min(top, self.overflow))

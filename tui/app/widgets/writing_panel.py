@@ -69,7 +69,8 @@ class WritingPanel(LivePanel):
         lines = [*self._phases(width), *self._counts(width), *of_servers][: max(1, height - 2)]
         room = height - len(lines)
         if not self._all():
-            return lines or [Line(p).add(self._waiting(), p.faint, cells=width)]
+            texts = "the model is loading; its texts" if self.reading.info.status == "starting" else "texts"
+            return lines or [Line(p).add(f"{texts} appear here while they are written", p.faint, cells=width)]
         if self.whole:
             batch, text = self._shown(1)[0]
             return [*lines, *self._heading(batch, text, width), *self._body(text, width, None)]
@@ -95,11 +96,6 @@ class WritingPanel(LivePanel):
         going = [pair for pair in every if not pair[1].finished and pair[1].tokens]
         rest = [pair for pair in every if pair not in going]
         return (going + rest)[:most]
-
-    def _waiting(self) -> str:
-        if self.reading.info.status == "starting":
-            return "the model is loading; its texts appear here while they are written"
-        return "texts appear here while they are written"
 
     # -- counts, phases, servers ---------------------------------------------------------------------------------------
 
