@@ -125,7 +125,7 @@ def recent() -> list[Path]:
     found = []
     for run in cache_dir().glob(f"*/*/{RUN_FILE}"):
         known = dump_of(run.parent)
-        if known is not None and known[0].exists():
+        if known is not None and os.path.exists(known[0]):
             found.append((number(read_json(run).get("created")) or 0.0, run.parent))
     return [folder for _, folder in sorted(found, reverse=True)]
 

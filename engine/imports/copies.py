@@ -33,6 +33,9 @@ def local(reference: str | Path) -> Path:
     if reference == "-":
         return _stdin()
     path = _downloaded(str(reference)) if is_address(reference) else Path(reference).expanduser().absolute()
+    path = path.resolve() if ".." in path.parts else path  # its name becomes that of its index
+    if not path.exists():
+        raise DumpError(f"there is no file or folder {reference}")
     return _unpacked(path) if path.is_file() and _is_tar(path) else path
 
 

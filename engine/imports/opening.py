@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from ..runs.durable import try_lock
+from ..runs.paths import RUN_FILE
 from . import cache
 from .behind import OpenedDump
 from .copies import local, tidy
@@ -68,7 +70,9 @@ def _nothing(dump: Path, summary: dict[str, Any], torn: str | None) -> str:
         others = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         return f"nothing in {dump} can be opened: {where}: {first['why']}{others}"
     if not summary["files"]:
-        return f"{dump} holds no files"
+        runs = next(dump.glob(f"**/{RUN_FILE}"), None)
+        own = f" of other frameworks: to see its runs, write grpo-tui --runs-dir {quote(str(dump))}" if runs else ""
+        return f"{dump} holds no files{own}"
     if torn is not None:
         return f"nothing in {dump} can be opened: the last line of {torn} is no JSON, or is still being written"
     if known := [name for name in summary["formats"] if name != UNKNOWN]:

@@ -25,15 +25,23 @@ BY_NAME = {container.name: container for container in CONTAINERS}
 
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_OTHER_PACKED = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x04\x22\x4d\x18": "lz4"}
+_OF_CHECKPOINT = ("trainer_state.json", "tokenizer_config.json", "adapter_config.json")
+"""Files beside the pickles of a checkpoint, which are no rollouts."""
 _TORCH = "a pickle (torch.save or Python's own): opening it would run code, so grpo-tui never does; write JSON lines"
 
 
 def container_of(path: Path) -> Container | None:
-    """Return the container of a file, or None if it holds no documents. Raises DumpError for a pickle."""
+    """Return the container of a file, or None if it holds no documents. Raises DumpError for files that may hold some
+    and are never read: pickles outside checkpoints, text in UTF-16, other compressions."""
     with open(path, "rb") as file:
         head = file.read(HEAD)
     if head[:2] in _PICKLES or (head[:4] == b"PK\x03\x04" and zip_file.holds_pickle(path)):
+        if any((path.parent / name).exists() for name in _OF_CHECKPOINT):
+            return None
         raise DumpError(f"{path}: {_TORCH}")
+    if packed := next((name for magic, name in _OTHER_PACKED.items() if head.startswith(magic)), None):
+        raise DumpError(f"{path}: it is packed with {packed}; unpack it, or pack it with gzip or zstd")
     if head[:2] in _UTF_16:
         raise DumpError(f"{path}: it is text in UTF-16; write it as UTF-8")
     found = next((c for c in CONTAINERS if c.detect(head)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ TO_ITS_END = -1
 """The length of a line of which only the beginning is known."""
 MARK = b"\xef\xbb\xbf"
 """The mark that editors of Windows put before UTF-8."""
+_JSON = re.compile(rb"\s*(?:\{(?!\s*[%{#])|\[\s*(?:[\[{\"'\]]|\Z))")
+"""The beginning of an object, or of a list of objects, lists or texts. Templates (`{%`) and logs (`[2026-…]`) begin
+otherwise."""
 
 _T = TypeVar("_T")
 
@@ -64,6 +68,12 @@ class Container(ABC):
     def end(self, path: Path) -> int:
         """Return the last value that `after` can have now, by default the size of the file. Raises OSError."""
         return os.stat(path).st_size
+
+
+def begins_json(head: bytes) -> bool:
+    """Return whether a text may be JSON with rollouts, judging by its beginning."""
+    start = head.removeprefix(MARK)
+    return _JSON.match(start) is not None and b"\0" not in start[:64]
 
 
 def stat_of(path: str | Path) -> tuple[int, int]:

@@ -19,6 +19,8 @@ _COLUMNS = re.compile(
     r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction|_?step|global_step)\b"
 )
 """Names of columns that a table of rollouts or of metrics has. Any other text with commas is no table."""
+_LOGGED = re.compile(r"\W?\d{4}-\d\d-\d\d[ T]\d\d:")
+"""The beginning of a line of a log, with its time."""
 
 
 class CsvRow(dict[str, Any]):
@@ -41,6 +43,7 @@ class CsvRows(Container):
         return (
             bool(newline and rest.strip())
             and len(names) > 1
+            and not _LOGGED.match(names[0])
             and all(map(_NAME.fullmatch, names))
             and any(map(_COLUMNS.search, names))
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, loads
+from .base import MAX_DOCUMENT, Container, FoundDocument, begins_json, loads
 
 BLOCK = 1 << 20
 
@@ -17,8 +17,7 @@ class JsonLines(Container):
     name = "json lines"
 
     def detect(self, head: bytes) -> bool:
-        start = head.removeprefix(MARK).lstrip()
-        return start[:1] in (b"{", b"[") and b"\0" not in start[:64]
+        return begins_json(head)
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         with open(path, "rb") as file:

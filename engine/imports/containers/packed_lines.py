@@ -13,14 +13,27 @@ import struct
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
-from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, FoundDocument, cached_by_file, loads, stat_of
-from .json_file import JsonFile, is_long_line, item_of, items_of
+from .base import (
+    HEAD,
+    MARK,
+    MAX_DOCUMENT,
+    TO_ITS_END,
+    Container,
+    FoundDocument,
+    begins_json,
+    cached_by_file,
+    loads,
+    stat_of,
+)
+from .json_file import JsonFile, is_long_line, item_of, items, items_of
 from .json_lines import lines
+from .session import is_entry
 
 MAX_TEXT = 16 << 30
 """Bytes of text in one file. A larger text is a bomb."""
@@ -53,11 +66,18 @@ class PackedLines(Container):
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield the lines from a byte of the text on, or the items of one document."""
         try:
-            if self._is_document(path):
-                for i, item in enumerate(_whole(path, self.unpacked)[after:], after):
-                    yield FoundDocument(i, 0, i + 1, i + 1, item)
-                return
-            for found in lines(self._at(path, after), after, line):
+            if not self._is_document(path):
+                documents = lines(self._at(path, after), after, line)
+            else:
+                try:
+                    whole = _whole(path, self.unpacked)
+                except ValueError:  # several documents, or a damaged one
+                    documents = items(partial(self._at, path), after, line)
+                else:
+                    for i, item in enumerate(whole[after:], after):
+                        yield FoundDocument(i, 0, i + 1, i + 1, item)
+                    return
+            for found in documents:
                 if found.after > MAX_TEXT:
                     raise DumpError(f"it unpacks to more than {MAX_TEXT >> 30} GiB")
                 yield found
@@ -107,15 +127,13 @@ class PackedLines(Container):
 
 @cached_by_file(maxsize=1)
 def _whole(path: Path, unpacked: Callable[[Any], Any]) -> tuple[object, ...]:
-    """Return the items of a text that is one document."""
+    """Return the items of a text that is one document. A list of messages is one item. Raises ValueError."""
     with path.open("rb") as file:
         data = unpacked(file).read(MAX_WHOLE + 1)
     if len(data) > MAX_WHOLE:
         raise DumpError(f"{path}: one JSON document of more than 1 GiB cannot be read at once; write JSON lines")
-    try:
-        return items_of(data)
-    except ValueError as error:
-        raise DumpError(f"{path}: {error}") from None
+    found = items_of(data)
+    return (list(found),) if found and is_entry(found[0]) else found
 
 
 class GzipLines(PackedLines):
@@ -131,7 +149,7 @@ class GzipLines(PackedLines):
             text = zlib.decompressobj(wbits=31).decompress(head, 4096)
         except zlib.error:
             return True  # reported when it is opened
-        return text.removeprefix(MARK).lstrip()[:1] in (b"{", b"[", b"")
+        return not text.removeprefix(MARK).strip() or begins_json(text)
 
     def unpacked(self, file: Any) -> Any:
         return gzip.GzipFile(fileobj=file, mode="rb")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import DumpError
 from .base import MARK, Container, FoundDocument, cached_by_file, loads
-from .json_file import items_of
+from .json_file import items
 from .json_lines import lines
 
 MAX_BYTES = 256 << 20
@@ -100,10 +100,8 @@ def _entries(path: Path) -> tuple[tuple[object, ...], tuple[tuple[int, str], ...
         raise DumpError(f"{path}: a session of {size >> 20} MiB; up to {MAX_BYTES >> 20} MiB are read")
     data = path.read_bytes()
     if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
-        try:
-            return items_of(data), ()
-        except ValueError as error:
-            raise DumpError(f"{path}: {error}") from None
-    read = list(lines(io.BytesIO(data), 0, 0))  # without a last line that is still being written
+        read = list(items(lambda at: io.BytesIO(data[at:]), 0, 0))
+    else:
+        read = list(lines(io.BytesIO(data), 0, 0))  # without a last line that is still being written
     problems = tuple((each.line, each.problem) for each in read if each.problem is not None)
     return tuple(each.document for each in read if each.problem is None), problems

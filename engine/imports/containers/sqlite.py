@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -64,7 +65,10 @@ def is_empty(path: Path, table: str) -> bool:
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database for reading. Raises DumpError, also for errors of `sqlite3` inside."""
-    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    # Without a log nobody writes a database with a write-ahead log, and opening it would leave two files beside it.
+    with path.open("rb") as file:
+        idle = file.read(20)[18:] == b"\2\2" and not os.path.exists(f"{path}-wal")
+    address = f"file:{quote(str(path.absolute()))}?mode=ro" + "&immutable=1" * idle
     try:
         with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:
             db.execute("PRAGMA trusted_schema = OFF")

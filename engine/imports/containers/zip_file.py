@@ -13,7 +13,7 @@ from typing import Any
 
 from ...runs.zstd import ZstdError
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, cached_by_file, loads
+from .base import MAX_DOCUMENT, Container, FoundDocument, begins_json, cached_by_file, loads
 from .json_lines import lines
 
 if sys.version_info >= (3, 14):
@@ -143,7 +143,7 @@ def _documents(path: Path, number: int) -> Iterator[FoundDocument]:
     name = member.filename
     if member.file_size <= MAX_WHOLE:
         data = _unpack(path, number)
-        if data.removeprefix(MARK).lstrip()[:1] not in (b"{", b"["):
+        if not begins_json(data):
             return
         try:
             yield FoundDocument(number, 0, number + 1, number + 1, {"member": name, "document": loads(data)})

@@ -18,6 +18,7 @@ from .verifiers import ANNOTATIONS, EPISODES, RESULTS, STREAM_INDEX, TRACES
 
 _ROWS: tuple[Format, ...] = (TRL, VERL, SKYRL, AREAL, AGENTLIGHTNING)
 _LOOSE: tuple[Format, ...] = (BATCHES, GROUPS, PAIRS, GENERIC)
+_WRAPPED = wrapped((*_ROWS, *_LOOSE))
 
 FORMATS: tuple[Format, ...] = (
     *_ROWS,
@@ -36,8 +37,8 @@ FORMATS: tuple[Format, ...] = (
     *(SESSIONS, OPENHANDS),
     *(TAU, TAU2, HARNESS, PROMPTFOO, BATCH),
     wandb_table((*_ROWS, GENERIC)),
-    *(zipped(each) for each in (*_ROWS, *_LOOSE)),
+    *(zipped(each) for each in (*_ROWS, *_LOOSE, _WRAPPED)),
     *_LOOSE,
-    wrapped((*_ROWS, *_LOOSE)),
+    _WRAPPED,
     METRICS,
 )

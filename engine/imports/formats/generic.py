@@ -185,7 +185,7 @@ def _member(document: Document, origin: Origin) -> Origin:
 
 def _is_metrics(document: Document, origin: Origin) -> bool:
     """Return whether a document has a step, otherwise mostly numbers, and no lists or objects."""
-    if not document:
+    if not 0 < len(document) <= _MOST_METRICS:
         return False
     if _step(document) is None and (origin.step is None or not all("/" in k for k in document)):
         return False  # the step of a folder serves for names such as `eval/all/score`
@@ -233,6 +233,8 @@ _STEPS = (
     "Step",
 )
 _NO_METRIC = (*_STEPS, "time", "timestamp", "_timestamp", "_runtime")
+_MOST_METRICS = 4096
+"""Metrics of one step. A document with more numbers is the vocabulary of a tokenizer, which knows the word `step`."""
 _BOUNDS = ("__MIN", "__MAX")
 """Ends of the names of columns with the range of a point."""
 

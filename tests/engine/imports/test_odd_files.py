@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+import pickle
 import random
+import sqlite3
 import zipfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpo_tui.engine.imports import cache
 from grpo_tui.engine.imports.containers import json_file, json_lines
+from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.values import whole
@@ -146,3 +153,121 @@ def test_a_document_with_many_rollouts_is_read_once_for_all_of_them(
     file.write_text(json.dumps({"rollouts": [json.loads(row(7))]}))
     with pytest.raises(RecordDamaged, match="has changed since it was indexed"):
         bodies.trajectory(2)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    ("text", "rewards", "problems"),
+    [
+        pytest.param(f"[\n{row(0)}\n]\n", [0], 0, id="one item on a line of its own"),
+        pytest.param(f"[{row(0)},\n{row(1)}\n]", [0, 1], 0, id="the list ends on the third line"),
+        pytest.param(f"[{row(0)}, {row(1)}, {row(2)[:-9]}", [0, 1], 1, id="half written"),
+        pytest.param(f"[\n{row(0)},\n{{'a'}},\n{row(2)}\n]", [0, 2], 1, id="a damaged item"),
+        pytest.param(f"[{row(0)},\n{row(1)}]\n[{row(2)}]\n", [0, 1, 2], 0, id="one list after the other"),
+        pytest.param(f"{{\n{row(0)[1:]}\n{{\n'a'}}\n{{\n{row(2)[1:]}\n", [0, 2], 1, id="a damaged document"),
+        pytest.param(f"[{row(0)},\n{row(1)}]\nnothing", [0, 1], 1, id="words behind a list"),
+    ],
+)
+def test_a_list_opens_however_it_is_written_and_a_damaged_item_costs_only_itself(
+    text: str, rewards: list[float], problems: int, pack: Callable[[bytes], bytes], tmp_path: Path, opened: Open
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(pack(text.encode()))
+    reader = opened(file)
+    assert [r.reward for r in reader.rollouts.page()] == rewards
+    assert [reader.bodies.trajectory(r.n).trajectory.prompt for r in reader.rollouts.page()] == [
+        f"q{reward}" for reward in rewards
+    ]
+    assert len(skipped(reader)) == problems and all("no JSON" in why for _, why in skipped(reader))
+
+
+TALK = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+
+@pytest.mark.parametrize("packed", ["plain", "gzip", "zip"])
+@pytest.mark.parametrize(
+    ("document", "count"),
+    [
+        ([json.loads(row(0)), json.loads(row(1))], 2),
+        ({"rollouts": [json.loads(row(0)), json.loads(row(1))]}, 2),
+        (TALK, 1),
+    ],
+)
+def test_a_document_opens_however_it_is_packed(
+    document: object, count: int, packed: str, tmp_path: Path, opened: Open
+) -> None:
+    file, text = tmp_path / "a", json.dumps(document)
+    if packed == "zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("a.json", text)
+    else:
+        file.write_bytes(gzip.compress(text.encode()) if packed == "gzip" else text.encode())
+    reader = opened(file)
+    assert reader.rollouts.total() == count
+    assert reader.bodies.trajectory(count).trajectory.steps[0].text[0] == "a"
+
+
+def test_a_session_that_is_half_written_opens(tmp_path: Path, opened: Open) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps([*TALK, *TALK])[:-9])
+    reader = opened(file)
+    assert [r.turns for r in reader.rollouts.page()] == [1] and len(skipped(reader)) == 1
+
+
+def test_what_a_trainer_keeps_beside_its_rollouts_is_no_damage_and_no_metric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from grpo_tui.tui.cli.main import run
+
+    checkpoint = tmp_path / "checkpoint-5"
+    checkpoint.mkdir()
+    (tmp_path / "a.jsonl").write_text("\n".join(row(i) for i in range(4)) + "\n")
+    (checkpoint / "vocab.json").write_text(json.dumps({**{f"w{i}": i for i in range(5000)}, "step": 9662}))
+    (checkpoint / "chat_template.jinja").write_text("{%- if tools %}\n{{ tools }}\n{%- endif %}\n")
+    (checkpoint / "optimizer.pt").write_bytes(pickle.dumps([1]))
+    (checkpoint / "trainer_state.json").write_text('{"log_history": [], "global_step": 5}')
+    (tmp_path / "main.log").write_text("[2026-01-01 10:00:00,123][root][INFO] - reading input\n" * 2)
+    (tmp_path / "other.log").write_text("2026-01-01 10:00:00,123 - INFO - step 1\n" * 2)
+    summary = open_dump(tmp_path, whole=True).summary
+    assert (summary["rollouts"], summary["metrics"], summary["skipped"]) == (4, 0, [])
+    (tmp_path / "0.pt").write_bytes(pickle.dumps([1]))  # slime writes rollouts as pickles
+    assert run(["check", str(tmp_path)]) == 1 and "0.pt: a pickle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("pack", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz")])
+def test_another_compression_is_named(pack: Callable[[bytes], bytes], name: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(pack(row(0).encode()))
+    with pytest.raises(DumpError, match=f"packed with {name}; unpack it, or pack it with gzip"):
+        open_dump(tmp_path / "a", whole=True)
+
+
+def test_a_database_gets_no_files_beside_it_and_its_log_is_read(tmp_path: Path, opened: Open) -> None:
+    file, copied = tmp_path / "a.db", tmp_path / "copied.db"
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE traces (id, run_name, step, messages, metadata)")
+        db.execute("INSERT INTO traces VALUES ('t', 'r', 1, ?, '{\"reward\": 0.5}')", (json.dumps(TALK),))
+        db.commit()
+    reader = opened(file)
+    assert reader.bodies.trajectory(1).trajectory.env_reward == 0.5
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("a.db")] == ["a.db"]
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("INSERT INTO traces SELECT 'u', run_name, step, messages, metadata FROM traces")
+        db.commit()
+        for end in ("", "-wal", "-shm"):
+            Path(f"{copied}{end}").write_bytes(Path(f"{file}{end}").read_bytes())
+    assert opened(copied).rollouts.total() == 2
+
+
+def test_the_folder_above_and_a_path_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text(row(0))
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    folder = open_dump("..", whole=True).folder
+    assert folder == cache.folder_of(tmp_path, Options())
+    with pytest.raises(DumpError, match=r"there is no file or folder nowhere\.jsonl"):
+        open_dump("nowhere.jsonl", Options({"reward": "score"}), whole=True)
+    (tmp_path / "runs/one").mkdir(parents=True)
+    (tmp_path / "runs/one/run.json").write_text("{}")
+    with pytest.raises(DumpError, match=r"no files of other frameworks: .* grpo-tui --runs-dir .*/runs"):
+        open_dump(tmp_path / "runs", whole=True)
