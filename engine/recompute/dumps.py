@@ -85,29 +85,30 @@ FORMULAS: Mapping[str, tuple[Formula, ...]] = {
 
 @dataclass(frozen=True)
 class Known:
-    """A group whose rewards and advantages are known. unknown: whether rollouts without them were left out."""
+    """A group whose rewards and advantages are known. places: of its rollouts, for people. unknown: whether rollouts
+    without them were left out."""
 
-    items: list[RecordedRollout]
+    places: list[str]
     rewards: list[float]
     advantages: list[float]
     step: list[float]
     unknown: bool
 
-    def wrong(self, formula: Formula) -> Iterator[tuple[RecordedRollout, float, float]]:
-        """Yield rollouts whose advantage is another, with the recorded and the computed one."""
+    def wrong(self, formula: Formula) -> Iterator[tuple[str, float, float]]:
+        """Yield places of rollouts whose advantage is another, with the recorded and the computed one."""
         computed = formula.compare(self.rewards, self.step)
         spread = max(self.rewards) - min(self.rewards)
-        for item, old, new in zip(self.items, self.advantages, computed, strict=True):
+        for place, old, new in zip(self.places, self.advantages, computed, strict=True):
             rounding = 1e-2 if spread < 1e-6 else 0.0  # float32 may find a deviation where there is none
             if abs(old - new) > max(CLOSE * max(1.0, abs(old), abs(new)), rounding):
-                yield item, old, new
+                yield place, old, new
 
 
 def recompute_dump(reader: RunReader, declared: str = "") -> Report:
     """Compute the numbers of rollouts of another trainer again. declared: a key of `FORMULAS`, or empty."""
     report = Report()
     groups: list[Known] = []
-    unweighted: list[tuple[RecordedRollout, dict[str, float]]] = []
+    unweighted: list[Unweighted] = []
     names = set(reader.metrics.names())
     own = {metric.REWARD_MEAN} if "critic/score/max" not in names else set()
     logged = {name: dict(reader.metrics.points(name)) for name in MEANS if name in names - own}
@@ -135,12 +136,12 @@ def recompute_dump(reader: RunReader, declared: str = "") -> Report:
 
 
 def _known(group: Sequence[RecordedRollout], step: list[float]) -> Known | None:
-    pairs = [(i, reward_of(i), _finite(i.record.advantage)) for i in group]
-    known = [(i, r, a) for i, r, a in pairs if r is not None and a is not None]
+    pairs = [(i.place, reward_of(i), _finite(i.record.advantage)) for i in group]
+    known = [(place, r, a) for place, r, a in pairs if r is not None and a is not None]
     if len(known) < 2:
         return None
-    items, rewards, advantages = zip(*known, strict=True)
-    return Known([*items], [*rewards], [*advantages], step, len(known) < len(group))
+    places, rewards, advantages = zip(*known, strict=True)
+    return Known([*places], [*rewards], [*advantages], step, len(known) < len(group))
 
 
 def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
@@ -158,12 +159,16 @@ def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
         if wrong and group.unknown and not declared:
             report.given["advantages of groups with unknown rewards"] = "their formula is not declared"
             continue
-        report.compared["advantage"] += len(group.items) - len(wrong)
-        for item, old, new in wrong:
-            report.number(item.place, "advantage", old, new, tolerance=0.0)
+        report.compared["advantage"] += len(group.places) - len(wrong)
+        for place, old, new in wrong:
+            report.number(place, "advantage", old, new, tolerance=0.0)
 
 
-def _sum(item: RecordedRollout, report: Report, unweighted: list[tuple[RecordedRollout, dict[str, float]]]) -> None:
+Unweighted = tuple[str, float, dict[str, float]]
+"""The place of a rollout whose weights are not recorded, its reward, and the values of its components."""
+
+
+def _sum(item: RecordedRollout, report: Report, unweighted: list[Unweighted]) -> None:
     """Check the reward against its components and weights, or keep it until the weights are known."""
     values, reward = item.components, _finite(item.row.reward)
     if reward is None or not values or any(_finite(v.raw) is None for _, v in values):
@@ -172,7 +177,7 @@ def _sum(item: RecordedRollout, report: Report, unweighted: list[tuple[RecordedR
         total = math.fsum((v.raw or 0.0) * (v.weight or 0.0) for _, v in values)
         report.number(item.place, "weighted sum of rewards", reward, total, tolerance=CLOSE, size=1.0)
     elif item.record.trajectory.error is None:
-        unweighted.append((item, {name: v.raw or 0.0 for name, v in values}))
+        unweighted.append((item.place, reward, {name: v.raw or 0.0 for name, v in values}))
 
 
 def _tokens(item: RecordedRollout, report: Report) -> None:
@@ -196,7 +201,8 @@ def reward_of(item: RecordedRollout) -> float | None:
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    """Return a number, None for one whose square is no finite number."""
+    return value if value is not None and abs(value) < 1e150 else None
 
 
 FITS = 1e-6
@@ -204,16 +210,16 @@ FEWEST = 12
 """Rollouts that must fit before weights count as found."""
 
 
-def fitted(rollouts: Sequence[tuple[RecordedRollout, dict[str, float]]], report: Report) -> None:
+def fitted(rollouts: Sequence[Unweighted], report: Report) -> None:
     """Find the weights of components, and name the rollouts whose reward is another than their sum."""
-    names = sorted({name for _, values in rollouts for name in values})
-    whole = [(item, values) for item, values in rollouts if len(values) == len(names)]
+    names = sorted({name for *_, values in rollouts for name in values})
+    whole = [each for each in rollouts if len(each[2]) == len(names)]
     if not names or len(whole) < max(FEWEST, 2 * len(names)):
         if rollouts:
             report.given["weighted sum of rewards"] = "the weights are not recorded, and too few rollouts show them"
         return
-    rows = [[values[name] for name in names] for _, values in whole]
-    rewards = [item.row.reward or 0.0 for item, _ in whole]
+    rows = [[values[name] for name in names] for *_, values in whole]
+    rewards = [reward for _, reward, _ in whole]
     kept = list(range(len(rows)))
     weights = _solved(rows, rewards)
     for _ in range(max(3, len(rows) // 50)):
@@ -232,9 +238,9 @@ def fitted(rollouts: Sequence[tuple[RecordedRollout, dict[str, float]]], report:
         return
     found = ", ".join(f"{name} {w:.4g}" for name, w in zip(names, weights, strict=True))
     report.given["weights of rewards"] = f"not recorded; those that give {len(kept):,} rewards are {found}"
-    for (item, _), row, reward in zip(whole, rows, rewards, strict=True):
+    for (place, reward, _), row in zip(whole, rows, strict=True):
         right = _dot(row, weights)
-        report.number(item.place, "weighted sum of rewards", reward, right, tolerance=2 * FITS, size=1.0)
+        report.number(place, "weighted sum of rewards", reward, right, tolerance=2 * FITS, size=1.0)
 
 
 def _dot(row: Sequence[float], weights: Sequence[float]) -> float:

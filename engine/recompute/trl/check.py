@@ -91,7 +91,7 @@ class Walk:
         for number, block in enumerate(together):
             self.generations.check(block, self.items)
             own = blocks_of(blocks, "generation")
-            self.updates.begin([per[number] for per in own if number < len(per)], self.items)
+            self.updates.begin([per[number] for per in own if number < len(per)])
             self._keep(block.data["metrics"])
         for per in blocks_of(blocks, "loss"):
             for number, block in enumerate(per):

@@ -42,7 +42,7 @@ class UpdateCheck:
         for kind, why in _not_checked(settings):
             report.given[kind] = why
 
-    def begin(self, blocks: Sequence[Block], items: Mapping[str, RecordedRollout]) -> None:
+    def begin(self, blocks: Sequence[Block]) -> None:
         """Take a new generation. blocks: the parts of the processes."""
         for block in blocks:
             last = self._generation.get(block.process)
@@ -117,7 +117,8 @@ class UpdateCheck:
             return
         pairs = list(_masked(row.old, row))
         mean = math.fsum(abs(a - b) for a, b in pairs) / len(pairs)
-        limit = SAME_POLICY.get(self.settings.dtype, COARSE) if not self.settings.bf16 else COARSE
+        mixed = self.settings.bf16 or self.settings.fp16
+        limit = COARSE if mixed else SAME_POLICY.get(self.settings.dtype, COARSE)
         right = math.fsum(b for _, b in pairs)
         recorded = math.fsum(a for a, _ in pairs) if mean > limit else right
         self.report.number(where, "sum of log-probs before the update", recorded, right)
