@@ -108,15 +108,16 @@ class Origin:
 
     def beside(self, name: str) -> Document:
         """Return a small JSON file in the same folder (or at `../name`), or an empty object."""
-        return _side_file(self.path.parent / name)
+        return side_file(self.path.parent / name)
 
     def text_beside(self, name: str) -> str:
         """Return the text of a small file in the same folder, or an empty text."""
         return _side_bytes(self.path.parent / name).decode("utf-8", "replace").strip()
 
 
-@lru_cache(maxsize=256)
-def _side_file(path: Path) -> Document:
+@lru_cache(maxsize=16)  # one may have megabytes
+def side_file(path: Path) -> Document:
+    """Return a small JSON file, or an empty object."""
     return mapping(parsed(_side_bytes(path).decode("utf-8", "replace")))
 
 

@@ -18,7 +18,7 @@ from ...engine.runs.errors import RecordError
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.types import RunInfo
 from .common import ExitCode, Home, Importers, Maps, fail, json_line, say, warn
-from .dumps import run_or_dump
+from .dumps import argument_of, run_or_dump
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -67,6 +67,7 @@ def check(
     except RecordError as error:
         fail(f"{reference} cannot be read: {error}")
     found = diagnosis.found()
+    named = argument_of(info) if info.mode == "dump" else quote(reference)
     for each in found:
         finding = each.finding
         helps = "" if finding.grade == "good" else remedy(finding.detector, finding.subject)
@@ -81,7 +82,7 @@ def check(
         elif helps:
             say(f"  what helps: {helps}")
         for id_ in finding.trajectories:
-            say(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}")
+            say(f"  grpo-tui inspect {named} --trajectory {quote(id_)}")
     for problem in problems:
         warn(f"not read: {problem}")
     if not (found or as_json or (problems and not total)):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from ...engine.imports import cache
@@ -90,6 +91,14 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
         if reasons:
             lines.append(f"not in {name}: " + "; ".join(f"{what} ({why})" for what, why in reasons.items()))
     return [literal(text) for text in lines]
+
+
+def argument_of(info: RunInfo) -> str:
+    """Return the arguments that name this run or dump to another command."""
+    options = info.facts.get("options") or {}
+    maps = [f"--map={role}={key}" for role, key in (options.get("keys") or {}).items()]
+    importers = [f"--importer={path}" for path in options.get("importers") or ()]
+    return join([str(info.facts.get("dump") or info.id), *maps, *importers])
 
 
 def named_run(reference: str, home: Path) -> RunInfo:

@@ -20,7 +20,7 @@ from ..format import mark, number, step_text
 from ..plain import read_whole, trajectory_data
 from ..text import line
 from .common import ExitCode, Home, Importers, Maps, RunReference, fail, json_line, on_terminal, say, warn
-from .dumps import dump_notes, matching, named_run, opened, opened_dump, run_or_dump
+from .dumps import argument_of, dump_notes, matching, named_run, opened, opened_dump, run_or_dump
 
 EVENTS_SHOWN = 200
 
@@ -177,11 +177,11 @@ def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
 
 def _print_summary(reader: RunReader, info: RunInfo) -> None:
     dump = info.facts.get("dump")
-    name = quote(str(dump or info.id))
+    name = argument_of(info)
     step, count = step_text(info), f"{reader.rollouts.total():,} trajectories"
     if dump:
         where = f"up to step {step}" if step != "–" else "of no step"
-        say(f"dump {name}: {info.environment}, {count} {where}")
+        say(f"dump {quote(str(dump))}: {info.environment}, {count} {where}")
         means = ", ".join(f"{k} {number(v)}" for k, v in (info.facts.get("means") or {}).items())
         if means:
             say(f"means over all: {means}")
@@ -216,8 +216,7 @@ def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> 
     try:
         whole = read_whole(reader, reference)
     except LookupError as error:
-        name = quote(str(info.facts.get("dump") or info.id))
-        fail(f"{error}; ids are listed by `grpo-tui inspect {name} --filter ''`", ExitCode.NOT_FOUND)
+        fail(f"{error}; ids are listed by `grpo-tui inspect {argument_of(info)} --filter ''`", ExitCode.NOT_FOUND)
     if as_json:
         say(json_line(trajectory_data(whole)))
         return

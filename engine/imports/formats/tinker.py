@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from ..format import Documents, Origin
+from ..format import Documents, Origin, side_file
 from ..mapped import at, plain
 from ..messages import conversation, message, split
 from ..rollout import Item, Message, Rollout, Score
@@ -93,18 +95,11 @@ def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ..
     steps = objects(document.get("steps"))
     group, index = whole(document.get("group_idx")), whole(document.get("traj_idx"))
     base = origin.path.name.partition("_rollout_summaries")[0]
-    tree = origin.beside(f"{base}_logtree.json")
-    if not tree or not steps or group is None or index is None:
-        return None
-    groups = list(_sections(tree.get("root"), "Group Rollout"))
-    rollouts: list[list[Document]] = []
-    for turn in _sections(groups[group], "Turn ") if 0 <= group < len(groups) else ():
-        if _heading(turn) == "Turn 1" or not rollouts:
-            rollouts.append([])
-        rollouts[-1].append(turn)
-    turns = rollouts[index] if 0 <= index < len(rollouts) else []
+    turns = _turns(origin.path.with_name(f"{base}_logtree.json")).get((group, index), [])
     rewards = [number(s.get("reward")) for s in steps]
-    if len(turns) != len(steps) or not all(_same(_printed(t), r) for t, r in zip(turns, rewards, strict=True)):
+    if not steps or len(turns) != len(steps):
+        return None
+    if not all(_same(_printed(turn), reward) for turn, reward in zip(turns, rewards, strict=True)):
         return None
     talks = [node for t in turns for node in _nodes(t) if at(mapping(node), "data.type") == "conversation"]
     prompt, said = split(conversation([m for talk in talks for m in listed(at(talk, "data.messages"))]))
@@ -113,6 +108,18 @@ def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ..
     errors = iter([_error(mapping(s.get("logs"))) for s in steps])
     by_turn = iter(rewards)
     return prompt, tuple(replace(m, reward=next(by_turn), error=next(errors)) if m.is_agent else m for m in said)
+
+
+@lru_cache(maxsize=2)
+def _turns(path: Path) -> dict[tuple[int | None, int | None], list[Document]]:
+    """Return the turns of each rollout in a logtree, by the numbers of its group and of the rollout."""
+    found: dict[tuple[int | None, int | None], list[Document]] = {}
+    for group, section in enumerate(_sections(side_file(path).get("root"), "Group Rollout")):
+        index = -1
+        for turn in _sections(section, "Turn "):
+            index += _heading(turn) == "Turn 1" or index < 0
+            found.setdefault((group, index), []).append(turn)
+    return found
 
 
 def _same(printed: float | None, reward: float | None) -> bool:

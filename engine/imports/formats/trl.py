@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ....configs import metric_names as metric
-from ..format import Documents, Origin
+from ..format import Documents, Origin, side_file
 from ..mapped import Mapped
 from ..messages import completion, conversation
 from ..rollout import Item, Numbers, Score
@@ -70,7 +72,7 @@ def trl(functions: frozenset[str] = frozenset()) -> Documents:
 
     def read(document: Document, origin: Origin) -> Iterable[Item]:
         made = _TABLE.rollout(document, origin)
-        known = functions or _functions(origin)
+        known = functions or _functions(origin.path.parent)
         components = dict(made.components)
         for name in (n for n in document if n in known):  # a function that returned None for all rows is no number
             components.setdefault(name, Score(number(document[name])))
@@ -116,10 +118,11 @@ TRAINER_STATE = Documents("trainer state", _state, keys=("log_history", "global_
 """`trainer_state.json` of transformers."""
 
 
-def _functions(origin: Origin) -> frozenset[str]:
+@lru_cache(maxsize=16)  # its log grows with the training, and so do the rows
+def _functions(folder: Path) -> frozenset[str]:
     """Return the names of the reward functions from the trainer's state, in the same folder or the one above."""
     for name in ("trainer_state.json", "../trainer_state.json"):
-        keys = {key for entry in objects(origin.beside(name).get("log_history")) for key in entry}
+        keys = {key for entry in objects(side_file(folder / name).get("log_history")) for key in entry}
         if found := frozenset(m[1] for key in keys if (m := _FUNCTION.fullmatch(key))):
             return found
     return frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,14 @@ def test_an_importer_that_cannot_be_used_is_one_sentence(
         and "Traceback" not in said
         and len(said.strip().splitlines()) == 1
     )
+
+
+def test_a_command_that_is_printed_names_the_keys_as_this_one_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"q": f"q{i // 4}", "a": f"a{i}", "points": 5.0}) + "\n" for i in range(40)))
+    maps = ["--map=prompt=q", "--map=completion=a", "--map=reward=points"]
+    assert run(["check", str(file), *maps]) == 1
+    printed = next(line for line in capsys.readouterr().out.splitlines() if "--trajectory" in line)
+    assert run(shlex.split(printed)[1:]) == 0 and "a0" in capsys.readouterr().out
