@@ -288,7 +288,7 @@ class ChatScreen(AppScreen):
                 return
             self._seen.add(found["id"])
             prompt, given = str(found["prompt"]), [found[n] for n in ("answer", "policy_version", "certainty")]
-            messages = found["messages"] or [{"role": "user", "content": prompt}]
+            messages = found.get("messages") or [{"role": "user", "content": prompt}]
             self.chat.exchanges.append(ChatExchange(prompt, messages, found["id"], *given))
             self._show()
 
