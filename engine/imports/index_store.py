@@ -14,7 +14,7 @@ from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
 from .groups import DumpGroups
 
-VERSION = "13"
+VERSION = "14"
 """The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
 """Reported problems. Ten times as many are kept."""
@@ -87,7 +87,6 @@ class IndexStore:
         self.record.close()
 
     def one(self, sql: str, *params: object) -> Any:
-        """Return the first value of the first row; None if there is none."""
         row = self.db.execute(sql, params).fetchone()
         return None if row is None else row[0]
 

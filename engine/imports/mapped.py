@@ -112,7 +112,8 @@ class Mapped:
         if group and self.group_of is not None:
             group, position = self.group_of(group)
             index = position if index is None else index
-        tools = get("tools")
+        tools, stop = get("tools"), get("stop")
+        stop = stop.get("type") if isinstance(stop, Mapping) else stop  # a list holds the stop sequences of a request
         correct = _WORDS.get(correct.lower(), correct) if isinstance(correct, str) else correct
         read: dict[str, Any] = {
             "reward": (total if self.by_token else number)(reward),
@@ -137,7 +138,7 @@ class Mapped:
             components=components,
             answer=text(get("answer")),
             expected=text(get("expected")),
-            stop=_stop_reason(get("stop")) or next((m.stop for m in reversed(said) if m.stop), ""),
+            stop=(stop if isinstance(stop, str) else "") or next((m.stop for m in reversed(said) if m.stop), ""),
             error=error_text(get("error")),
             token_count=whole(get("token_count")),
             policy_version=whole(get("policy_version")),
@@ -150,7 +151,6 @@ class Mapped:
         return made if self.finish is None else self.finish(made, document, origin)
 
     def _conversation(self, found: Document) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """Return the prompt and the completion, by the values of the roles."""
         asked, answered, messages, system = map(found.get, ("prompt", "completion", "messages", "system"))
         talk = self.read_prompt(messages) if messages is not None else ()
         if talk and asked is not None and answered is None and isinstance(messages, str) and not split(talk)[1]:
@@ -213,12 +213,6 @@ class Mapped:
             else:
                 extra.update(plain({key: value}))
         return components, extra
-
-
-def _stop_reason(value: object) -> str:
-    """Return the reason why a generation ended. A list holds the stop sequences of a request, so it is none."""
-    value = value.get("type") if isinstance(value, Mapping) else value
-    return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True)

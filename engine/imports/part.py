@@ -363,7 +363,6 @@ class FilePart:
             self._amend(id_, Amendment(id_, step, reward, advantage, json.loads(extra)))
 
     def _amend(self, id_: str, amendment: Amendment) -> None:
-        """Apply an amendment to the row of its rollout, if there is one."""
         n = self.store.one("SELECT max(n) FROM cards WHERE id = ?", id_)
         if n is None:
             return

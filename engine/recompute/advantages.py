@@ -80,7 +80,6 @@ class AdvantageCheck:
         return with_teacher(formula, leads, mean, size, distillation.weight, distillation.with_reward)
 
     def _formula(self, item: RecordedRollout, computed: AdvantageFormula | None) -> None:
-        """Compare each recorded term of a rollout with the computed one."""
         recorded = item.record.formula
         steps = () if computed is None else computed.steps
         self.report.same(item.place, "terms of the advantage", len(recorded.steps) if recorded else 0, len(steps))

@@ -38,7 +38,6 @@ class RecordedRollout:
 
     @property
     def components(self) -> list[tuple[str, ComponentValue]]:
-        """The components of all its steps, with their names."""
         return [pair for step in self.rewards for pair in step.components.items()]
 
     @property

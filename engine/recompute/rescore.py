@@ -133,7 +133,6 @@ def _shifts(before: Sequence[RecordedRollout], after: Sequence[RecordedRollout])
 def _changed(
     items: list[RecordedRollout], old: RunConfig, new: RunConfig, step: int, judged: Judged | None
 ) -> list[RecordedRollout]:
-    """Return the rollouts of a step with the rewards of the new configuration."""
     if judged is not None:
         items = [_with(item, trajectory=_scored(item, judged)) for item in items]
     raw = [_raw(item, old, new, judged=judged is not None) for item in items]
@@ -157,7 +156,6 @@ def _scored(item: RecordedRollout, judged: Judged) -> Trajectory:
 
 
 def _raw(item: RecordedRollout, old: RunConfig, new: RunConfig, *, judged: bool) -> list[dict[str, float | None]]:
-    """Return the raw value of each component at each step."""
     trajectory, breakdown = item.record.trajectory, _breakdown(item)
     found = [{name: value.raw for name, value in step.components.items()} for step in breakdown.steps]
     rules = new.rewards.penalties

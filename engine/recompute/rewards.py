@@ -52,7 +52,6 @@ class Rewards:
                 self._rules(_amounts(data.get("rules")))
 
     def step(self, items: Sequence[RecordedRollout]) -> None:
-        """Check all rewards of one step."""
         self._begin(items[0].row.step or 0)
         batch: dict[str, list[float]] = {}
         for item in items:
@@ -127,7 +126,6 @@ class Rewards:
         self.report.number(item.place, "reward in the list", item.row.reward, whole, size=1.0, tolerance=SINGLE)
 
     def _normalized(self, group: Sequence[RecordedRollout], now: Mapping[str, Moments]) -> None:
-        """Check the normalised values of a group, and the statistics that they were normalised by."""
         settings = self.config.normalization
         sums: dict[str, list[float]] = {}
         for item in group:
@@ -193,7 +191,6 @@ def normalize(raw: float, by: NormalizedBy, count: int, settings: NormalizationC
 
 
 def _amounts(data: object) -> dict[str, float]:
-    """Return numbers by name, as far as an event holds them."""
     items = data.items() if isinstance(data, Mapping) else ()
     return {str(name): float(value) for name, value in items if isinstance(value, (int, float))}
 

@@ -1,6 +1,6 @@
 """One JSON document in a file: an object, or a list whose items are the documents (also when pretty-printed).
 
-A large or damaged list, and documents that follow each other, are read item by item. Other documents are read at once.
+A list, and documents that follow each other, are read item by item. One object is read at once.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,8 +19,6 @@ from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, begins_json, cac
 
 MAX_FILE = 2 << 30
 """Bytes of a file that is read at once."""
-LARGE = 16 << 20
-"""Bytes of a list that is read item by item."""
 _BLOCK = 1 << 20
 _BEGIN = re.compile(r"(?:\xef\xbb\xbf)?\s*\[")
 _BRACKETS = re.compile(rb'["{}\[\]]')
@@ -45,31 +44,23 @@ class JsonFile(Container):
         return _parsed(first) is None and (first[:1] == b"[" or not isinstance(_parsed(rest.partition(b"\n")[0]), dict))
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield the document or the items of the list. The place is an index, or the bytes of an item."""
-        try:
-            loaded = None if os.stat(path).st_size > LARGE and _is_list(path) else _load(path)
-        except ValueError:  # several documents, or a damaged one
-            loaded = None
-        if loaded is None:
-            yield from items(partial(_opened, path), after, line)
-            return
-        for i, item in enumerate(loaded[after:], after):
-            yield FoundDocument(i, 1, i + 1, i + 1, item)
+        """Yield the object, whose place is 0 and has length 1, or the items of the list by their bytes."""
+        with path.open("rb") as file:
+            is_list = begins_list(file.read(64))
+        found = items(partial(_opened, path), after, line)
+        if not is_list:
+            with suppress(ValueError):  # several documents, or a damaged one
+                found = iter([FoundDocument(0, 1, 1, 1, _load(path))][after:])
+        yield from found
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return an item by its index (`length` 1) or its bytes."""
-        if length > 1:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                data = file.read(length)
-            try:
-                return loads(data)
-            except ValueError as error:
-                raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
         try:
-            return item_of(_load(path), path, offset)
+            if length == 1:
+                return _load(path)
+            with _opened(path, offset) as file:
+                return loads(file.read(length))
         except ValueError as error:
-            raise DumpError(f"{path}: {error}") from None
+            raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
 
 
 def _opened(path: Path, at: int) -> BinaryIO:
@@ -88,9 +79,9 @@ def is_long_line(stream: Any) -> bool:
     return length > MAX_DOCUMENT and not stream.read(_BLOCK).strip()
 
 
-def _is_list(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return _BEGIN.match(file.read(64).decode("latin-1")) is not None
+def begins_list(head: bytes) -> bool:
+    """Return whether a text begins as a list."""
+    return _BEGIN.match(head.decode("latin-1")) is not None
 
 
 def items(at: Callable[[int], BinaryIO], after: int, line: int) -> Iterator[FoundDocument]:
@@ -167,24 +158,11 @@ def _behind(stream: BinaryIO, at: int) -> int | None:
 
 
 @cached_by_file(maxsize=2)
-def _load(path: Path) -> tuple[object, ...]:
+def _load(path: Path) -> Any:
     size = os.stat(path).st_size
     if size > MAX_FILE:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
-    return items_of(path.read_bytes())
-
-
-def item_of(items: Sequence[Any], path: Path, offset: int) -> Any:
-    """Return an item of a list by its index. Raises DumpError if the list has fewer."""
-    if offset >= len(items):
-        raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
-    return items[offset]
-
-
-def items_of(data: bytes) -> tuple[Any, ...]:
-    """Return the items of a list, or one document. Raises ValueError if it is no JSON."""
-    document = loads(data)
-    return tuple(document) if isinstance(document, list) else (document,)
+    return loads(path.read_bytes())
 
 
 def _parsed(line: bytes) -> Any:

@@ -19,21 +19,10 @@ from typing import Any
 
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
-from .base import (
-    HEAD,
-    MARK,
-    MAX_DOCUMENT,
-    TO_ITS_END,
-    Container,
-    FoundDocument,
-    begins_json,
-    cached_by_file,
-    loads,
-    stat_of,
-)
-from .json_file import JsonFile, is_long_line, item_of, items, items_of
+from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, Container, FoundDocument, begins_json, cached_by_file, loads, stat_of
+from .json_file import JsonFile, begins_list, is_long_line, items
 from .json_lines import lines
-from .session import is_entry
+from .session import SessionFile
 
 MAX_TEXT = 16 << 30
 """Bytes of text in one file. A larger text is a bomb."""
@@ -64,19 +53,15 @@ class PackedLines(Container):
         return 0, 0
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield the lines from a byte of the text on, or the items of one document."""
+        """Yield the lines or items from a byte of the text on, or one document, whose place is 0 and has length 0."""
         try:
-            if not self._is_document(path):
+            if not (head := self._head_of_document(path)):
                 documents = lines(self._at(path, after), after, line)
             else:
-                try:
-                    whole = _whole(path, self.unpacked)
-                except ValueError:  # several documents, or a damaged one
-                    documents = items(partial(self._at, path), after, line)
-                else:
-                    for i, item in enumerate(whole[after:], after):
-                        yield FoundDocument(i, 0, i + 1, i + 1, item)
-                    return
+                documents = items(partial(self._at, path), after, line)
+                if not begins_list(head) or SessionFile().detect(head):  # a list of messages is one document
+                    with contextlib.suppress(ValueError):  # several documents, or a damaged one
+                        documents = iter([FoundDocument(0, 0, 1, 1, _whole(path, self.unpacked))][after:])
             for found in documents:
                 if found.after > MAX_TEXT:
                     raise DumpError(f"it unpacks to more than {MAX_TEXT >> 30} GiB")
@@ -84,20 +69,22 @@ class PackedLines(Container):
         except (*self.damage, EOFError) as error:
             raise DumpError(f"{path}: the compressed text is damaged ({error})") from None
 
-    def _is_document(self, path: Path) -> bool:
+    def _head_of_document(self, path: Path) -> bytes:
+        """Return the beginning of a text that is JSON and no lines, else nothing."""
         head = b""
         with contextlib.suppress(*self.damage, EOFError), path.open("rb") as file:  # whole lines before it are read
             stream = self.unpacked(file)
             while len(head) < HEAD and (part := stream.read1(HEAD - len(head))):
                 head += part
         is_line = len(head) == HEAD and b"\n" not in head
-        return JsonFile().detect(head) or (is_line and is_long_line(self._at(path, 0)))
+        is_document = JsonFile().detect(head) or (is_line and is_long_line(self._at(path, 0)))
+        return head if is_document else b""
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the line at a byte of the text, or (`length` 0) an item of a document."""
+        """Return the line or item at a byte of the text, or (`length` 0) the one document."""
         try:
             if length == 0:
-                return item_of(_whole(path, self.unpacked), path, offset)
+                return _whole(path, self.unpacked)
             return loads(self._bytes(path, offset, length))
         except (*self.damage, EOFError, ValueError) as error:
             raise DumpError(f"{path}, byte {offset} of its text: {error}") from None
@@ -126,14 +113,13 @@ class PackedLines(Container):
 
 
 @cached_by_file(maxsize=1)
-def _whole(path: Path, unpacked: Callable[[Any], Any]) -> tuple[object, ...]:
-    """Return the items of a text that is one document. A list of messages is one item. Raises ValueError."""
+def _whole(path: Path, unpacked: Callable[[Any], Any]) -> Any:
+    """Return the document of a text that is one. Raises ValueError."""
     with path.open("rb") as file:
         data = unpacked(file).read(MAX_WHOLE + 1)
     if len(data) > MAX_WHOLE:
         raise DumpError(f"{path}: one JSON document of more than 1 GiB cannot be read at once; write JSON lines")
-    found = items_of(data)
-    return (list(found),) if found and is_entry(found[0]) else found
+    return loads(data)
 
 
 class GzipLines(PackedLines):
@@ -149,7 +135,7 @@ class GzipLines(PackedLines):
             text = zlib.decompressobj(wbits=31).decompress(head, 4096)
         except zlib.error:
             return True  # reported when it is opened
-        return not text.removeprefix(MARK).strip() or begins_json(text)
+        return not text or begins_json(text)
 
     def unpacked(self, file: Any) -> Any:
         return gzip.GzipFile(fileobj=file, mode="rb")

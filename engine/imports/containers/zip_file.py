@@ -59,7 +59,6 @@ class ZipFile(Container):
                 yield FoundDocument(number, 0, number + 1, at + _SPAN, problem=f"{members[number].filename}: {error}")
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the document of a member, or its line `length`."""
         members = _archive(path).infolist()
         if offset >= len(members):
             raise DumpError(f"{path} has changed since it was indexed: it has no member {offset} any more")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..containers.sqlite import is_empty, runs_of
 from ..convert import identity
@@ -14,7 +13,7 @@ from ..messages import conversation, error_text, split
 from ..rollout import Item, Message, Numbers, Rollout, Score
 from ..templates import flat
 from ..tokens import token_arrays
-from ..values import Document, listed, mapping, number, objects, parsed, text, whole
+from ..values import Document, listed, mapping, number, objects, text, whole
 from .generic import table_rows
 from .tables import GENERIC
 from .trl import trl
@@ -55,7 +54,7 @@ def _art_rollout(document: Document, origin: Origin) -> Rollout:
     step = whole(about_group.get("step"))
     step = step if step is not None else whole(number_) if number_.isdecimal() else origin.step
     entries = listed(whole_.get("messages_and_choices")) or listed(whole_.get("messages"))
-    prompt, said = split(conversation([_with_calls(e) for e in entries]))
+    prompt, said = split(conversation(entries))
     metrics, about = mapping(whole_.get("metrics")), mapping(whole_.get("metadata"))
     position = text(document.get("group_index"))
     split_name = origin.path.parent.name
@@ -86,12 +85,6 @@ def _art_rollout(document: Document, origin: Origin) -> Rollout:
         },
         tools=tuple(objects(whole_.get("tools"))),
     )
-
-
-def _with_calls(entry: object) -> Any:
-    if isinstance(entry, Mapping) and isinstance(entry.get("tool_calls"), str):
-        return {**entry, "tool_calls": parsed(entry["tool_calls"])}
-    return entry
 
 
 def _errors(document: Document) -> str | None:

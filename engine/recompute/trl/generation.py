@@ -35,7 +35,6 @@ class GenerationCheck:
         self._masks(block, place)
 
     def rollouts(self, items: Sequence[RecordedRollout]) -> Scored | None:
-        """Check groups, sums and advantages of rollouts that were scored together."""
         names = list(dict.fromkeys(name for item in items for name in values_of(item)))
         if not items or not names:
             self.report.given["advantages"] = "the values of reward functions are not recorded"
@@ -205,7 +204,6 @@ def _spreads(values: Sequence[Sequence[float]], n: int) -> list[float]:
 
 
 def _normalized(values: Sequence[Sequence[float]], n: int) -> list[list[float]]:
-    """Normalise each function's values in each group."""
     columns: list[list[float]] = []
     for column in zip(*values, strict=True):
         normal: list[float] = []

@@ -154,7 +154,6 @@ def _policy(ratio: float, a: float, logp: float, phi: float, settings: Settings)
 
 
 def _edges(settings: Settings) -> tuple[float, ...]:
-    """Return the ratios at which a term has a kink."""
     if settings.loss_type in ("sapo", "vespo"):
         return ()
     if settings.loss_type == "cispo":

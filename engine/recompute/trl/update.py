@@ -133,7 +133,6 @@ class UpdateCheck:
 
 
 def _masked(values: Sequence[float], row: LossRow) -> Iterator[tuple[float, float]]:
-    """Yield a value and the policy's log-prob of each unmasked token."""
     for value, logp, mask in zip(values, row.logps, row.mask, strict=True):
         if mask and not math.isnan(value):
             yield value, logp

@@ -92,7 +92,6 @@ def test_one_object_on_a_long_line_is_a_document_and_no_line(
 def test_a_number_of_thousands_of_digits_in_a_large_list_costs_its_item_alone(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_file, "LARGE", 100)
     file = tmp_path / "a.json"
     file.write_text(f"[{row(1)},\n{row(2)[:-1]}, {'9' * 5000!r}: {'9' * 5000}}},\n{row(3)}]".replace("'", '"'))
     reader = opened(file)

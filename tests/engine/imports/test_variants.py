@@ -490,7 +490,6 @@ def test_a_parquet_of_many_batches_is_read_in_any_order(
 def test_a_large_list_is_read_item_by_item(
     indent: int | None, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_file.LARGE", 0)
     monkeypatch.setattr("grpo_tui.engine.imports.containers.json_file._BLOCK", 100)
     made = [{**VERL, "score": n, "output": "\u00e4 ]},{[ \\" * n, "list": [{"a": [n]}]} for n in range(40)]
     text = json.dumps(made, ensure_ascii=False, indent=indent)
