@@ -135,7 +135,7 @@ def _harmless(rollouts: Sequence[RolloutSummary]) -> bool:
     """Return whether rollouts that a limit ended can be right: half as often as the others, or within three standard
     errors."""
     cut, others = ([bool(r.correct) for r in rollouts if r.cut is side] for side in (True, False))
-    if min(len(cut), len(others)) < ENOUGH or sum(cut) < RIGHT:
+    if min(len(cut), len(others)) < ENOUGH / 2 or sum(cut) < RIGHT:
         return False
     p = fmean(cut + others)
     error = math.sqrt(p * (1 - p) * (1 / len(cut) + 1 / len(others)))

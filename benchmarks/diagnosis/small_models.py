@@ -65,8 +65,8 @@ SETTINGS: Mapping[str, object] = {
     "training.learning_rate": 1e-4,
     "training.prompts_per_step": 4,
     "training.max_steps": 16,
-    "training.max_turn_tokens": 24,
-    "training.max_trajectory_tokens": 112,
+    "training.max_turn_tokens": 12,
+    "training.max_trajectory_tokens": 96,
     "training.eval_every": 0,
 }
 
