@@ -32,8 +32,8 @@ ONE = 0.8
 """Share of the most frequent answer."""
 CUT = 0.5
 """Share of rollouts that a limit ends."""
-RIGHT = 4
-"""Right rollouts among these that show that they can be right."""
+RIGHT, OFTEN = 4, 0.4
+"""Right rollouts among these that show that they can be right, and how often, as a share of the success of others."""
 CLIPPED = 0.3
 """Share of clipped tokens."""
 LEAST_KL = 0.05
@@ -124,22 +124,26 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"end. {len(cut):,} of {len(rollouts):,} rollouts were cut."
     )
     grade: Grade = "warning"
-    if _harmless(every := [r for b in batches for r in b.rollouts if r.correct is not None]):
+    judged = _with_success(batches)
+    every = [r for b in judged for r in b.rollouts if r.correct is not None]
+    if _harmless(every, bool(improvement(judged, limits))):
         grade, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
         message = f"{message[:-1]}, and {rates[0]:.0%} of these are right ({rates[1]:.0%} of the others)."
     began = since(batches, lambda b: fmean(r.cut for r in b.rollouts) > CUT)
     return [Finding("truncation", message, share, CUT, ids_of(cut, limits), grade=grade, began=began)]
 
 
-def _harmless(rollouts: Sequence[RolloutSummary]) -> bool:
-    """Return whether rollouts that a limit ended can be right: half as often as the others, or within three standard
-    errors."""
+def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:
+    """Return whether rollouts that a limit ended can be right: `OFTEN`, or within three standard errors of the others.
+    Half of `OFTEN` is enough where success is `better`: a policy that learns to be brief leaves its long texts behind.
+    """
     cut, others = ([bool(r.correct) for r in rollouts if r.cut is side] for side in (True, False))
     if min(len(cut), len(others)) < ENOUGH / 2 or sum(cut) < RIGHT:
         return False
     p = fmean(cut + others)
     error = math.sqrt(p * (1 - p) * (1 / len(cut) + 1 / len(others)))
-    return fmean(cut) >= fmean(others) / 2 or fmean(others) - fmean(cut) <= 3 * error
+    least = OFTEN / 2 if better else OFTEN
+    return fmean(cut) >= least * fmean(others) or fmean(others) - fmean(cut) <= 3 * error
 
 
 @detector("clipped", need.CLIPPED)
