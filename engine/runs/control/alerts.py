@@ -221,6 +221,7 @@ REMEDIES: Mapping[str, str] = {
     "silence_paid": "Charge less for wrong answers and for calls, or more for a rollout without an answer.",
     "tool_errors": "Fix the tool, or leave such rollouts out of the loss: they teach whatever the failure rewarded.",
     "leaked_answer": "Leave the answer out of the prompt, or out of the columns that the prompt is made of.",
+    "own_texts": "Begin each rollout with a list of messages, and an environment, of its own.",
     "prompt_gap": "Compare both prompts in `grpo-tui inspect`: is one cut, or made with another template?",
     "prompt_cut": "Raise the limit on prompts, or leave out longer tasks (`data.long_prompts: drop`).",
     "text_mismatch": "Decode sampled ids with the tokenizer of `model.base`. Compare both texts in `grpo-tui inspect`.",

@@ -50,7 +50,7 @@ with RunReader(folder / "run") as reader:
     slow = Query("seconds>1.5", sort="seconds", descending=True)
     assert [row.id for row in reader.rollouts.page(slow)] == ["t0", "t2"]
     assert reader.rollouts.histogram(column="seconds", bins=2) == [(1.0, 2.0, 1), (2.0, 3.0, 2)]
-    shown = next(c for c in rollout_columns(Palette(THEMES[DEFAULT_THEME]), 3, (), rows) if c.title == "sec")
+    shown = next(c for c in rollout_columns(Palette(THEMES[DEFAULT_THEME]), (), rows) if c.title == "sec")
     assert (shown.name, shown.cell(rows[0])[0]) == ("seconds", "1.00")
 with Indexer(dump, folder / "index", Options()) as indexer:  # an index of the version before: made again
     indexer.advance()
