@@ -138,8 +138,9 @@ def _with_own_texts(batches: Sequence[Batch]) -> list[RolloutSummary]:
 
 
 def _texts(batches: Iterable[Batch]) -> list[str]:
-    """Return the texts of rollouts, the longest first."""
-    return sorted({r.text.strip() for b in batches for r in b.rollouts} - {""}, key=len, reverse=True)
+    """Return the texts of rollouts, the longest first, without those that repeat their prompt."""
+    texts = {text for b in batches for r in b.rollouts if (text := r.text.strip()) not in r.prompt}
+    return sorted(texts, key=len, reverse=True)
 
 
 def _holds(prompt: str, texts: Iterable[str]) -> bool:

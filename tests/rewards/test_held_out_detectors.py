@@ -108,6 +108,13 @@ def test_prompts_that_hold_earlier_texts_come_before_the_answers_in_them():
     assert "leaked_answer" not in {f.detector for f in rest}
     told: Change = lambda r: replace(r, text=f"it is {r.answer} for task {r.id}")  # noqa: E731
     assert not findings(lambda s: 0.4, lambda s: 0.4, told), "prompts hold none"
+
+    def echo(r: RolloutSummary) -> RolloutSummary:
+        step, task, _ = map(int, r.id.split("-"))
+        prompt = f"question {step % 4} {task} of {task % 3}"
+        return replace(r, task=prompt, prompt=prompt, text=prompt)
+
+    assert not findings(lambda s: 0.4, lambda s: 0.4, echo), "tasks come again, and the policy repeats their prompts"
     short: Change = lambda r: replace(r, text="of")  # noqa: E731
     assert not findings(lambda s: 0.4, lambda s: 0.4, short), "all prompts have `of`, held-out ones, too"
 
