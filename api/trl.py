@@ -48,8 +48,11 @@ def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", 
     A fresh training is a new run: `name`, `name-2`, `name-3`, …. A training that is resumed from a checkpoint continues
     the newest run that reached it, and replaces the rows after it. source: one of `SOURCES`, to take no better one.
     Each process of a distributed training records its own rollouts. Raises TypeError for an object without the parts
-    that are read here, and nothing later.
+    that are read here, and nothing later. A trainer that is recorded already keeps its record.
     """
+    for callback in trainer.callback_handler.callbacks if hasattr(trainer, "callback_handler") else ():
+        if isinstance(callback, _Numbers):
+            return callback.attached
     if source and source not in SOURCES:
         raise ValueError(f"source={source!r}: right would be one of {', '.join(SOURCES)}")
     found = _sources(trainer)

@@ -67,6 +67,8 @@ def find_problem(call: ToolCall, tools: Sequence[ToolSpec], context: StepContext
 def find_fault(argument: Argument, value: object, context: StepContext) -> Fault | None:
     """Find the fault of a value. None if it fits. Whether a well-formed reference exists is not checked here."""
     name = argument.name
+    if value is None and argument.nullable:
+        return None
     if argument.refers_to is not None:
         fits = resource_id(value) is not None
         return None if fits else Fault(f"{name} must be an id", f"{name} is the id of a {argument.refers_to}")

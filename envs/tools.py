@@ -27,7 +27,7 @@ class Argument:
 
     `minimum` is inclusive and `below` exclusive (a coordinate is `0 <= x < width`). The edges of a `box` are checked
     against the context's `width` and `height`. `refers_to` names a kind of resource (`"mask"`): the value must be the
-    id of one that exists.
+    id of one that exists. `nullable`: null is a value, too.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Argument:
     below: Bound | None = None
     choices: tuple[str, ...] | None = None
     refers_to: str | None = None
+    nullable: bool = False
 
     @property
     def schema(self) -> dict[str, object]:
@@ -50,6 +51,8 @@ class Argument:
             schema["enum"] = list(self.choices)
         if isinstance(self.minimum, (int, float)):
             schema["minimum"] = self.minimum
+        if self.nullable:
+            schema["nullable"] = True  # as `transformers` declares `int | None`
         return schema
 
 
@@ -94,7 +97,9 @@ class ToolSpec:
         return {
             "name": self.name,
             "description": self.description,
-            "arguments": [{k: v for k, v in vars(a).items() if v is not None} for a in self.arguments],
+            "arguments": [
+                {k: v for k, v in vars(a).items() if v is not None and (k != "nullable" or v)} for a in self.arguments
+            ],
             "modality": sorted(self.modality),
             "produces": self.produces,
             "final": self.final,
@@ -123,10 +128,11 @@ def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, 
 
 
 def _argument(name: str, schema: Mapping[str, object], required: bool) -> Argument:
-    kind = schema.get("type")
+    kind, nullable = schema.get("type"), bool(schema.get("nullable"))
     if isinstance(kind, list):
         kinds = [k for k in kind if k != "null"]
-        kind = kinds[0] if len(kinds) == 1 and len(kind) == 1 else None
+        nullable = nullable or len(kinds) < len(kind)
+        kind = kinds[0] if len(kinds) == 1 else None
     choices = schema.get("enum")
     texts = tuple(choices) if isinstance(choices, list) and all(isinstance(c, str) for c in choices) else None
     known = cast("ArgumentType", kind) if kind in TYPES else "any"
@@ -138,4 +144,5 @@ def _argument(name: str, schema: Mapping[str, object], required: bool) -> Argume
         required,
         minimum=minimum if isinstance(minimum, (int, float)) else None,
         choices=texts if known == "string" else None,
+        nullable=nullable and known != "any",
     )

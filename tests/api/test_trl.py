@@ -78,6 +78,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if recorded:
             attached = hook.attach(made, run="trl-run", runs_dir=folder / "runs")
             assert attached.source == "generation"
+            assert hook.attach(made, run="again", runs_dir=folder / "runs") is attached
             logs = keep_logs(made)
         made.train()
         weights.append({n: p.detach().clone() for n, p in made.model.named_parameters()})

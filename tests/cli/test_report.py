@@ -106,7 +106,9 @@ def test_two_runs_are_compared(tmp_path: Path):
     assert data["curves"]["success/train"] == [[[1, 0.0], [2, 0.25]], [[1, 0.0], [2, 0.75], [3, 0.5]]]
     assert "<td>success/train</td><td>0.25</td><td>0.50</td><td>+0.25</td>" in text
     assert [sum(r["run"] == i for r in data["rollouts"]) for i in (0, 1)] == [8, 12]
-    assert run(["inspect", "first", "--runs-dir", str(tmp_path), "--against", "second"]) == 2
+    words = ["inspect", "first", "--runs-dir", str(tmp_path), "--against", "second"]
+    assert run(words) == 2
+    assert run([*words, "--report", str(tmp_path / "both.svg")]) == 2
 
 
 def test_a_browser_shows_the_rollouts_and_runs_nothing_of_theirs(tmp_path: Path):

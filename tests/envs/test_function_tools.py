@@ -44,6 +44,16 @@ async def look(where: str) -> dict:
         raise KeyError("nothing is there")
     return {"found": where}
 
+def first(n: int | None, names: list[str] | None = None) -> str:
+    """
+    Tells what it was given.
+
+    Args:
+        n: How many.
+        names: Who asks.
+    """
+    return f"{n} {names}"
+
 def endless(a: int) -> str:
     """
     Never ends.
@@ -186,6 +196,22 @@ def test_an_answer_that_a_limit_cut_does_not_look_like_a_whole_one(limit: str, e
 def test_calls_in_the_syntax_of_several_models_are_read(file: str, call: str):
     done = run(DatasetEnv(tools=[f"{file}:look"]), call, "done")
     assert done.steps[0].observation == '{"found": "here"}'
+
+
+def test_null_is_a_value_of_an_argument_whose_type_has_none(file: str):
+    env = DatasetEnv(tools=[f"{file}:first", f"{file}:add"])
+    null, wrong = (
+        '{"name": "first", "arguments": {"n": null, "names": null}}',
+        '{"name": "first", "arguments": {"n": "x"}}',
+    )
+    done = run(env, null, wrong, '{"name": "add", "arguments": {"a": null}}', "done")
+    assert [s.observation for s in done.steps[:3]] == [
+        "None None",
+        "error: n must be integer",
+        "error: a must be integer",
+    ]
+    properties = load_tool(f"{file}:first").spec.schema["function"]["parameters"]["properties"]
+    assert properties["n"] == {"type": "integer", "description": "How many.", "nullable": True}
 
 
 def test_what_a_tool_raises_and_wrong_arguments_are_told_to_the_policy(file: str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,25 @@ async def test_follow_stays_at_the_newest(tmp_path: Path) -> None:
         await app.screen._poll()
         await app.press()
         assert app.screen.table.current.n == 21
+
+
+async def test_groups_grow_with_the_run_and_the_cursor_stays_on_its_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "growing", steps=2)
+    with RunReader(run) as reader:
+        record = reader.bodies.trajectory(1)
+    other = replace(record, trajectory=replace(record.trajectory, group="new", id="new-0"))
+    async with running(tmp_path, Groups(run)) as app:
+        await app.press("j")
+        before, chosen = app.screen.total, app.screen.table.current.group
+        await app.screen._grow()
+        writer = RunWriter(run)
+        writer.trajectories(3, [other] * 5)
+        writer.close()
+        await app.screen._grow()
+        await app.press()
+        assert app.screen.total == before + 1 and app.screen.table.current.group == chosen
+        await app.press("G")
+        assert app.screen.table.current.group == "new" and app.screen.table.current.size == 5
 
 
 async def test_the_histogram_grows_with_the_run(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ def write_report(home: Path, runs: Sequence[RunInfo], out: Path, query: Query) -
     kind = out.suffix.lower()
     if kind not in (".html", ".svg"):
         fail(f"--report: {out} must end in .html or .svg", ExitCode.USAGE)
+    if kind == ".svg" and (len(runs) > 1 or not query.everything):
+        fail(
+            f"--report: {out} is the dashboard of one run; --against, --filter and --search need .html", ExitCode.USAGE
+        )
     if not out.parent.is_dir():
         fail(f"--report: there is no folder {out.parent}; make it first", ExitCode.USAGE)
     picture = draw(home, runs[0]) if len(runs) == 1 or kind == ".svg" else ""

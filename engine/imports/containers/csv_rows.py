@@ -19,6 +19,8 @@ _COLUMNS = re.compile(
     r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction|_?step|global_step)\b"
 )
 """Names of columns that a table of rollouts or of metrics has. Any other text with commas is no table."""
+_DECIMAL = re.compile(r"-?\d+,\d+")
+"""A number of a file whose columns end with semicolons, as spreadsheets write it where the comma is decimal."""
 _LOGGED = re.compile(r"\W?\d{4}-\d\d-\d\d[ T]\d\d:")
 """The beginning of a line of a log, with its time."""
 
@@ -28,7 +30,7 @@ class CsvRow(dict[str, Any]):
 
 
 class CsvRows(Container):
-    """`.csv` and `.tsv` of any name."""
+    """`.csv` and `.tsv` of any name. Columns end with commas, tabs or semicolons, as in the first row."""
 
     name = "csv"
 
@@ -37,7 +39,7 @@ class CsvRows(Container):
             return False
         first, newline, rest = head.removeprefix(MARK).partition(b"\n")
         try:
-            names = _split(first.decode("utf-8", "replace"))
+            names = _split(_text(first))
         except csv.Error:  # a carriage return within the line
             return False
         return (
@@ -59,12 +61,14 @@ class CsvRows(Container):
                 nonlocal taken
                 for data in file:
                     taken += len(data)
-                    yield data.decode("utf-8", "replace")
+                    yield _text(data)
 
             try:
                 for values in csv.reader(lines(), delimiter=delimiter):
                     length, taken = taken, 0
                     line += 1
+                    if delimiter == ";":
+                        values = [v.replace(",", ".") if _DECIMAL.fullmatch(v) else v for v in values]
                     if len(values) == len(header):
                         row = CsvRow((name, value or None) for name, value in zip(header, values, strict=True) if name)
                         yield FoundDocument(at, length, line + 1, at + length, row)
@@ -76,14 +80,26 @@ class CsvRows(Container):
                 raise DumpError(f"{path}, row {line + 2}: {error}") from None
 
 
+def _text(data: bytes) -> str:
+    """Return a line of UTF-8, or of the code page of Western Windows, in which spreadsheets may write."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        damaged = not data.decode(errors="ignore").isascii()  # it has other characters of UTF-8
+        return data.decode("utf-8" if damaged else "cp1252", "replace")
+
+
+def _delimiter(line: str) -> str:
+    return "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
+
+
 def _split(line: str) -> list[str]:
-    delimiter = "\t" if "\t" in line else ","
-    return [name.strip() for name in next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter), [])]
+    return [name.strip() for name in next(csv.reader([line.rstrip("\r\n")], delimiter=_delimiter(line)), [])]
 
 
 @cached_by_file(maxsize=16)
 def _header(path: Path) -> tuple[tuple[str, ...], int, str]:
     with open(path, "rb") as file:
         first = file.readline()
-    line = first.removeprefix(MARK).decode("utf-8", "replace")
-    return tuple(_split(line)), len(first), "\t" if "\t" in line else ","
+    line = _text(first.removeprefix(MARK))
+    return tuple(_split(line)), len(first), _delimiter(line)

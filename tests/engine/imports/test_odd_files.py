@@ -59,6 +59,20 @@ def test_a_table_of_pandas_has_an_index_without_a_name(tmp_path: Path, opened: O
     assert [r.reward for r in reader.rollouts.page()] == [1.5, 0.5] and reader.rollouts.page()[0].extra == {}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
+def test_a_table_of_a_european_spreadsheet_is_read(encoding: str, tmp_path: Path, opened: Open) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes("prompt;completion;reward\r\nGrüße, zwei;1;-0,5\r\n€ 3;a;1,25\r\n".encode(encoding))
+    rows = opened(file).rollouts.page()
+    assert [(r.prompt, r.reward) for r in rows] == [("Grüße, zwei", -0.5), ("€ 3", 1.25)]
+
+
+def test_a_damaged_character_of_utf_8_leaves_the_others_of_its_line(tmp_path: Path, opened: Open) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes("prompt,completion,reward\nGrüße ".encode() + b"\xe2\x82" + b",a,1\n")
+    assert opened(file).rollouts.page()[0].prompt == "Grüße \ufffd"
+
+
 def test_whole_lines_before_the_end_of_a_cut_off_archive_are_read(tmp_path: Path, opened: Open) -> None:
     chance = random.Random(0)
     packed = gzip.compress("".join(row(i, pad=chance.random()) + "\n" for i in range(100)).encode())

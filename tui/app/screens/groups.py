@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ....engine.runs.errors import RecordError
@@ -27,6 +28,7 @@ from ..widgets.table import PAGE, Table, TableColumn
 from .query_list import QueryList
 
 T = TypeVar("T")
+_GROW_SECONDS = 2.0
 _POINTS = 2000
 """Groups of a prompt whose rewards are drawn at most."""
 
@@ -42,6 +44,8 @@ class GroupsScreen(QueryList):
         super().__init__(reads, query)
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
+        self._recorded = 0
+        """Rollouts of the run when its groups were read."""
         self.chart = Chart("chart")
         self.table = Table("table", self._columns, self._fetch, self._empty)
 
@@ -66,6 +70,7 @@ class GroupsScreen(QueryList):
 
     def on_mount(self) -> None:
         self._read(self._begin_at)
+        self.set_interval(_GROW_SECONDS, self._grow)
 
     def restart(self, keep: bool) -> None:
         row = self.table.current
@@ -85,20 +90,31 @@ class GroupsScreen(QueryList):
 
         def answer(reader: RunReader) -> T:
             if self._list is None or self._list[0] != query:
+                self._recorded = reader.rollouts.total()
                 self._list = (query, reader.rollouts.groups(query))
             return ask(self._list[1])
 
         return await self.reads.later(answer)
 
-    async def _start(self, query: Query, n: int | None) -> None:
+    async def _grow(self) -> None:
+        """Show the groups that were recorded meanwhile. The cursor stays on its group."""
+        if self.app.screen is not self or self.total is None or self.problem:
+            return
+        with suppress(RecordError):
+            if await self.reads.later(lambda reader: reader.rollouts.total()) != self._recorded:
+                row, self._list = self.table.current, None
+                start = self._start(self.list_query, None if row is None else row.first_n, at_once=False)
+                self.run_worker(start, group="groups", exclusive=True)
+
+    async def _start(self, query: Query, n: int | None, at_once: bool = True) -> None:
         total, at = 0, 0
         rows: Sequence[GroupRow] = ()
         try:
             first = await self._ask(lambda groups: groups.first(PAGE))
-            if len(first) == PAGE:
+            if len(first) == PAGE and at_once:
                 self._show(Count.of(PAGE, exact=False), 0, first, 0)
             total, at = await self._ask(lambda groups: (groups.count(), 0 if n is None else groups.position(n) or 0))
-            moved = len(first) == PAGE and self.table.cursor != 0  # somebody went on while it was counted
+            moved = len(first) == PAGE and at_once and self.table.cursor != 0  # somebody went on while it was counted
             if n is None or moved:
                 at = self.table.cursor if first else 0
             page = at // PAGE * PAGE

@@ -12,6 +12,7 @@ from ....engine.runs.control.live import InFlight, in_flight
 from ....engine.runs.health.headline import RATE_WINDOW
 from ....engine.runs.types import Event, RunInfo
 from ...format import ago, bar, count, duration, number, percent, trend
+from ...text import width as cells_of
 from ..live_data import Points, Reading
 from .line import Line, wrapped
 from .pane import Pane
@@ -292,7 +293,11 @@ class LogPanel(LivePanel):
         line = Line(p)
         line.offer(Line(p).add(found["time"], p.faint).gap(), width - 12)
         left = line.width
-        first, *more = wrapped(p, sign + message, max(1, width - left), tone) or [Line(p)]
+        rows = [""]
+        for part in (sign + message).split("  "):  # a name and its number stay together
+            whole = f"{rows[-1]}  {part}" if rows[-1] else part
+            rows[-1:] = [whole] if cells_of(whole) <= width - left or not rows[-1] else [rows[-1], part]
+        first, *more = wrapped(p, "\n".join(rows), max(1, width - left), tone) or [Line(p)]
         if len(more) > 1:  # a message takes two lines
             more = [more[0].cropped(width - left - 1).add("…", p.muted)]
         return [line.extend(first), *(Line(p).gap(left).extend(rest) for rest in more)]
