@@ -210,8 +210,11 @@ def test_null_is_a_value_of_an_argument_whose_type_has_none(file: str):
         "error: n must be integer",
         "error: a must be integer",
     ]
-    properties = load_tool(f"{file}:first").spec.schema["function"]["parameters"]["properties"]
-    assert properties["n"] == {"type": "integer", "description": "How many.", "nullable": True}
+    assert load_tool(f"{file}:first").spec.arguments[0].schema == {
+        "type": "integer",
+        "description": "How many.",
+        "nullable": True,
+    }
 
 
 def test_what_a_tool_raises_and_wrong_arguments_are_told_to_the_policy(file: str):

@@ -325,11 +325,14 @@ class RunsScreen(TableScreen):
         confirm(self, text, yes, delete)
 
     def _change(self, change: Callable[[], object]) -> None:
-        try:
-            change()
-        except LaunchError as error:
-            self.say(str(error), "error")
-        self._tick()
+        async def changed() -> None:
+            try:
+                await asyncio.to_thread(change)  # gigabytes of checkpoints take a while
+            except LaunchError as error:
+                self.say(str(error), "error")
+            self._tick()
+
+        self.run_worker(changed(), group="change")
 
     def action_filter(self) -> Awaitable[None] | None:
         def put(text: str) -> None:
