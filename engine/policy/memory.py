@@ -71,6 +71,7 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     import torch
     from torch import nn
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.pytorch_utils import Conv1D
 
     from .activations import numbers_of_layer
     from .sight.kinds import apart_from_language, takes_images
@@ -82,7 +83,7 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     text = config.get_text_config()
     output = model.get_output_embeddings()
     apart = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
+    linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not output]
     keys = [
         (getattr(layer, "num_key_value_heads", None) or text.num_attention_heads)
         * (getattr(layer, "head_dim", None) or text.hidden_size // text.num_attention_heads)
@@ -91,8 +92,8 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         linear=sum(m.weight.numel() for m in linear),
-        adapters=sum(m.in_features + m.out_features for m in linear if m not in apart),
-        vision_adapters=sum(m.in_features + m.out_features for m in linear if m in apart),
+        adapters=sum(sum(m.weight.shape) for m in linear if m not in apart),
+        vision_adapters=sum(sum(m.weight.shape) for m in linear if m in apart),
         vision=sum(p.numel() for m in apart for p in m.parameters(recurse=False)),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,

@@ -19,7 +19,7 @@ from grpo_tui.engine.runs.search.query import EVERYTHING, Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
-from grpo_tui.tui.app.destinations import Destination, Groups, Trajectories
+from grpo_tui.tui.app.destinations import Behavior, Destination, Groups, Scatter, Trajectories
 from grpo_tui.tui.app.screens import groups as groups_screen
 
 from .demo_run import make_run
@@ -250,6 +250,29 @@ async def test_groups_grow_with_the_run_and_the_cursor_stays_on_its_own(tmp_path
         assert app.screen.total == before + 1 and app.screen.table.current.group == chosen
         await app.press("G")
         assert app.screen.table.current.group == "new" and app.screen.table.current.size == 5
+
+
+@pytest.mark.parametrize("place", [Scatter, Behavior])
+async def test_a_scatter_plot_and_a_table_of_behaviour_grow_with_the_run(
+    place: type[Scatter | Behavior], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, "growing", steps=2)
+    with RunReader(run) as reader:
+        record = reader.bodies.trajectory(1)
+
+    def shown(screen: Any) -> int:
+        return screen.plot.cloud.rollouts if place is Scatter else sum(b.rollouts for b in screen.found)
+
+    async with running(tmp_path, place(run)) as app:
+        await app.screen._grow()
+        assert shown(app.screen) == 16
+        writer = RunWriter(run)
+        writer.trajectories(3, [record] * 5)
+        writer.close()
+        app.screen.x = "turns"  # the new ones have no tokens
+        await app.screen._grow()
+        await app.press()
+        assert shown(app.screen) == 21
 
 
 async def test_the_histogram_grows_with_the_run(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -62,6 +62,7 @@ PATIENCE_S = 0.1
 """Seconds until a read in progress is shown."""
 ALWAYS = ("?", "esc", "q")
 """Keys that are shown at every width, without labels on narrow screens."""
+GROW_SECONDS = 2.0
 READ_A_SECOND = 15
 """Characters of a message that a person reads in a second."""
 MESSAGES = 2
@@ -252,6 +253,26 @@ class AppScreen(Screen[Any]):
         for pane in self.frame.panes.values():
             pane.changed()
         self.frame.refresh()
+
+
+class GrowingScreen(AppScreen):
+    """A screen over rollouts of a run, which calls `grown` when more of them were recorded."""
+
+    reads: Reads
+    _recorded: int | None = None
+
+    def on_mount(self) -> None:
+        self.set_interval(GROW_SECONDS, self._grow)
+
+    async def _grow(self) -> None:
+        if self.app.screen is self:
+            with suppress(RecordError):  # a read for the screen shows it
+                before, self._recorded = self._recorded, await self.reads.later(lambda r: r.rollouts.total())
+                if before is not None and before != self._recorded:
+                    self.grown()
+
+    def grown(self) -> None:
+        raise RuntimeError(f"{type(self).__name__} does not grow")
 
 
 class TableScreen(AppScreen):

@@ -23,7 +23,7 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table, TableColumn
-from .base import TableScreen
+from .base import GrowingScreen, TableScreen
 from .chart_keys import WindowKeys
 
 _NAME, _CELLS, _MOST = 24, 9, 14
@@ -60,7 +60,7 @@ def rows_of(found: Sequence[SpanBehavior]) -> list[BehaviorRow]:
     return made
 
 
-class BehaviorScreen(WindowKeys, TableScreen):
+class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
     """Columns divide the shown steps. The last column is the change from the first of them to the last."""
 
     view = BEHAVIOR
@@ -94,6 +94,9 @@ class BehaviorScreen(WindowKeys, TableScreen):
         several = "single steps" if self.chosen else f"{len(shown)} columns"
         right = f"{several} of {count(len(self.steps))} steps" if len(self.steps) > 1 else ""
         return self.heading("behaviour", width), Line(self.palette).add(right, self.palette.muted)
+
+    def grown(self) -> None:
+        self._read()
 
     def _read(self) -> None:
         if self.is_attached:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from ....engine.runs.errors import RecordError
@@ -25,15 +24,15 @@ from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import PAGE, Table, TableColumn
+from .base import GrowingScreen
 from .query_list import QueryList
 
 T = TypeVar("T")
-_GROW_SECONDS = 2.0
 _POINTS = 2000
 """Groups of a prompt whose rewards are drawn at most."""
 
 
-class GroupsScreen(QueryList):
+class GroupsScreen(GrowingScreen, QueryList):
     """One row a group. Enter opens its rollouts."""
 
     view = GROUPS
@@ -44,8 +43,6 @@ class GroupsScreen(QueryList):
         super().__init__(reads, query)
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
-        self._recorded = 0
-        """Rollouts of the run when its groups were read."""
         self.chart = Chart("chart")
         self.table = Table("table", self._columns, self._fetch, self._empty)
 
@@ -70,7 +67,6 @@ class GroupsScreen(QueryList):
 
     def on_mount(self) -> None:
         self._read(self._begin_at)
-        self.set_interval(_GROW_SECONDS, self._grow)
 
     def restart(self, keep: bool) -> None:
         row = self.table.current
@@ -90,21 +86,16 @@ class GroupsScreen(QueryList):
 
         def answer(reader: RunReader) -> T:
             if self._list is None or self._list[0] != query:
-                self._recorded = reader.rollouts.total()
                 self._list = (query, reader.rollouts.groups(query))
             return ask(self._list[1])
 
         return await self.reads.later(answer)
 
-    async def _grow(self) -> None:
-        """Show the groups that were recorded meanwhile. The cursor stays on its group."""
-        if self.app.screen is not self or self.total is None or self.problem:
-            return
-        with suppress(RecordError):
-            if await self.reads.later(lambda reader: reader.rollouts.total()) != self._recorded:
-                row, self._list = self.table.current, None
-                start = self._start(self.list_query, None if row is None else row.first_n, at_once=False)
-                self.run_worker(start, group="groups", exclusive=True)
+    def grown(self) -> None:
+        """Read the groups again. The cursor stays on its group."""
+        row, self._list = self.table.current, None
+        start = self._start(self.list_query, None if row is None else row.first_n, at_once=False)
+        self.run_worker(start, group="groups", exclusive=True)
 
     async def _start(self, query: Query, n: int | None, at_once: bool = True) -> None:
         total, at = 0, 0

@@ -15,14 +15,14 @@ from ..widgets.line import Line
 from ..widgets.list_panels import Preview
 from ..widgets.pane import Pane
 from ..widgets.scatter import MARGIN, ScatterChart
-from .base import AppScreen
+from .base import GrowingScreen
 from .chart_keys import MetricPicker
 
 _MOST = (200, 80)
 """The most columns and rows of cells."""
 
 
-class ScatterScreen(AppScreen):
+class ScatterScreen(GrowingScreen):
     """Cells are counted on the reading thread, again after a resize."""
 
     view = SCATTER
@@ -53,6 +53,9 @@ class ScatterScreen(AppScreen):
         p, cloud = self.palette, self.plot.cloud
         left = self.heading(f"{self.y} over {self.x}" if self.x else "scatter", width)
         return left, Line(p).add(f"{count(cloud.rollouts)} rollouts" if cloud is not None else "", p.muted)
+
+    def grown(self) -> None:
+        self._read()
 
     def _read(self) -> None:
         if self.is_attached:
