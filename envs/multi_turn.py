@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast, get_args
@@ -24,33 +23,23 @@ from .agent import (
     Message,
     Seed,
     SeeingSession,
-    ShownImage,
     call_reader,
     knows,
     sees,
 )
 from .base import Env, ImageStore, Picture, PromptStyle, Split, State, StepResult, Task, env_name
 from .calls import ToolCall, clean_text, means_call
+from .checked_values import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .checks import find_problem
 from .explain import with_system
 from .guard import Outcome, describe, guarded_map
+from .live_rollout import CheckedStep, LiveRollout, log_failures, prompts_of
 from .seeds import task_id
-from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
-from .trajectory import StepContext, TokenArrays, Trajectory
+from .trajectory import StepContext, Trajectory
 from .tree import check_repeated, tree_session
 from .trial_pictures import KeptPictures, cleaned, loaded
-from .under_way import (
-    CheckedStep,
-    OnGroup,
-    OnProgress,
-    RolloutUnderWay,
-    Stopwatch,
-    Turns,
-    log_failures,
-    prompts_of,
-    trial_result,
-    trial_timings,
-)
+from .trial_rows import OnGroup, Trial, trial_result, trial_timings
+from .turns import OnProgress, Stopwatch, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +134,7 @@ class MultiTurnEnv(Env[State, Task]):
         if not rollouts:
             return {**trial_result([], [], []), "timings": trial_timings(generating, environment)}
 
-        def note(rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
+        def note(rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
             self._note(rollout, turn, outcome)
             check_repeated(rollout)
             self._report(rollout, step)
@@ -155,44 +144,15 @@ class MultiTurnEnv(Env[State, Task]):
         with generating:
             session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
         session = tree_session(session, rollouts, fresh, num_rollouts, seed)
-
-        tokens: dict[int, TokenArrays] = {}
-        shown: dict[int, Sequence[ShownImage]] = {}
-        left = Counter(row // num_rollouts for row, rollout in enumerate(rollouts) if rollout.live)
-        open_tasks = dict.fromkeys(range(len(prompts)))
-
-        def rows_of(tasks: Iterable[int]) -> list[int]:
-            return [row for task in tasks for row in range(task * num_rollouts, (task + 1) * num_rollouts)]
-
-        def read(tasks: Iterable[int]) -> None:
-            for row in rows_of(tasks):
-                tokens[row] = session.tokens(row)
-                shown[row] = cast("SeeingSession", session).shown(row) if self.sees else ()
-
-        def result(tasks: Sequence[int]) -> dict[str, Any]:
-            rows = rows_of(tasks)
-            ended = [rollouts[row] for row in rows]
-            self._finish(ended, num_rollouts)
-            trajectories = self._trajectories(ended, [prompts[task] for task in tasks], num_rollouts, step)
-            if self.sees:
-                trajectories = [
-                    self._kept.seen(trajectory, prompts[row // num_rollouts], shown[row], rollouts[row].keep_images)
-                    for trajectory, row in zip(trajectories, rows, strict=True)
-                ]
-            read_rows = [tokens[row] for row in rows], [shown[row] for row in rows]
-            return trial_result(trajectories, *read_rows)
+        trial = Trial(rollouts, prompts, num_rollouts, session, self.sees)
 
         def ended(row: int) -> Callable[[], None] | None:
-            task = row // num_rollouts
-            left[task] -= 1
-            if on_group is None or left[task]:
+            if on_group is None or (task := trial.close_task(row)) is None:
                 return None
-            del open_tasks[task]
-            read([task])
             return partial(hand_over, on_group, task)
 
         def hand_over(on_group: OnGroup, task: int) -> None:
-            on_group(task, result([task]))
+            on_group(task, self._result(trial, [task], step))
 
         try:
             Turns(
@@ -209,16 +169,16 @@ class MultiTurnEnv(Env[State, Task]):
                 environment=environment,
                 fresh=fresh,
             ).take(session)
-            read(open_tasks)
+            trial.read(trial.open)
         finally:
             session.close()
         log_failures(rollouts, env_name(self))
         made = trial_result([], [], [])
         with environment:
             if on_group is None:
-                made = result(list(open_tasks))
+                made = self._result(trial, list(trial.open), step)
             else:
-                for task in open_tasks:
+                for task in trial.open:
                     hand_over(on_group, task)
         return {**made, "timings": trial_timings(generating, environment)}
 
@@ -228,7 +188,7 @@ class MultiTurnEnv(Env[State, Task]):
         """Return the input of `agent` before its first turn: the messages, and the schemas of the tools for its chat
         template. Raises the exceptions of `reset`."""
         self._meet(agent)
-        _, messages, _, _ = self._reset(RolloutUnderWay(task))
+        _, messages, _, _ = self._reset(LiveRollout(task))
         return messages, self._offered
 
     def _meet(self, agent: object) -> None:
@@ -240,7 +200,7 @@ class MultiTurnEnv(Env[State, Task]):
 
     # ------------------------------------------------------------------------------------------------ one turn
 
-    def _observe(self, session: AgentSession, rollouts: list[RolloutUnderWay], rows: list[int]) -> None:
+    def _observe(self, session: AgentSession, rollouts: list[LiveRollout], rows: list[int]) -> None:
         observations = [rollouts[row].steps[-1].observation for row in rows]
         if self.sees:
             shown = [rollouts[row].answered_with for row in rows]
@@ -248,7 +208,7 @@ class MultiTurnEnv(Env[State, Task]):
         else:
             session.observe(rows, observations)
 
-    def _answer(self, rollout: RolloutUnderWay, turn: AgentTurn) -> CheckedStep:
+    def _answer(self, rollout: LiveRollout, turn: AgentTurn) -> CheckedStep:
         """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
         rollout.call = None
         call = checked_call(self._read(turn.text))
@@ -279,7 +239,7 @@ class MultiTurnEnv(Env[State, Task]):
                 return call
         return self.parse(text)
 
-    def _context(self, rollout: RolloutUnderWay) -> StepContext:
+    def _context(self, rollout: LiveRollout) -> StepContext:
         """Return the facts of the environment, with the resources that its steps have produced."""
         context = checked_context(self.context(rollout.state))
         merged = {kind: tuple(map(str, ids)) for kind, ids in context.resources.items()}
@@ -287,7 +247,7 @@ class MultiTurnEnv(Env[State, Task]):
             merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
         return replace(context, resources=merged) if merged != context.resources else context
 
-    def _note(self, rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
+    def _note(self, rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
         images: tuple[str, ...] = ()
         overlay = None
         if outcome.value is not None:
@@ -296,20 +256,20 @@ class MultiTurnEnv(Env[State, Task]):
                 images, overlay = self._kept.of_answer(outcome.value.result, rollout.images)
         rollout.note(turn, outcome, images, overlay)
 
-    def _report(self, rollout: RolloutUnderWay, step: int) -> None:
+    def _report(self, rollout: LiveRollout, step: int) -> None:
         if self.on_turn is not None and rollout.messages is not None:
             self.on_turn(self._trajectories([rollout], [rollout.messages], 1, step)[0])
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
-    def _begin(self, tasks: Sequence[Any], num_rollouts: int) -> list[RolloutUnderWay]:
+    def _begin(self, tasks: Sequence[Any], num_rollouts: int) -> list[LiveRollout]:
         try:
             self.prefetch(tasks)
         except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
             logger.warning("%s could not prefetch", env_name(self), exc_info=True)
         kept = 0 if self.image_store is None else self.image_tasks
         rollouts = [
-            RolloutUnderWay(task, number, knows_success=self.knows_success, keep_images=index < kept)
+            LiveRollout(task, number, knows_success=self.knows_success, keep_images=index < kept)
             for index, task in enumerate(tasks)
             for number in range(num_rollouts)
         ]
@@ -324,7 +284,7 @@ class MultiTurnEnv(Env[State, Task]):
             rollout.seconds += outcome.seconds
         return rollouts
 
-    def _reset(self, rollout: RolloutUnderWay) -> tuple[State, list[Message], StepContext, tuple[Picture, ...]]:
+    def _reset(self, rollout: LiveRollout) -> tuple[State, list[Message], StepContext, tuple[Picture, ...]]:
         begun = self.reset(rollout.task)
         if not isinstance(begun, tuple) or len(begun) != 2:
             raise TypeError(f"reset returned {describe(begun)}, not (state, messages)")
@@ -349,7 +309,22 @@ class MultiTurnEnv(Env[State, Task]):
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
         return state, told, context, pictures
 
-    def _finish(self, rollouts: Sequence[RolloutUnderWay], num_rollouts: int) -> None:
+    def _result(self, trial: Trial, tasks: Sequence[int], step: int) -> dict[str, Any]:
+        """Judge the rollouts of these tasks, and return their part of the result."""
+        rows = trial.rows(tasks)
+        ended = [trial.rollouts[row] for row in rows]
+        self._finish(ended, trial.num_rollouts)
+        trajectories = self._trajectories(ended, [trial.prompts[task] for task in tasks], trial.num_rollouts, step)
+        if trial.sees:
+            trajectories = [
+                self._kept.seen(
+                    trajectory, trial.prompts[row // trial.num_rollouts], trial.shown[row], rollout.keep_images
+                )
+                for trajectory, row, rollout in zip(trajectories, rows, ended, strict=True)
+            ]
+        return trial_result(trajectories, [trial.tokens[row] for row in rows], [trial.shown[row] for row in rows])
+
+    def _finish(self, rollouts: Sequence[LiveRollout], num_rollouts: int) -> None:
         """Let the environment judge the rollouts of each task together."""
         if type(self).finish is Env.finish:
             return
@@ -371,7 +346,7 @@ class MultiTurnEnv(Env[State, Task]):
                     rollout.judged(verdict)
 
     def _trajectories(
-        self, rollouts: Sequence[RolloutUnderWay], prompts: Sequence[Sequence[Message]], num_rollouts: int, step: int
+        self, rollouts: Sequence[LiveRollout], prompts: Sequence[Sequence[Message]], num_rollouts: int, step: int
     ) -> list[Trajectory]:
         name = env_name(self)
         trajectories: list[Trajectory] = []

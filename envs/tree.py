@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from ..configs.errors import GrpoTuiError
 from .agent import AgentSession, AgentTurn, AsyncAgentSession, BranchingSession, Seed, ShownImage
 from .base import Picture
+from .live_rollout import LiveRollout
 from .seeds import seed_of
 from .trajectory import TokenArrays
-from .under_way import RolloutUnderWay
 
 
 class BranchError(GrpoTuiError, ValueError):
@@ -26,7 +26,7 @@ class TreeSession:
     """A session in which rows that branch repeat turns before the policy writes. rollouts: all rows, task by task."""
 
     def __init__(
-        self, session: BranchingSession, rollouts: Sequence[RolloutUnderWay], fresh: int, num_rollouts: int, seed: Seed
+        self, session: BranchingSession, rollouts: Sequence[LiveRollout], fresh: int, num_rollouts: int, seed: Seed
     ) -> None:
         self._session = session
         self._rollouts = rollouts
@@ -74,7 +74,7 @@ class TreeSession:
             step.text, step.token_span, step.stop_reason, policy_version=step.policy_version, server=step.server
         )
 
-    def _branch(self, row: int, rollout: RolloutUnderWay) -> None:
+    def _branch(self, row: int, rollout: LiveRollout) -> None:
         """Choose parent and turn. Without a rollout that has a second turn, the row starts at the prompt."""
         first, task = row - rollout.number, row // self._size
         able = [r for r in self._rollouts[first : first + self._fresh] if r.error is None and len(r.steps) > 1]
@@ -106,7 +106,7 @@ class AsyncTreeSession(TreeSession):
 
 
 def tree_session(
-    session: AgentSession, rollouts: Sequence[RolloutUnderWay], fresh: int | None, num_rollouts: int, seed: Seed
+    session: AgentSession, rollouts: Sequence[LiveRollout], fresh: int | None, num_rollouts: int, seed: Seed
 ) -> AgentSession:
     """Return `session` with branches; as it is if `fresh` is None. Raises BranchError for an agent that cannot."""
     if fresh is None:
@@ -117,7 +117,7 @@ def tree_session(
     return kind(session, rollouts, fresh, num_rollouts, seed)
 
 
-def check_repeated(rollout: RolloutUnderWay) -> None:
+def check_repeated(rollout: LiveRollout) -> None:
     """Compare the answer to a repeated turn with the parent's. Raises BranchError if they differ."""
     number = len(rollout.steps)
     if rollout.parent is None or number > rollout.shared or rollout.error is not None:

@@ -68,7 +68,7 @@ def _opened(arguments: list[str]) -> bool:
         run_app(home)
         return True
     if os.path.exists(arguments[1]):
-        from ..engine.imports.behind import is_path_of_dump
+        from ..engine.imports.background import is_path_of_dump
 
         if is_path_of_dump(arguments[1], home):
             from .cli.open_dump import open_dumped

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..runs.durable import try_lock
 from . import cache
-from .behind import OPEN, OpenedDump
+from .background import OPEN, OpenedDump
 from .copies import local, tidy
 from .coverage import reason_kept
 from .errors import DumpError
@@ -33,7 +33,7 @@ PAINT_SECONDS = 0.5
 
 
 def open_and_follow(reference: str, options: Options, parent: int) -> None:
-    """Open a dump, write the answer for `behind.Opening`, then continue the index."""
+    """Open a dump, write the answer for `background.Opening`, then continue the index."""
     with contextlib.ExitStack() as stack:
         indexer = None
         try:

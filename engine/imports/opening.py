@@ -10,7 +10,7 @@ from typing import Any
 from ..runs.durable import try_lock
 from ..runs.paths import RUN_FILE
 from . import cache
-from .behind import OpenedDump
+from .background import OpenedDump
 from .copies import local, tidy
 from .errors import DumpError
 from .index import Indexer

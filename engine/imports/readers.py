@@ -13,7 +13,7 @@ from ..runs.read.bodies import Bodies
 from ..runs.read.reader import RunReader
 from ..runs.read.rollouts import Rollouts
 from ..runs.search.query import EVERYTHING, Query, Selection
-from .behind import start
+from .background import start
 from .coverage import SOURCES, ask_for_text, reason_stopped, share_indexed
 from .options import Options
 

@@ -10,7 +10,7 @@ from shlex import join
 from typing import Any
 
 from ...engine.imports import cache
-from ...engine.imports.behind import OpenedDump, is_path_of_dump
+from ...engine.imports.background import OpenedDump, is_path_of_dump
 from ...engine.imports.options import Options
 from ...engine.imports.readers import open_reader
 from ...engine.launch.find import find_run

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...engine.imports.behind import is_path_of_dump
+from ...engine.imports.background import is_path_of_dump
 from ...engine.runs.masking import mask_text
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.remote.address import address_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engine.imports.behind import Opening
+from ...engine.imports.background import Opening
 from .output import own_importers
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...engine.imports.behind import is_path_of_dump
+from ...engine.imports.background import is_path_of_dump
 from .common import HOST, Home, fail, free_port, known_runs, say
 from .dumps import named_run
 

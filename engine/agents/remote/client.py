@@ -44,7 +44,7 @@ class ServerClient:
         self.url = url.rstrip("/")
         self._http = http
         self._free = asyncio.Condition()
-        self._under_way = 0
+        self._in_flight = 0
         self._probed = False
         self._probes_alone: bool | None = None
         self.proved_in_s = 0.0
@@ -97,16 +97,16 @@ class ServerClient:
             await self._free.wait_for(lambda: not self._probed)
             self._probed = alone
             try:
-                await self._free.wait_for(lambda: not alone or not self._under_way)
+                await self._free.wait_for(lambda: not alone or not self._in_flight)
             except BaseException:
                 self._probed = False
                 self._free.notify_all()
                 raise
-            self._under_way += 1
+            self._in_flight += 1
         try:
             yield
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             async with self._free:
                 self._probed = self._probed and not alone
                 self._free.notify_all()

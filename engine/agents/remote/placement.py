@@ -31,7 +31,7 @@ class Load:
     seconds: float = 0.0
     tokens: float = 0.0
     turns: float = 0.0
-    under_way: int = 0
+    in_flight: int = 0
     _begun: float = 0.0
     """Sum of the start times of running turns."""
     _mean: float = 0.0
@@ -40,14 +40,14 @@ class Load:
 
     def begin(self) -> float:
         now = self._average()
-        self.under_way += 1
+        self.in_flight += 1
         self._begun += now
         return now
 
     def end(self, began: float, tokens: int = 0) -> None:
         """End a turn with this many tokens; 0: it failed."""
         now = self._average()
-        self.under_way -= 1
+        self.in_flight -= 1
         self._begun -= began
         if tokens:
             self.seconds = REMEMBERED * self.seconds + now - began
@@ -61,7 +61,7 @@ class Load:
 
     def slowness(self, usual_tokens: float) -> float | None:
         """Return seconds per token, including running turns with an assumed number of tokens."""
-        waited = (time.monotonic() - self._begun / self.under_way) / usual_tokens if self.under_way else 0.0
+        waited = (time.monotonic() - self._begun / self.in_flight) / usual_tokens if self.in_flight else 0.0
         known = max(self.pace or 0.0, waited)
         return known or None
 
@@ -81,7 +81,7 @@ class Load:
         now = time.monotonic()
         usual = self.seconds / self.turns if self.turns else 1.0
         kept = math.exp(-(now - self._averaged) / max(usual, 1e-3))
-        self._mean = kept * self._mean + (1 - kept) * self.under_way
+        self._mean = kept * self._mean + (1 - kept) * self.in_flight
         self._averaged = now
         return now
 
@@ -90,7 +90,7 @@ def balance(loads: Sequence[Load]) -> None:
     """Adjust the shares after a turn."""
     turns = sum(load.turns for load in loads)
     usual_tokens = sum(load.tokens for load in loads) / turns if turns else 0.0
-    working = [load for load in loads if load.under_way and usual_tokens]  # what another took long ago shows nothing
+    working = [load for load in loads if load.in_flight and usual_tokens]  # what another took long ago shows nothing
     known = [(load, slow, load.crowd() * load.share) for load in working if (slow := load.slowness(usual_tokens))]
     turns_now = sum(turns for _, _, turns in known)
     if len(known) < 2 or not turns_now:
@@ -100,7 +100,7 @@ def balance(loads: Sequence[Load]) -> None:
         return
     written = sum(turns / slow for _, slow, turns in known)
     shared = sum(load.share for load, _, _ in known)
-    follow = 1 / max(16, sum(load.under_way for load in loads))
+    follow = 1 / max(16, sum(load.in_flight for load in loads))
     for load, slow, turns in known:
         load.share += follow * (shared * turns / slow / written - load.share)
     top = max(load.share for load in loads)

@@ -256,7 +256,7 @@ class ServerPool:
         return [
             {
                 "url": s.url,
-                "in_flight": s.load.under_way,
+                "in_flight": s.load.in_flight,
                 **{name: getattr(s, name) for name in ("turns", "tokens", "why_out", "mismatch", "behind")},
             }
             for s in self.servers

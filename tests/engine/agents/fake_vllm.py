@@ -108,7 +108,7 @@ class FakeVLLM:
     adapters: dict[str, str] = field(default_factory=dict)
     waiting: list[tuple[dict[str, Any], asyncio.Future[Written]]] = field(default_factory=list)
     writing: asyncio.Task[None] | None = None
-    under_way: int = 0
+    in_flight: int = 0
 
     def __post_init__(self) -> None:
         self.model: Any = None
@@ -224,9 +224,9 @@ class FakeVLLM:
             await asyncio.sleep(3600)
         if fault == "stale":
             asked = {**asked, "model": next(iter(self.adapters))}
-        self.under_way += 1
+        self.in_flight += 1
         try:
-            if asked["sampling_params"].get("prompt_logprobs") is not None and self.under_way > 1 and self.on_cpu:
+            if asked["sampling_params"].get("prompt_logprobs") is not None and self.in_flight > 1 and self.on_cpu:
                 return _error(500, "EngineCore encountered an issue: einsum(): subscript b has size 5")  # as vLLM does
             while not self.may_write.is_set() and not asked["request_id"].startswith("probe"):
                 await asyncio.sleep(0.005)
@@ -245,7 +245,7 @@ class FakeVLLM:
                     True,
                 )
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
         body: dict[str, Any] = {
             "request_id": asked["request_id"],
             "model": "base" if fault == "wrong model" else asked["model"],

@@ -187,7 +187,7 @@ def test_a_server_without_the_fault_proves_a_version_among_its_turns(tmp_path: P
         move(world.policy)
         with ThreadPoolExecutor(2) as threads:
             writing = threads.submit(play, world.agent, 1)
-            while server.under_way < 9:
+            while server.in_flight < 9:
                 time.sleep(0.005)
             publishing = threads.submit(world.agent.publish, step)
             while not any(f"s{step}-" in name for name in server.adapters):

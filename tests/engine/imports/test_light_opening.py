@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.imports import cache
-from grpo_tui.engine.imports.behind import OpenedDump, Opening
+from grpo_tui.engine.imports.background import OpenedDump, Opening
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump

@@ -72,7 +72,7 @@ class PlayScreen(ReadingScreen):
         self.now: Situation | None = None
         self.tools = ToolsPanel()
         self.conversation = ReadingPanel("conversation", whole=True)
-        self.conversation.problem, self.conversation.under_way = "loading the model and the data…", True
+        self.conversation.problem, self.conversation.running = "loading the model and the data…", True
         self.reward = RewardArithmetic()
         self.image = ImagePane()
         self.model = ReadingPanel("model", whole=True, heading="the model's own continuation")
@@ -139,7 +139,7 @@ class PlayScreen(ReadingScreen):
     def _process_ended(self) -> None:
         from ....engine.runs.control.status import look
 
-        self.conversation.under_way = False
+        self.conversation.running = False
         self.conversation.put(None, 0, look(self.run_path).error or "the process has ended")
         self.frame.refresh_lines()
 
@@ -164,7 +164,7 @@ class PlayScreen(ReadingScreen):
             self.app.clear_notifications()
         total = event.record.breakdown.total if event.over and event.record.breakdown is not None else None
         self.model.heading = "the model's own continuation" + (f" · reward {fixed(total)}" if total is not None else "")
-        self.model.under_way = not event.over
+        self.model.running = not event.over
         self.model.put(event.record, event.step)
 
     def _show(self, now: Situation) -> None:
@@ -174,7 +174,7 @@ class PlayScreen(ReadingScreen):
         if self.tab == "model":
             self.tab = ""
         self.tools.put(now.tools)
-        self.conversation.under_way = not now.over
+        self.conversation.running = not now.over
         self.conversation.put(now.record, step)
         self.reward.put(now.record if trajectory.steps else None, step)
         self.reward.title = "reward" if now.over else "reward so far"

@@ -50,7 +50,7 @@ class ReadingPanel(FlowPane):
         self.whole_prompt = False
         self.note = self.problem = ""
         """The user's note, and the reason why nothing can be read."""
-        self.under_way = False
+        self.running = False
         """Whether the rollout has no end yet."""
         self.on_step: Callable[[int], None] = lambda step: None
         """Called when scrolling leads to another step."""
@@ -83,7 +83,7 @@ class ReadingPanel(FlowPane):
             return "cannot be read" if self.problem else "reading…"
         steps = self.record.trajectory.steps
         if not steps:
-            return self.heading if self.under_way else "no steps"
+            return self.heading if self.running else "no steps"
         raw = "raw · " if self.raw else ""
         if self.whole:
             return f"{raw}{self.heading} · step {self.step + 1} of {len(steps)}"
@@ -276,7 +276,7 @@ class ReadingPanel(FlowPane):
         lay = self._laid = TextLayout(
             renderer, width, folds, self.find, self._is_open, lambda key: key == self._chosen, spaced=not self.whole
         )
-        lay.line(*wrapped(p, self.problem, width, p.muted if self.under_way else p.bad))
+        lay.line(*wrapped(p, self.problem, width, p.muted if self.running else p.bad))
         lay.line(*(wrapped(p, f"✎ {self.note}", width, p.accent) if self.note else []))
         if self.record is not None:
             self._lay(lay, self.record.trajectory.steps)
@@ -291,7 +291,7 @@ class ReadingPanel(FlowPane):
             line = Line(p).add("prompt ", p.faint)
             line.add(" ".join(asked.text[:400].split()), p.muted, cells=max(1, lay.width - 12)).add(" · P", p.faint)
             lay.line(line)
-        if not steps and not self.under_way:
+        if not steps and not self.running:
             lay.line(Line(p).add("The agent took no step.", p.warn))
         shown = range(len(steps)) if self.whole else [min(self.step, len(steps) - 1)] if steps else []
         for at in shown:
@@ -299,7 +299,7 @@ class ReadingPanel(FlowPane):
                 lay.later(at, _STEP, partial(self._lay_step, lay, at, steps[at]))
             else:
                 self._lay_step(lay, at, steps[at])
-        if not self.under_way and (not shown or shown[-1] == len(steps) - 1):
+        if not self.running and (not shown or shown[-1] == len(steps) - 1):
             lay.put(END, self._of_step(END))
 
     def _lay_step(self, lay: TextLayout, at: int, step: Step) -> None:
