@@ -100,14 +100,12 @@ def main() -> None:
     given = parser.parse_args()
     for row in ALL.values():
         row["prompts"] = given.prompts or row["prompts"]
+    rows = SMOLLM2 if given.policy == "smollm2" else TASKS
+    if given.policy == "smollm2":
+        given.policy = str(smollm2())
     if given.variant:
         print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
         return
-    if given.policy == "smollm2":
-        given.policy = str(smollm2())
-        rows = SMOLLM2
-    else:
-        rows = TASKS
     for task in rows if given.task == "all" else [given.task]:
         if given.profile:
             say(f"\n{task}: processor seconds of one step of ours, by kernel")
