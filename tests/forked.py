@@ -2,11 +2,13 @@
 
 Within `forked_processes` (the fixture `forked`) that is so for whatever is started through `subprocess` as
 `python -m MODULE` or `python FILE.py`, and for what such a process starts in its turn. It has its own environment,
-folder, files and session as if it had been executed. Not shown by it: what a process imports and how long that takes.
+folder, files and session as if it had been executed. Not shown by it: what a process imports and how long that takes,
+and what Python does after the functions of `atexit`: freeing every module copies most of the server's memory.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import fcntl
@@ -27,7 +29,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import pytest
 
@@ -36,6 +38,11 @@ PRELOADED = (
     "grpo_tui.engine.training.rft",
     "grpo_tui.engine.training.sft",
     "grpo_tui.engine.training.previews",
+    "grpo_tui.engine.training.branch",
+    "grpo_tui.engine.training.evaluate",
+    "grpo_tui.engine.rollouts.sources",
+    "grpo_tui.engine.demonstration.visual.env",
+    "grpo_tui.configs.loading",
     "grpo_tui.engine.online.serve.assembly",
     "grpo_tui.engine.online.learn.update_worker",
     "grpo_tui.engine.online.learn.validation",
@@ -48,6 +55,8 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLEL
 """What the libraries read when they are imported."""
 
 _address: str | None = None
+_nested = False
+"""In a process of the server also `-c CODE` is a fork: only the product itself starts that there."""
 
 
 class ForkedProcess:
@@ -176,7 +185,7 @@ class _Popen(subprocess.Popen[Any]):
     """`subprocess.Popen`, except for programs of this Python."""
 
     def __new__(cls, args: Any, *more: Any, **options: Any) -> Any:
-        if isinstance(args, list | tuple) and args[0] == sys.executable and _program(args[1:])[0] != "-c":
+        if isinstance(args, list | tuple) and args[0] == sys.executable and (_nested or _program(args[1:])[0] != "-c"):
             return ForkedProcess(args, *more, **options)
         return super().__new__(cls)
 
@@ -290,8 +299,7 @@ def serve(address: str, owner: int) -> None:
                     end.close()
                 os.close(woken)
                 os.close(wake)
-                _become(request, files)
-                return
+                _end(_become(request, files))
             for file in files:
                 os.close(file)
             asked[pid] = connection
@@ -323,13 +331,25 @@ def _is_there(pid: int) -> bool:
 
 def _be_nested(address: str) -> None:
     """What the forks start, and libraries that take the name `Popen` when they are imported, are forks, too."""
-    global _address
-    _address = address
+    global _address, _nested
+    _address, _nested = address, True
     subprocess.Popen = _Popen  # type: ignore[misc]
 
 
-def _become(request: dict[str, Any], files: Sequence[int]) -> None:
-    """Be the program that was asked for."""
+def _end(code: int) -> NoReturn:
+    """End the process as Python does, but leave its memory to the system."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python says what it could not write, and changes the code
+    os._exit(code & 0xFF)
+
+
+def _become(request: dict[str, Any], files: Sequence[int]) -> int:
+    """Be the program that was asked for; gives its exit code."""
     if request["session"]:
         os.setsid()
     for number, file in enumerate(files):
@@ -346,16 +366,25 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     if "PYTHONFAULTHANDLER" in os.environ:
         faulthandler.enable()
     kind, *words = _program(request["args"])
-    first = request["cwd"] if kind == "-m" else str(Path(kind).resolve().parent)
+    first = request["cwd"] if kind in ("-m", "-c") else str(Path(kind).resolve().parent)
     safe = "-P" in request["args"] or os.environ.get("PYTHONSAFEPATH")
     sys.path[:] = [
         *([] if safe else [first]),
         *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
         *sys.path[1:],
     ]
-    if kind == "-m":
-        sys.argv = words
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [kind, *words]
-        runpy.run_path(kind, run_name="__main__")
+    try:
+        if kind == "-m":
+            sys.argv = words
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        elif kind == "-c":
+            sys.argv = ["-c", *words[1:]]
+            exec(words[0], {"__name__": "__main__"})
+        else:
+            sys.argv = [kind, *words]
+            runpy.run_path(kind, run_name="__main__")
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        return end.code or 0
+    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -21,6 +22,21 @@ def test_a_process_killed_while_it_asks_leaves_the_server_alive(tmp_path: Path) 
             asking.connect(forked.server_address())
             asking.sendall(half)
     assert forked.ForkedProcess([sys.executable, str(program)]).wait(60) == 3
+
+
+@pytest.mark.parametrize(("end", "code", "said"), [("3", 3, ""), ("None", 0, ""), ("'no'", 1, "no\n")])
+def test_a_process_ends_as_one_of_python_does(tmp_path: Path, end: str, code: int, said: str) -> None:
+    """Threads are awaited, functions of `atexit` run, and what was printed is written."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, sys, threading, time\n"
+        "atexit.register(print, 'last', end='')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+        f"print('program')\nsys.exit({end})\n"
+    )
+    with forked.forked_processes():
+        done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "program\nthread\nlast", said)
 
 
 def test_a_process_whose_server_is_gone_counts_as_killed_for_all_who_ask(
