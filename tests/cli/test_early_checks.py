@@ -16,6 +16,7 @@ from grpo_tui.tui.cli import dry_run
 from grpo_tui.tui.cli.main import run
 from grpo_tui.tui.cli.play import for_play
 from grpo_tui.tui.cli.train import _shorten
+from tests.forked import forked_processes
 
 FUNCTIONS = """
 def good(completions, **kwargs):
@@ -49,7 +50,8 @@ def test_what_does_not_exist_is_found_before_a_run_is_made(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "level": 1}) + "\n")
-    code = run(["train", "--dataset", "data.jsonl", "--headless", "--runs-dir", str(tmp_path / "runs"), *options])
+    with forked_processes():
+        code = run(["train", "--dataset", "data.jsonl", "--headless", "--runs-dir", str(tmp_path / "runs"), *options])
     assert code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert said in lines[-1] and "Traceback" not in "".join(lines)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from grpo_tui.configs.expectations import walk
 from grpo_tui.configs.schema import RunConfig
 from tests.cli.record import record
+from tests.forked import forked_processes
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -126,9 +127,10 @@ def test_the_examples_of_contributing_check(folder: Path):
 
     lines = [line for page, line in commands("grpo-tui") if page == "CONTRIBUTING.md" and "config check" in line]
     assert len(lines) == 4
-    for line in lines:
-        answer = CliRunner().invoke(command_line(), shlex.split(line)[1:])
-        assert answer.exit_code == 0, answer.output
+    with forked_processes():
+        for line in lines:
+            answer = CliRunner().invoke(command_line(), shlex.split(line)[1:])
+            assert answer.exit_code == 0, answer.output
 
 
 def test_the_rule_of_contributing_gives_its_penalty(folder: Path):

@@ -191,8 +191,14 @@ def test_a_stopped_branch_continues_with_the_same_numbers(
     assert len(stopped.before.rows) == len(stopped.after.rows) == 4
 
 
-@pytest.mark.parametrize("n", [8, 16])
-@pytest.mark.parametrize("kind", ["binary", "graded", "three levels", "penalised", "difference"])
+@pytest.mark.parametrize(
+    ("kind", "n"),
+    [
+        *((kind, n) for kind in ("binary", "three levels", "penalised", "difference") for n in (8, 16)),
+        ("graded", 8),
+        pytest.param("graded", 16, marks=pytest.mark.stress),
+    ],
+)
 def test_intervals_contain_the_truth_in_93_to_97_percent(n: int, kind: str) -> None:
     """Truths cover the whole range, as those of steps do: certain outcomes and even ones."""
     rng = random.Random(f"{kind} {n}")
