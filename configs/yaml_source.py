@@ -6,6 +6,8 @@ unquoted), `1e-3` is a number, `1:30` is a string and a date stays a string.
 
 from __future__ import annotations
 
+import copy
+import functools
 import pathlib
 import re
 from dataclasses import dataclass, field
@@ -74,6 +76,12 @@ class Source:
 
 def parse_yaml(text: str, name: str) -> Source:
     """Read a YAML mapping. Raises `ConfigError` with file and line for any other text."""
+    return copy.deepcopy(_parsed(text, name))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str, name: str) -> Source:
+    """Parse a text once: a process reads the configuration of its run several times, at 25 ms each."""
     try:
         loader = _CoreLoader(text)
         node = loader.get_single_node()
