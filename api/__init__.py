@@ -5,7 +5,7 @@ its imports are absolute (`grpo_tui.engine…`).
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from grpo_tui.engine.imports.rollout import Message as Message
@@ -23,7 +23,7 @@ _HOMES = {
 __all__ = ["Message", "Recorder", "Rollout", "Score"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -79,7 +79,7 @@ class Recorder:
         environment: str = "",
         model: str = "",
         total_steps: int | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
         process: str = "training",
         resume: bool = False,
         resume_from_step: int | None = None,
@@ -155,7 +155,7 @@ class Recorder:
         self._at(at)
         self._guarded(lambda: self._writer.metrics(at, values))
 
-    def event(self, kind: EventKind, message: str, *, step: int | None = None, **data: Any) -> None:
+    def event(self, kind: EventKind, message: str, *, step: int | None = None, **data: object) -> None:
         """Record an event (`alert`, `note`, `eval`, `checkpoint`, …) with one sentence for people."""
         at = self._step if step is None else step_of(step)
         self._guarded(lambda: self._writer.event(kind, message, step=at, **data))
@@ -263,7 +263,7 @@ class Recorder:
             self._writer.metrics(self._mean_of, {metric.REWARD_MEAN: sum(self._rewards) / len(self._rewards)})
         self._rewards = []
 
-    def _warn_of_keys(self, rollout: Mapping[str, Any]) -> None:
+    def _warn_of_keys(self, rollout: Mapping[str, object]) -> None:
         new = {key: near for key, near in misspelt(rollout).items() if key not in self._misspelt}
         for key, near in new.items():
             self._misspelt.add(key)
@@ -282,7 +282,7 @@ class Recorder:
                 self._waiting -= rows
                 self._room.notify_all()
 
-    def _guarded(self, work: Callable[[], Any], rows: int = 0) -> None:
+    def _guarded(self, work: Callable[[], object], rows: int = 0) -> None:
         """Call `work`. Its error is logged once and costs `rows`, and the training continues."""
         try:
             work()
@@ -304,7 +304,7 @@ class Recorder:
             if rows:
                 self.event("record", f"not all of this run is recorded: {why}")
 
-    def _write_facts(self, name: str, environment: str, model: str, config: Mapping[str, Any] | None) -> None:
+    def _write_facts(self, name: str, environment: str, model: str, config: Mapping[str, object] | None) -> None:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             old = read_json(self.run_dir / RUN_FILE)

@@ -42,7 +42,7 @@ SOURCES = {
 """Where rollouts are read, the best first, and a description of each."""
 
 
-def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", **options: Any) -> Attached:
+def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", **options: object) -> Attached:
     """Record a `GRPOTrainer` from now on. `options` go to `Recorder` (`run`, `runs_dir`, `name`, …).
 
     A fresh training is a new run: `name`, `name-2`, `name-3`, …. A training that is resumed from a checkpoint continues
@@ -70,7 +70,7 @@ def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", 
     return attached
 
 
-def _sources(trainer: Any) -> dict[str, bool]:
+def _sources(trainer: object) -> dict[str, bool]:
     logs = isinstance(getattr(trainer, "_logs", None), Mapping) and hasattr(trainer, "reward_func_names")
     functions = getattr(trainer, "reward_funcs", ())
     return {
@@ -81,7 +81,7 @@ def _sources(trainer: Any) -> dict[str, bool]:
     }
 
 
-def _described(trainer: Any, rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
+def _described(trainer: Any, rank: int, options: Mapping[str, Any]) -> dict[str, object]:
     """Return options for the recorder, from the trainer where the user gives none."""
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", "") or type(trainer.model).__name__
     run = options.get("run") or trainer.args.run_name or os.path.basename(os.path.abspath(trainer.args.output_dir))
@@ -234,9 +234,9 @@ class Attached:
     def recorded(self, rollouts: int) -> None:
         self._recorded += rollouts
 
-    def _wrapped(self, generate: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    def _wrapped(self, generate: Callable[[Any], Any]) -> Callable[[object], dict[str, object]]:
         @functools.wraps(generate)
-        def generate_and_record(inputs: Any) -> dict[str, Any]:
+        def generate_and_record(inputs: Any) -> dict[str, object]:
             tap = self.tap if self.trainer.model.training else None
             if tap is not None:
                 tap.begin_generation()
@@ -281,7 +281,7 @@ class Attached:
         last = slice(max(0, len(logs["prompt"]) - total), None)
         mine = slice(first, first + size)
 
-        def own(values: Sequence[Any]) -> list[Any]:
+        def own(values: Sequence[object]) -> list[Any]:
             return list(values)[last][mine]
 
         args = self.trainer.args
@@ -323,11 +323,13 @@ class _Numbers(TrainerCallback):
         self.attached = attached
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self.attached.recorder.total_steps = int(state.max_steps)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self._read(state)
 
     def _read(self, state: TrainerState) -> None:
@@ -341,8 +343,8 @@ class _Numbers(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        logs: Mapping[str, object] | None = None,
+        **kwargs: object,
     ) -> None:
         if logs and self.attached.rank == 0:
             try:
@@ -363,7 +365,7 @@ class _Numbers(TrainerCallback):
         self.attached.recorder.metrics(step, values)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         if self.attached.source != "logs":  # the last logs were read already
             self._read(state)

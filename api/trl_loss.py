@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
+from torch import Tensor
 
 from grpo_tui.engine.runs.updates import Block, UpdateLog
 from grpo_tui.trl_sources import TrainerConnection
@@ -41,14 +42,14 @@ class MicroBatch:
     """What is known of a micro-batch between its loss and its backward pass. step: the optimiser step."""
 
     step: int
-    loss: Any
-    logps: Any
-    entropies: Any
+    loss: Tensor
+    logps: Tensor
+    entropies: Tensor | None
     inputs: Mapping[str, Any]
     metrics: Mapping[str, float]
     accumulated: int
-    gradient: Any = None
-    scale: list[Any] = field(default_factory=list)
+    gradient: Tensor | None = None
+    scale: list[Tensor] = field(default_factory=list)
     """The gradient of the loss itself: 1, or the factor of a loss scaler."""
 
 
@@ -60,7 +61,7 @@ class LossTap:
         self.attached = attached
         self._log: UpdateLog | None = None
         self._inside = False
-        self._captured: tuple[Any, Any] | None = None
+        self._captured: tuple[Tensor, Tensor | None] | None = None
         self._pending: MicroBatch | None = None
         self._known: dict[bytes, list[tuple[str, float]]] = {}
         """Rollouts of the last generation by prompt and completion: their ids and advantages."""
@@ -75,7 +76,7 @@ class LossTap:
         """Note the trainer's metrics before rollouts are sampled."""
         self._before = self._counts()
 
-    def generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any]) -> None:
+    def generated(self, step: int, ids: Sequence[str], batch: Mapping[str, object]) -> None:
         """Note the rollouts of this process that were sampled and scored together. ids: in the order of the batch."""
         self._guarded(lambda: self._generated(step, ids, batch))
 
@@ -98,9 +99,8 @@ class LossTap:
         if pending is None:
             return
         inputs = {name: _cpu(pending.inputs[name]) for name in (*BATCH, *LOGPS) if name in pending.inputs}
-        found = {
-            name: _cpu(value) for name, value in vars(pending).items() if name in ("logps", "entropies", "gradient")
-        }
+        read = {"logps": pending.logps, "entropies": pending.entropies, "gradient": pending.gradient}
+        found = {name: _cpu(value) for name, value in read.items() if value is not None}
         numbers = {
             "loss": _number(pending.loss),
             "scale": _number(pending.scale[0]) if pending.scale else None,
@@ -111,7 +111,7 @@ class LossTap:
         }
         self.attached.recorder.later(lambda: self._write_loss(pending.step, inputs, found, numbers))
 
-    def logged(self, step: int, logs: Mapping[str, Any]) -> None:
+    def logged(self, step: int, logs: Mapping[str, object]) -> None:
         """Note the numbers that the trainer logs."""
         numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
         self.attached.recorder.later(lambda: self._write(Block("log", step, {"metrics": numbers})))
@@ -126,9 +126,9 @@ class LossTap:
         if log is not None:
             log.close()
 
-    def _loss(self, compute: Any) -> Any:
+    def _loss(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(compute)
-        def compute_and_note(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+        def compute_and_note(model: object, inputs: Mapping[str, Any], *more: object, **options: object) -> Tensor:
             if not self.trainer.model.training:
                 return compute(model, inputs, *more, **options)
             self._guarded(self.flush)
@@ -142,9 +142,9 @@ class LossTap:
 
         return compute_and_note
 
-    def _log_probs(self, compute: Any) -> Any:
+    def _log_probs(self, compute: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(compute)
-        def compute_and_keep(*given: Any, **options: Any) -> Any:
+        def compute_and_keep(*given: object, **options: object) -> object:
             result = compute(*given, **options)
             if self._inside and self._captured is None and isinstance(result, tuple) and result[0].requires_grad:
                 self._captured = result[0], result[1]
@@ -152,7 +152,7 @@ class LossTap:
 
         return compute_and_keep
 
-    def _note(self, loss: Any, inputs: Mapping[str, Any], before: Mapping[str, int]) -> None:
+    def _note(self, loss: Tensor, inputs: Mapping[str, Any], before: Mapping[str, int]) -> None:
         captured, self._captured = self._captured, None
         if captured is None or not loss.requires_grad:
             return
@@ -177,7 +177,7 @@ class LossTap:
         lists = _lists(self.trainer)
         return {name: float(values[-1]) for name, values in lists.items() if len(values) > before.get(name, 0)}
 
-    def _guarded(self, work: Any) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         begun = time.perf_counter()
         try:
             work()
@@ -193,7 +193,7 @@ class LossTap:
         self,
         step: int,
         ids: Sequence[str],
-        tensors: Mapping[str, Any],
+        tensors: Mapping[str, np.ndarray],
         items: float | None,
         metrics: Mapping[str, float],
     ) -> None:
@@ -217,12 +217,16 @@ class LossTap:
         self._write(Block("generation", step, data))
 
     def _write_loss(
-        self, step: int, inputs: Mapping[str, Any], found: Mapping[str, Any], numbers: Mapping[str, Any]
+        self,
+        step: int,
+        inputs: Mapping[str, np.ndarray],
+        found: Mapping[str, np.ndarray],
+        numbers: Mapping[str, object],
     ) -> None:
         """Record the rows of a micro-batch, each with the tokens of its completion that the batch does not mask."""
         rows, valid = [], inputs["completion_mask"].astype(bool)
-        advantages, entropies = inputs["advantages"], found["entropies"]
-        gradient = np.zeros(valid.shape, np.float32) if found["gradient"] is None else found["gradient"]
+        advantages, entropies = inputs["advantages"], found.get("entropies")
+        gradient = found.get("gradient", np.zeros(valid.shape, np.float32))
         counted = valid * inputs.get("tool_mask", 1)
         taken: set[str] = set()
         for i in range(len(valid)):
@@ -235,7 +239,7 @@ class LossTap:
             entropy = None if entropies is None else float((entropies[i] * counted[i]).sum(dtype=np.float64))
             tokens = int(valid[i].sum())
             rows.append({"id": id_, "advantage": advantage, "tokens": tokens, "outside": outside, "entropy": entropy})
-        arrays = {"logps": found["logps"][valid], "gradient": gradient[valid]}
+        arrays: dict[str, Any] = {"logps": found["logps"][valid], "gradient": gradient[valid]}
         if entropies is not None and float(getattr(self.trainer.args, "top_entropy_quantile", 1.0)) < 1.0:
             arrays["entropies"] = entropies[valid]
         if "tool_mask" in inputs:
@@ -249,7 +253,7 @@ class LossTap:
         self._write(Block("loss", step, data, {k: v.astype(np.float32) for k, v in arrays.items()}))
 
 
-def settings_of(trainer: Any) -> dict[str, Any]:
+def settings_of(trainer: Any) -> dict[str, object]:
     """Return the declared settings, the version of TRL, and the methods that a subclass replaces."""
     args = trainer.args
     found = {name: _plain(getattr(args, name)) for name in SETTINGS if hasattr(args, name)}
@@ -272,35 +276,33 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     return {**found, **facts}
 
 
-def _lists(trainer: Any) -> Mapping[str, Any]:
+def _lists(trainer: Any) -> Mapping[str, Sequence[float]]:
     """Return the trainer's metrics since the last log, by name."""
     found = trainer._metrics
     return found.get("train", {}) if isinstance(found, Mapping) else {}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> bool | float | str | list[float] | None:
     return value if isinstance(value, bool | int | float | str | None) else [float(v) for v in value]
 
 
-def _cpu(tensor: Any) -> Any:
-    """Return a tensor as an array of NumPy, which lacks bfloat16; None stays None."""
-    if tensor is None:
-        return None
+def _cpu(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as an array of NumPy, which lacks bfloat16."""
     tensor = tensor.detach()
     return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
 
 
-def _number(value: Any) -> float | None:
+def _number(value: SupportsFloat | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _length(completion: Any, pad: int) -> int:
+def _length(completion: np.ndarray, pad: int) -> int:
     """Return the length of a completion without padding at its end."""
     written = np.flatnonzero(completion != pad)
     return int(written[-1]) + 1 if written.size else 0
 
 
-def _key(tensors: Mapping[str, Any], i: int, pad: int) -> bytes:
+def _key(tensors: Mapping[str, np.ndarray], i: int, pad: int) -> bytes:
     """Return the prompt and completion of a row as bytes."""
     prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].astype(bool)]
     completion = tensors["completion_ids"][i]

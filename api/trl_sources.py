@@ -34,12 +34,12 @@ TENSORS = (
 class Rows:
     """The rows of one process in one batch. first: the number of earlier rows of the step and split."""
 
-    prompts: list[Any]
-    completions: list[Any]
+    prompts: list[object]
+    completions: list[object]
     rewards: dict[str, list[float]]
     weights: dict[str, float]
     advantages: list[float]
-    extra: dict[str, list[Any]]
+    extra: dict[str, list[object]]
     tensors: Mapping[str, Any]
     first: int
     group_size: int
@@ -151,11 +151,11 @@ class RewardCalls:
             self.attached.recorded(len(made))
             self.attached.recorder.rollouts(step, made)
 
-    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def asked_later(*args: Any, **kwargs: Any) -> Any:
+            async def asked_later(*args: object, **kwargs: object) -> object:
                 values = await function(*args, **kwargs)
                 self._take(name, kwargs, values)
                 return values
@@ -163,14 +163,14 @@ class RewardCalls:
             return asked_later
 
         @functools.wraps(function)
-        def asked(*args: Any, **kwargs: Any) -> Any:
+        def asked(*args: object, **kwargs: object) -> Any:
             values = function(*args, **kwargs)
             self._take(name, kwargs, values)
             return values
 
         return asked
 
-    def _take(self, name: str, asked: Mapping[str, Any], values: Any) -> None:
+    def _take(self, name: str, asked: Mapping[str, object], values: Any) -> None:
         if self.attached.source != "rewards":  # another one has taken over
             return
         try:
@@ -223,6 +223,6 @@ class ParquetFiles:
             self.attached.recorded(len(made))
 
 
-def is_function(function: Any) -> bool:
+def is_function(function: object) -> bool:
     """Return whether a reward function is a plain function, and no model."""
     return callable(function) and not hasattr(function, "parameters")

@@ -32,7 +32,7 @@ class Recorded:
     """Options for `Recorder`."""
     _recorder: Recorder | None = None
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: object, **kwargs: object) -> object:
         """Train, and record a run that ends with the training."""
         recorder = self._recorder = Recorder(**{**_described(self), **self.grpo_tui_options})
         missing = _missing(self)
@@ -42,12 +42,12 @@ class Recorded:
         with recorder:
             return super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "logger" and self._recorder is not None:  # verl sets it when `fit` begins
             value = _Logger(value, self._recorder)
         super().__setattr__(name, value)
 
-    def _dump_generations(self, *args: Any, **kwargs: Any) -> Any:
+    def _dump_generations(self, *args: object, **kwargs: object) -> object:
         write = super()._dump_generations  # type: ignore[misc]
         if (recorder := self._recorder) is not None:
             try:
@@ -74,7 +74,7 @@ def _missing(trainer: Any) -> str:
     return "" if any(folders) else "trainer.rollout_data_dir is not set, so verl writes no rollouts"
 
 
-def attach(registry: MutableMapping[str, type] | None = None, **options: Any) -> None:
+def attach(registry: MutableMapping[str, type] | None = None, **options: object) -> None:
     """Record every trainer in verl's registry. `options` go to `Recorder` (`run`, `runs_dir`, `name`, …)."""
     found = _registry() if registry is None else registry
     for name, made in list(found.items()):
@@ -89,7 +89,7 @@ def _registry() -> MutableMapping[str, type]:
     return TRAINER_REGISTRY
 
 
-def _described(trainer: Any) -> dict[str, Any]:
+def _described(trainer: object) -> dict[str, Any]:
     model = getattr(getattr(getattr(trainer, "config", None), "actor_rollout_ref", None), "model", None)
     steps = getattr(trainer, "total_training_steps", None)
     return {
@@ -100,7 +100,7 @@ def _described(trainer: Any) -> dict[str, Any]:
     }
 
 
-def _setting(trainer: Any, name: str) -> str:
+def _setting(trainer: object, name: str) -> str:
     settings = getattr(getattr(trainer, "config", None), "trainer", None)
     try:
         found = settings.get(name, None)  # type: ignore[union-attr]
@@ -116,7 +116,7 @@ class _Logger:
         self.inner = inner
         self.recorder = recorder
 
-    def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> Any:
+    def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> object:
         try:
             numbers = {METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
             self.recorder.metrics(int(step), numbers)
@@ -124,7 +124,7 @@ class _Logger:
             self.recorder.failed(error)
         return self.inner.log(data, step, *args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
 
@@ -132,7 +132,7 @@ def compute_score(
     data_source: str,
     solution_str: str,
     ground_truth: object,
-    extra_info: Mapping[str, Any] | None = None,
+    extra_info: Mapping[str, object] | None = None,
     *,
     functions: Sequence[str],
     weights: Sequence[float] | None = None,

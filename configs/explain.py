@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from .errors import ConfigError, Problem
 from .expectations import describe, field_at, section_of, walk
@@ -41,7 +42,7 @@ def checked(schema: type[Checked], source: Source) -> Checked:
         raise ConfigError(explain(error.errors(include_url=False), schema, source)) from None
 
 
-def explain(errors: Sequence[Mapping[str, Any]], schema: type[BaseModel], source: Source) -> list[Problem]:
+def explain(errors: Sequence[ErrorDetails], schema: type[BaseModel], source: Source) -> list[Problem]:
     """Return one `Problem` for each wrong key, in the order of their lines."""
     problems: dict[Path, Problem] = {}
     for error in errors:
@@ -65,7 +66,7 @@ def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: object
     return tuple(path)
 
 
-def _inside(node: object, part: str | int) -> Any:
+def _inside(node: object, part: str | int) -> object:
     if isinstance(node, dict) and part in node:
         return node[part]
     if isinstance(node, list) and isinstance(part, int) and part < len(node):

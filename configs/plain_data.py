@@ -66,7 +66,7 @@ def _reader(hint: object, strict: bool) -> Reader | None:
     return _dataclass(hint, strict) if is_dataclass(hint) else None
 
 
-def _scalar(kind: type, value: Any) -> Any:
+def _scalar(kind: type, value: Any) -> object:
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise TypeError(f"a value is {type(value).__name__}, not {kind.__name__}")
     if kind is float and not math.isfinite(value):

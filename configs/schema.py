@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -49,7 +49,7 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_that_follow(cls, given: object) -> Any:
+    def _defaults_that_follow(cls, given: object) -> object:
         """Fill in defaults that depend on other keys, where the user wrote nothing else.
 
         - The model decides learning rate, lengths, batch and precision (`model_defaults`).

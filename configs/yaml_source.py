@@ -116,7 +116,7 @@ def read_yaml(path: pathlib.Path) -> Source:
     return parse_yaml(text, name)
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> object:
     """One YAML value, as after the `=` of `--set`. Raises `ValueError` with the reason."""
     try:
         loader = _CoreLoader(text)

@@ -108,7 +108,7 @@ class CalculatorEnv(MultiTurnEnv[CalculatorState]):
         """Return the right way, a guess, and one that leaves out the last operation."""
         return ("right", "guess", "stop_early")
 
-    def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
+    def demonstrate(self, task: Mapping[str, object], route: str = "right", seed: int = 0) -> Demonstrator:
         if route not in self.routes(task):
             raise ValueError(f"CalculatorEnv has no route {route!r}, only {', '.join(self.routes(task))}")
         return _Demonstrator(task, route, random.Random(seed))

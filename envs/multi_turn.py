@@ -309,7 +309,7 @@ class MultiTurnEnv(Env[State, Task]):
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
         return state, told, context, pictures
 
-    def _result(self, trial: Trial, tasks: Sequence[int], step: int) -> dict[str, Any]:
+    def _result(self, trial: Trial, tasks: Sequence[int], step: int) -> dict[str, object]:
         """Judge the rollouts of these tasks, and return their part of the result."""
         rows = trial.rows(tasks)
         ended = [trial.rollouts[row] for row in rows]

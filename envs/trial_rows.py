@@ -61,7 +61,7 @@ class Trial:
 
 def trial_result(
     trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], shown: Sequence[Sequence[ShownImage]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the result of `MultiTurnEnv.run_trial` without its timings."""
     return {
         "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
@@ -71,7 +71,7 @@ def trial_result(
     }
 
 
-def trial_timings(generating: Stopwatch, environment: Stopwatch) -> dict[str, Any]:
+def trial_timings(generating: Stopwatch, environment: Stopwatch) -> dict[str, object]:
     """Return the `timings` of a result of `MultiTurnEnv.run_trial`. Both watches have stopped."""
     return {
         "generate_s": generating.seconds,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Penalty:
     rule: str
     amount: float
     step: int
-    saw: Mapping[str, Any] = field(default_factory=dict)
+    saw: Mapping[str, object] = field(default_factory=dict)
     limit: str = ""
     why: str = ""
     right: str = ""
@@ -75,7 +74,7 @@ class RewardBreakdown:
     def penalties(self) -> tuple[Penalty, ...]:
         return tuple(p for s in self.steps for p in s.penalties)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -130,7 +129,7 @@ class AdvantageFormula:
         terms = self.terms(step)
         return sum(t.result(self.epsilon) for t in terms) if terms else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

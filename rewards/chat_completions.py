@@ -31,7 +31,7 @@ class ChatError(GrpoTuiError, RuntimeError):
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirected request would give the key to another server."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+    def redirect_request(self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str) -> None:
         return None
 
 
@@ -48,7 +48,7 @@ class ChatCompletions:
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._threads = ThreadPoolExecutor(parallel)
 
-    async def ask(self, body: dict[str, Any], tries: int | None = None) -> dict[str, Any]:
+    async def ask(self, body: dict[str, object], tries: int | None = None) -> dict[str, Any]:
         """Return the first choice of the answer, with its `usage`. Raises ChatError."""
         tries = tries or self.tries
         for attempt in range(1, tries + 1):
@@ -64,7 +64,7 @@ class ChatCompletions:
                 await asyncio.sleep(min(pause, LONGEST_PAUSE_S))
         raise AssertionError("unreachable")
 
-    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, body: dict[str, object]) -> dict[str, object]:
         headers = {"Content-Type": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any
 
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, HeldOut, Need, having
@@ -73,7 +72,7 @@ class Diagnosis:
         """Return whether a detector uses this metric: it names it, or the value is not finite."""
         return name in self._metrics or not math.isfinite(value)
 
-    def noted(self, message: str, step: int, data: Mapping[str, Any]) -> None:
+    def noted(self, message: str, step: int, data: Mapping[str, object]) -> None:
         """Keep an alert of another part of the program, with its recorded data."""
         if data.get("detector") and data["detector"] not in self.detectors:
             known = {f.name: data[f.name] for f in fields(Finding) if f.name in data}

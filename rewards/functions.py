@@ -50,7 +50,7 @@ class RewardModel:
         if (labels := len(stated.get("id2label") or ())) > 1:
             raise ValueError(f"{path} is a classifier with {labels} labels, and a reward model has one")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: object) -> list[float]:
+    def __call__(self, prompts: Sequence[object], completions: Sequence[object], **columns: object) -> list[float]:
         import torch
 
         model, tokenizer = self._loaded
@@ -70,7 +70,7 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        own: dict[str, Any] = {"trust_remote_code": False}
+        own: dict[str, object] = {"trust_remote_code": False}
         model = AutoModelForSequenceClassification.from_pretrained(self.path, num_labels=1, **own)
         tokenizer: Any = AutoTokenizer.from_pretrained(self.path, **own)
         if tokenizer.pad_token_id is None:

@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..configs.errors import GrpoTuiError
@@ -61,7 +61,7 @@ class LLMJudge:
         parallel: int = 16,
         timeout: float = 120.0,
         tries: int = 4,
-        options: dict[str, Any] | None = None,
+        options: dict[str, object] | None = None,
     ) -> None:
         self.model, self.criterion, self.reference = model, criterion, reference
         self.options = {"temperature": 0.0, **(options or {})}
@@ -90,12 +90,12 @@ class LLMJudge:
         return QUESTION.format(criterion=criterion, conversation=f"{_text(prompt)}\n{_text(completion, 'assistant')}")
 
 
-def _text(said: Any, role: str = "user") -> str:
+def _text(said: Prompt, role: str = "user") -> str:
     messages = [{"role": role, "content": said}] if isinstance(said, str) else said
     return "\n".join(f"[{m.get('role')}] {m.get('content') or ''}{_calls(m)}" for m in messages)
 
 
-def _calls(message: Any) -> str:
+def _calls(message: Mapping[str, Any]) -> str:
     return "".join(f" {json.dumps(call.get('function'), default=str)}" for call in message.get("tool_calls") or ())
 
 

@@ -192,9 +192,9 @@ class RewardOrchestrator:
         flat = rewards_tensor.reshape(-1)
         return self.normalizer.normalize(flat, component_name).view(rewards_tensor.shape)
 
-    def state_facts(self) -> dict[str, Any]:
+    def state_facts(self) -> dict[str, object]:
         """Return running statistics and the state of the components, as JSON values."""
-        facts: dict[str, Any] = {"format": STATE_FORMAT, "statistics": self.normalizer.to_json(), "curiosity": None}
+        facts: dict[str, object] = {"format": STATE_FORMAT, "statistics": self.normalizer.to_json(), "curiosity": None}
         return facts | {name: component.state_facts() for name, component in self._stateful().items()}
 
     def state_tensors(self) -> dict[str, Tensor]:

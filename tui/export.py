@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .plain import Whole, trajectory_data
 from .text import literal
@@ -45,7 +45,7 @@ def export_lines(run: Path, name: str, text: str) -> Path:
     return write(run, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.txt", text)
 
 
-def open_outside(app: App[Any], text: str, variable: str, name: str) -> None:
+def open_outside(app: App[object], text: str, variable: str, name: str) -> None:
     """Open a text with the program of `$PAGER` or `$EDITOR`. The app waits for it."""
     from textual.app import SuspendNotSupported  # here: the command line writes files without it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..engine.runs.notes import Note
 from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, TrajectoryRow, Use
@@ -44,7 +44,7 @@ def read_whole(reader: RunReader, ref: str | int) -> Whole:
     return Whole(n, record, uses, formula, recomputed(record, group), note)
 
 
-def trajectory_data(whole: Whole) -> dict[str, Any]:
+def trajectory_data(whole: Whole) -> dict[str, object]:
     """Return one plain dictionary (token arrays are in the record only)."""
     record = whole.record
     return {

@@ -42,7 +42,7 @@ class ChatBridge:
         *,
         stop_ids: Sequence[int] = (),
         observation_role: str = "user",
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
         sight: Sight | None = None,
     ):
         self.observation_role = observation_role
@@ -88,11 +88,11 @@ class ChatBridge:
         except ChatTemplateError:
             return self
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> list[int]:
         """Return the token ids of the opening messages, up to the start of the agent's turn."""
         return self.seen(messages, tools).ids
 
-    def seen(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
+    def seen(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> Encoded:
         """Return the prompt with its images. Raises SightError when one cannot be shown."""
         text = self.prompt_text(messages, tools)
         if self.sight is None:
@@ -100,7 +100,7 @@ class ChatBridge:
         return self.sight.encode(text, pictures_of(messages))
 
     def begun(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
     ) -> Encoded | SightError:
         """Return the prompt with its images, or the reason why the conversation cannot begin."""
         try:
@@ -123,7 +123,7 @@ class ChatBridge:
         return Encoded(self._after_own_end(tokens, last_token), images)
 
     def after(
-        self, last_token: int, messages: Sequence[Message], at: int, tools: Sequence[Mapping[str, Any]] | None = None
+        self, last_token: int, messages: Sequence[Message], at: int, tools: Sequence[Mapping[str, object]] | None = None
     ) -> list[int]:
         """Return the token ids from the end of the agent's turn `messages[at]`, which ended with `last_token`, to its
         next turn. Raises ChatTemplateError.
@@ -135,7 +135,7 @@ class ChatBridge:
         return self._after_own_end(self.encode(rest), last_token)
 
     def prompt_text(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, opened: bool = True
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None, *, opened: bool = True
     ) -> str:
         """Return the prompt as text. If the template has no system role, the system message joins the first user
         message.

@@ -60,7 +60,7 @@ class ChatAgent(ABC):
         prompts: Sequence[Sequence[Message]],
         num_rollouts: int = 1,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         seed: Seed = None,
     ) -> AgentSession:
         """Open a session (`Agent.start`). Without a seed, one is drawn from torch's global generator.

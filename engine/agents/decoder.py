@@ -97,7 +97,7 @@ class Decoder:
         the logits `[n, V]` after the last token.
         """
         mask = cache.at(positions, kv_length)
-        keep: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
+        keep: dict[str, object] = {"logits_to_keep": 1} if self._last_only else {}
         position_ids = positions.clamp_min(0)
         if seen is not None:
             mask = seen.see(mask)

@@ -65,7 +65,7 @@ class EndpointAgent:
         """Whether every answer came with its number of tokens."""
         self._answered = False
 
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+    def read(self, text: str, tools: Sequence[Mapping[str, object]]) -> ToolCall:
         """Return the calls of a turn (`envs.agent.CallReader`)."""
         return parse_calls(text)
 
@@ -74,7 +74,7 @@ class EndpointAgent:
         prompts: Sequence[Sequence[Message]],
         num_rollouts: int = 1,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         seed: Seed = None,
     ) -> EndpointSession:
         """Open a session (`envs.agent.Agent`). The first one asks the server for a token. Raises ChatError."""
@@ -87,7 +87,7 @@ class EndpointAgent:
             self._answered = True
         return session
 
-    async def _check(self, body: dict[str, Any]) -> None:
+    async def _check(self, body: dict[str, object]) -> None:
         """Find out whether the server takes our requests, before single rollouts may be refused."""
         limits = {name: 1 for name in ("max_tokens", "max_completion_tokens") if name in body}
         try:
@@ -101,7 +101,7 @@ class EndpointAgent:
 class _Conversation:
     """A row. ids: the calls that wait for an answer. tokens: the turn of each, and whether the model wrote it."""
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, object]]
     seed: int
     index: int
     ids: list[str] = field(default_factory=list)
@@ -112,7 +112,9 @@ class _Conversation:
 class EndpointSession(AsyncAgentSession):
     """An `AsyncAgentSession` (`envs.agent`). Servers report the number of tokens but not their ids, which are 0."""
 
-    def __init__(self, agent: EndpointAgent, rows: Sequence[_Conversation], tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, agent: EndpointAgent, rows: Sequence[_Conversation], tools: Sequence[Mapping[str, object]]
+    ) -> None:
         self.agent, self.rows, self.tools = agent, rows, tools
 
     def body(self, row: _Conversation) -> dict[str, Any]:
@@ -163,7 +165,7 @@ class EndpointSession(AsyncAgentSession):
             turn=np.array([turn for turn, _ in said], np.int16),
         )
 
-    def _count(self, said: _Conversation, usage: Mapping[str, Any]) -> int:
+    def _count(self, said: _Conversation, usage: Mapping[str, object]) -> int:
         """Add the tokens of a turn and of the text before it. Returns the place of its first token."""
         before, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if not (isinstance(before, int) and isinstance(written, int) and 0 < max(before, written) < MOST_TOKENS):

@@ -33,7 +33,7 @@ class DecodingGraphs:
         self._decoder = decoder
         self._cache = cache
         self._block: object = None
-        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._passes: dict[tuple[int, int], int] = {}
         self._possible = True

@@ -71,7 +71,7 @@ class PaddedRows:
         return places
 
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        given: dict[str, Any] = {"attention_mask": self._there, "position_ids": positions.clamp_min(0)}
+        given: dict[str, object] = {"attention_mask": self._there, "position_ids": positions.clamp_min(0)}
         given = {name: value for name, value in given.items() if name in self._takes}
         if self._cache is not None:
             given[self._cache_name] = self._cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -37,7 +36,7 @@ class ScriptedAgent(ChatAgent):
         *,
         max_trajectory_tokens: int = 2**31,
         knows: Callable[[str], bool] = lambda environment: True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
         native_calls: bool = False,
         sight: Sight | None = None,
     ):

@@ -64,7 +64,7 @@ class NativeCalls:
             )
         return made
 
-    def _fits(self, chat: ChatBridge, shown: str, asked: Sequence[Message], probe: Mapping[str, Any]) -> bool:
+    def _fits(self, chat: ChatBridge, shown: str, asked: Sequence[Message], probe: Mapping[str, object]) -> bool:
         """Return whether a call of the template is read, or for a template without calls whether its form is known.
 
         shown: the prompt with the probe.
@@ -77,7 +77,7 @@ class NativeCalls:
         return self._template is not None or any(mark in f"{template}{shown}" for mark in _MARKS)
 
     def write(
-        self, chat: ChatBridge, thought: str, calls: Sequence[ToolCall], tools: Sequence[Mapping[str, Any]]
+        self, chat: ChatBridge, thought: str, calls: Sequence[ToolCall], tools: Sequence[Mapping[str, object]]
     ) -> str | None:
         """Return a turn with these calls in the form of the chat template; None if it cannot be read back."""
         asked: list[Message] = [{"role": "user", "content": "?"}]
@@ -88,7 +88,7 @@ class NativeCalls:
         read = [(call.name, dict(call.arguments)) for call in (first, *first.further)]
         return text if read == [(call.name, dict(call.arguments)) for call in calls] else None
 
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+    def read(self, text: str, tools: Sequence[Mapping[str, object]]) -> ToolCall:
         """Return the first call of a turn, with the others as `further`. Without a call, the result has no name.
 
         tools: their schemas, which give arguments their types. Never raises.
@@ -131,7 +131,7 @@ def _rendered(
     asked: Sequence[Message],
     thought: str,
     calls: Sequence[ToolCall],
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, object]],
 ) -> str:
     """Return the turn with these calls after `shown`, the prompt. It is empty where the template writes no calls."""
     made = [
@@ -146,7 +146,7 @@ def _rendered(
     return written[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, shown, strict=False))) :]
 
 
-def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
+def response_template(tokenizer: PreTrainedTokenizerBase) -> object:
     """Return the tokenizer's response template, or TRL's for its chat template; None without one."""
     own = getattr(tokenizer, "response_template", None)
     if own is not None:
@@ -159,7 +159,7 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
         return None
 
 
-def _written(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
+def _written(text: str, tools: Sequence[Mapping[str, object]]) -> Iterator[ToolCall]:
     """Yield calls in forms without a JSON object that has a name."""
     said = without_thoughts(text)
     for match in (*_MISTRAL.finditer(said), *_HARMONY.finditer(said)):
@@ -177,7 +177,7 @@ def _written(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall
             yield ToolCall(name, arguments, text, thought.strip())
 
 
-def _python_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+def _python_calls(text: str, tools: Sequence[Mapping[str, object]]) -> list[ToolCall]:
     """Read calls such as `<|tool_call_start|>[look_up(word='a', times=2)]<|tool_call_end|>` (LFM2). Unreadable calls
     give one call without a name.
     """
@@ -211,13 +211,13 @@ def _declared(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any
     return parameters.get("properties") or {}
 
 
-def _parameters(name: str, body: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _parameters(name: str, body: str, tools: Sequence[Mapping[str, object]]) -> dict[str, object]:
     types = {key: schema.get("type") for key, schema in _declared(name, tools).items()}
     values = _PARAMETER.findall(body)
     return {key: value if types.get(key) == "string" else _json(value, value) for key, value in values}
 
 
-def _json(text: str, otherwise: Any = None) -> Any:
+def _json(text: str, otherwise: object = None) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

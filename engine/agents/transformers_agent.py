@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -46,7 +45,7 @@ class TransformersAgent(ChatAgent):
         repetition_penalty: float = 1.0,
         max_turn_tokens: int = 256,
         max_trajectory_tokens: int = 4096,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
         sight: Sight | None = None,
         native_calls: bool = True,
     ):

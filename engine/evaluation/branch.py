@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from ...configs.schema import RunConfig
 from ...configs.sections import BranchConfig, EvaluationConfig, RolloutsConfig
@@ -158,7 +157,7 @@ class Branch:
     after: Side
     worth: Interval
     advantage: float | None
-    replay: dict[str, Any] | None
+    replay: dict[str, object] | None
 
 
 def read_branch(reader: RunReader, spec: EvaluationConfig) -> Branch:

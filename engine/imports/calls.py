@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from .rollout import Call, Message
 from .values import mapping, parsed, text
@@ -69,7 +68,7 @@ def _from_text(body: str) -> Call:
     return Call(name[1] if name else "?", body, problem="the call is no JSON")
 
 
-def value_of(given: str) -> Any:
+def value_of(given: str) -> object:
     """Return a value that is written as JSON, or as plain text."""
     found = parsed(given)
     return given if found is None and given.strip() != "null" else found

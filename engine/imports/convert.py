@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any
 
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import Call, PromptMessage, Step, Trajectory
@@ -153,7 +152,7 @@ def shown(message: Message) -> str:
     return message.text or "\n".join(map(call_text, message.calls))
 
 
-def columns(rollout: Rollout) -> dict[str, Any]:
+def columns(rollout: Rollout) -> dict[str, object]:
     """Return the writer's columns, and the components as `component.<name>`."""
     return {
         **rollout.extra,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,9 +76,9 @@ def _of_object(rollout: Rollout) -> Rollout:
     )
 
 
-def _messages(given: tuple[Any, ...], read: Any) -> tuple[Message, ...]:
+def _messages(given: tuple[Message, ...], read: Callable[[object], tuple[Message, ...]]) -> tuple[Message, ...]:
     if any(not isinstance(m, Message) for m in given):
-        return read(given)  # type: ignore[no-any-return]
+        return read(given)
     return tuple(
         replace(m, reward=_number("reward of a message", m.reward), advantage=_number("advantage", m.advantage))
         if m.reward is not None or m.advantage is not None
@@ -87,7 +87,7 @@ def _messages(given: tuple[Any, ...], read: Any) -> tuple[Message, ...]:
     )
 
 
-def _numbers(key: str, value: Any) -> Any:
+def _numbers(key: str, value: Any) -> object:
     """Return a number, or one for each component, token or turn."""
     if isinstance(value, Mapping):
         return {str(name): _numbers(f"{key}[{name!r}]", each) for name, each in value.items()}
@@ -117,7 +117,7 @@ def _whole(key: str, value: object) -> int:
     return int(found)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Return the value of a column. Numbers of numpy, torch and `decimal` become plain ones."""
     if value is None or isinstance(value, (str, bool, int, float, bytes, Mapping, list, tuple)):
         return value

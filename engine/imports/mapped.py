@@ -20,7 +20,7 @@ from .messages import completion, conversation, error_text, split
 from .rollout import Item, Message, Rollout, Score
 from .values import Document, mapping, number, objects, text, whole
 
-Reader = Callable[[Any], tuple[Message, ...]]
+Reader = Callable[[object], tuple[Message, ...]]
 
 _ALL_COUNT = ("components", "extra", "messages", "tools")
 """Roles that use every path, not only the first with a value."""
@@ -189,9 +189,9 @@ class Mapped:
                 columns.append((key, None if prefix is None else key[len(prefix) :]))
         return _Plan(roles, tuple(columns), tuple(r for r, p in roles.items() if len(p) > 1 and r not in _ALL_COUNT))
 
-    def _columns(self, document: Document, plan: _Plan) -> tuple[dict[str, Score], dict[str, Any]]:
+    def _columns(self, document: Document, plan: _Plan) -> tuple[dict[str, Score], dict[str, object]]:
         components: dict[str, Score] = {}
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         for key in plan.roles.get("components", ()):
             components.update(scores(at(document, key)))
         for key in plan.roles.get("extra", ()):
@@ -232,10 +232,10 @@ class _Plan:
                 return found
         return None
 
-    def left_over(self, document: Document, found: Document, unread: Sequence[str]) -> dict[str, Any]:
+    def left_over(self, document: Document, found: Document, unread: Sequence[str]) -> dict[str, object]:
         """Return values of roles that became no part of the rollout, by path: unreadable ones (a reward in words), and
         those that differ from the value that counts."""
-        left: dict[str, Any] = {}
+        left: dict[str, object] = {}
         for role in unread:
             if not isinstance(given := found[role], Mapping):
                 left.update((path, given) for path in self.roles[role] if at(document, path) is given)
@@ -279,13 +279,13 @@ def scores(value: object) -> dict[str, Score]:
     return found
 
 
-def plain(values: Document) -> dict[str, Any]:
+def plain(values: Document) -> dict[str, object]:
     """Return values that a column can show: numbers, short texts, short lists as JSON. Values in an object get their
     path as name (`judge.score`)."""
     return dict(islice(_flat(values, "", 0), _COLUMNS))
 
 
-def _flat(values: Document, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _flat(values: Document, prefix: str, depth: int) -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if isinstance(value, (bool, int, float)):
             yield f"{prefix}{name}", value

@@ -30,7 +30,7 @@ class Options:
             keys[role.strip()] = key.strip()
         return cls(keys, tuple(str(Path(p).expanduser().absolute()) for p in importers))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"keys": dict(self.keys), "importers": list(self.importers)}
 
     @classmethod

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import nan
-from typing import Any
 
 from ..runs.types import TokenArrays
 from .values import Document, listed, number, whole
 
-Maker = Callable[[], TokenArrays[Any] | None]
+Maker = Callable[[], TokenArrays[memoryview] | None]
 
 
 def token_arrays(
@@ -21,7 +20,7 @@ def token_arrays(
     logprobs: Sequence[object] = (),
     advantages: Sequence[object] = (),
     overlays: Mapping[str, Sequence[object]] | None = None,
-) -> TokenArrays[Any] | None:
+) -> TokenArrays[memoryview] | None:
     """Return the arrays of one conversation, or None if the ids are no numbers.
 
     Turns are runs of the agent's tokens. `overlays` (see `TokenArrays`) of another length are left out.
@@ -45,7 +44,7 @@ def token_arrays(
 def tokens_of_nodes(nodes: Sequence[Document]) -> Maker:
     """Return a maker for verifiers' nodes, which have log-probs for their sampled tokens."""
 
-    def make() -> TokenArrays[Any] | None:
+    def make() -> TokenArrays[memoryview] | None:
         ids: list[object] = []
         mask: list[object] = []
         logprobs: list[object] = []
@@ -69,7 +68,7 @@ def tokens_of_calls(calls: Sequence[tuple[Sequence[object], ...]]) -> Maker | No
     if not calls or not all(read and wrote for read, wrote, _ in calls):
         return None
 
-    def make() -> TokenArrays[Any] | None:
+    def make() -> TokenArrays[memoryview] | None:
         ids: list[object] = []
         mask: list[int] = []
         logprobs: list[object] = []
@@ -92,25 +91,24 @@ def tokens_with_more(
     if make is None:
         return None
 
-    def made() -> TokenArrays[Any] | None:
+    def made() -> TokenArrays[memoryview] | None:
         tokens = make()
         if tokens is None:
             return None
         if len(advantages) == len(tokens):
-            given: memoryview[float] = memoryview(array("f", _fitted(advantages, len(tokens))))  # type: ignore[assignment]
-            tokens = replace(tokens, advantages=given)
+            tokens = replace(tokens, advantages=memoryview(array("f", _fitted(advantages, len(tokens)))))
         return replace(tokens, overlays={**tokens.overlays, **_overlays(overlays, list(tokens.agent_mask))})
 
     return made
 
 
-def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[bool]) -> dict[str, memoryview[float]]:
+def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[int]) -> dict[str, memoryview]:
     """Return one number per token, NaN for an unknown one."""
-    found: dict[str, memoryview[float]] = {}
+    found: dict[str, memoryview] = {}
     for name, values in given.items():
         if len(values) == len(spoken) and any(number(v) is not None for v in values):
             known = [n if m and (n := number(v)) is not None else nan for v, m in zip(values, spoken, strict=True)]
-            found[name] = memoryview(array("f", known))  # type: ignore[assignment]
+            found[name] = memoryview(array("f", known))
     return found
 
 

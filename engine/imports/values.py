@@ -75,7 +75,7 @@ def objects(value: object) -> list[Document]:
     return [item for item in listed(value) if isinstance(item, Mapping)]
 
 
-def parsed(value: str) -> Any:
+def parsed(value: str) -> object:
     """Return the value of JSON text, NaN allowed, or None."""
     from .containers.base import loads  # here: containers load what readers of an index do without
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from ..runs.columns import SCHEMA_VERSION
 from ..runs.control import requests as control
@@ -236,7 +236,7 @@ VARIABLES = (
 )
 
 
-def gather() -> dict[str, Any]:
+def gather() -> dict[str, object]:
     """Return the surroundings of a run as plain data with masked secrets."""
     return mask(
         {

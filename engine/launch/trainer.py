@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from . import LaunchError
 
@@ -27,7 +27,7 @@ def missing() -> list[str]:
     return [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 
 
-def accelerate_settings(path: Path | None) -> dict[str, Any]:
+def accelerate_settings(path: Path | None) -> dict[str, object]:
     """Return the settings of an accelerate config; none without one. Raises LaunchError if it cannot be read."""
     if path is None:
         return {}

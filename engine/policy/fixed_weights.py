@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,7 +39,7 @@ class FixedWeight:
         self.bias, self.parts = bias, parts
         self._weight: Tensor | None = weight
         self._thin = torch.cat([a for a, _ in parts.values()]) if parts else None
-        self._packed: Any = None
+        self._packed: Tensor | None = None
         self._left = PATIENCE if packs else -1
 
     def __call__(self, x: Tensor) -> Tensor:

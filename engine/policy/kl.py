@@ -192,7 +192,7 @@ class BetaController:
         self._history.append(change)
         return change
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {
             "beta": self.beta,
             "recent": list(self._recent),

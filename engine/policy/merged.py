@@ -17,7 +17,7 @@ Only plain LoRA on `nn.Linear` in float32: in half precision the sum itself woul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,18 +86,18 @@ def _sum(layer: Any) -> Tensor:
     return weight
 
 
-def _summing(layer: Any) -> Any:
-    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _summing(layer: nn.Module) -> Callable[..., Tensor]:
+    def forward(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return F.linear(x, _sum(layer), _base(layer).bias)
 
     return forward
 
 
-def _fixed(layer: Any) -> Any:
+def _fixed(layer: nn.Module) -> Callable[..., Tensor]:
     with torch.no_grad():
         weight, bias = _sum(layer), _base(layer).bias
 
-    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return F.linear(x, weight, bias)
 
     return forward

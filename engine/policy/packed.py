@@ -55,7 +55,7 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     packing: Packing | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attend within one packed row: query [1, h, N, d], key and value [1, k, N, d] → [1, N, h, d].
 
@@ -121,10 +121,10 @@ class PackedForward:
 
         @functools.wraps(type(self.model).forward)
         def forward(
-            *args: Any,
+            *args: object,
             packing: Packing | None = None,
             entropy_grad: bool = False,
-            **kwargs: Any,
+            **kwargs: object,
         ) -> Any:
             return plain(*args, **kwargs) if packing is None else self(packing, entropy_grad)
 
@@ -144,7 +144,7 @@ class PackedForward:
     def states(self, packing: Packing) -> Tensor:
         """Return the last hidden states of `packing.kept`, [K, H], without the output layer."""
         body: Any = self.model.base_model
-        seen: dict[str, Any] = {}
+        seen: dict[str, object] = {}
         if packing.images and self.seeing is not None:
             seen["mm_encoder_outputs"] = self.seeing.tower.features(packing.images)
         output = body(

@@ -36,7 +36,7 @@ def padded_forward(
     agent[:, 0] = False
     predicted = agent[:, 1:]  # [B, T - 1], at the position that predicts
     columns = predicted.any(0).nonzero()[:, 0]
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     narrow = "logits_to_keep" in inspect.signature(base.forward).parameters
     if narrow:
         chosen["logits_to_keep"] = columns
@@ -82,7 +82,7 @@ def padded_scores(
     return logprobs, empty.index_put((row, column + 1), -(log_p.exp() * log_p).sum(-1))
 
 
-def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) -> dict[str, Any]:
+def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) -> dict[str, object]:
     seeing = SeeingModel.of(base_of(model)) if images is not None and any(images) else None
     return {} if seeing is None or images is None else seeing.padded(token_ids, images)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 _NONE = object()
 
 
 @contextlib.contextmanager
-def patched(target: Any, name: str, value: Any) -> Iterator[None]:
+def patched(target: object, name: str, value: object) -> Iterator[None]:
     """Set `target.name` to `value` inside the block, and restore it afterwards, be it an attribute of the object, of
     its class, or a property. Blocks nest."""
     computed = isinstance(getattr(type(target), name, None), property)

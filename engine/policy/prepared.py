@@ -62,7 +62,7 @@ class PreparedModel:
         *,
         temperature: float = 1.0,
         packed: bool = True,
-        autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.model = model
         self.base = base_of(model)

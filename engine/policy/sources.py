@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -149,5 +148,5 @@ def _pointer(folder: Path) -> Path | None:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message."""
-    lines: list[Any] = str(error).strip().splitlines()
+    lines = str(error).strip().splitlines()
     return str(lines[0]) if lines else type(error).__name__

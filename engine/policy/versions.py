@@ -13,11 +13,11 @@ OLD_CHECKPOINTING = not hasattr(PreTrainedModel, "activation_checkpointing_enabl
 
 _NAME = "gradient_checkpointing" if OLD_CHECKPOINTING else "activation_checkpointing"
 
-NO_CHECKPOINTING: dict[str, Any] = {_NAME: False}
+NO_CHECKPOINTING: dict[str, object] = {_NAME: False}
 """The trainer's argument that leaves checkpointing to `spare_memory`."""
 
 
-def enable_checkpointing(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+def enable_checkpointing(model: PreTrainedModel, kwargs: dict[str, object]) -> None:
     """Switch on checkpointing for all layers of `model`. kwargs: those of `torch.utils.checkpoint.checkpoint`."""
     getattr(model, f"{_NAME}_enable")(kwargs)
 
@@ -48,7 +48,7 @@ def returns_router_logits(model: PreTrainedModel) -> bool:
     return any("router_logits" in (part._can_record_outputs or {}) for part in parts)
 
 
-def typed_by_tools(template: Any) -> Any:
+def typed_by_tools(template: object) -> object:
     """Return a response template that leaves the types of XML parameters to the tools' schemas.
 
     Before TRL 1.15, the templates parsed each value as JSON, so the text "7" became a number.

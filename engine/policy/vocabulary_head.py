@@ -60,7 +60,7 @@ class TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor | None) -> tuple[object, ...]:  # type: ignore[override]
         hidden, weight, bias, target, logprobs, entropy, direction = ctx.saved_tensors
         rest = (None,) * 4
         if direction is not None:

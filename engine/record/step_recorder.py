@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import psutil
@@ -62,18 +62,18 @@ class StepRecorder:
         self,
         step: int,
         logs: Mapping[str, object],
-        measured: Mapping[str, object],
+        measured: Values,
         rollouts: Sequence[Rollout],
         replayed: Sequence[Rollout] = (),
         loss: Mapping[str, LossTerms] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Values:
         """Record one optimiser step. Returns the metrics as recorded.
 
         logs: from TRL. measured: more metrics of the trainer. rollouts: all that were made for the step. replayed:
         those of earlier steps in its batch. loss: the terms of each rollout of the batch in the loss, by its id.
         """
         began = time.perf_counter()
-        values: dict[str, Any] = {
+        values: dict[str, float | Mapping[str, float]] = {
             NAMES.get(k, metric.TRL(k)): v for k, v in logs.items() if isinstance(v, (int, float))
         }
         values |= measured
@@ -101,7 +101,7 @@ class StepRecorder:
             ),
         )
 
-    def values(self, step: int, values: Mapping[str, Any]) -> None:
+    def values(self, step: int, values: Values) -> None:
         """Record metrics, also outside the rhythm of steps, such as those of an evaluation."""
         self.guard("metrics", lambda: self.writer.metrics(step, values))
         for sink in self.sinks:

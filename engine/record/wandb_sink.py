@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...configs import metric_names as metric
 from ...configs.sections.base import LoggingConfig
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 ACTION_TABLE = "behavior/action_table"
 """A table of step, action and frequency over the whole training, for the stacked bars (`STACKED_BARS`)."""
 
-STACKED_BARS: dict[str, Any] = {
+STACKED_BARS: dict[str, object] = {
     "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
     "data": {"name": "wandb"},
     "mark": {"type": "bar", "width": {"band": 1}},

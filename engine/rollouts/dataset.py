@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...configs.sections import DataConfig, EnvironmentConfig
 from ...configs.sections.data import holds_tasks
@@ -64,13 +64,13 @@ def _rows_of_dataset(
     return check_rows(raw, tokenizer, source or "", one_environment=not named)
 
 
-def options_of(config: EnvironmentConfig) -> dict[str, Any]:
+def options_of(config: EnvironmentConfig) -> dict[str, object]:
     """Return the options of a dataset's environment."""
     return {**config.config, "tools": config.tools} if config.tools else dict(config.config)
 
 
 def check_rows(
-    raw: Sequence[Mapping[str, Any]],
+    raw: Sequence[Mapping[str, object]],
     tokenizer: PreTrainedTokenizerBase | None = None,
     source: str = "dataset",
     *,

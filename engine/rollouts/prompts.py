@@ -33,7 +33,7 @@ class Prompt:
     """The messages that a policy reads before its first turn. tools: schemas that its chat template shows, if any."""
 
     messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, object]] | None = None
 
 
 def prompt_of(env: Any, task: Mapping[str, Any], policy: object) -> Prompt:
@@ -64,7 +64,7 @@ def check_template(asked: Sequence[Message], prompt: Prompt, chat: ChatBridge, w
 def fitting(
     rows: Sequence[Row],
     policy: ChatAgent,
-    environment: Callable[[Row], Any],
+    environment: Callable[[Row], object],
     limits: TrainingConfig,
     on_long: Literal["stop", "drop"],
 ) -> list[Row]:

@@ -38,7 +38,7 @@ class Row:
     """One task of the dataset: which environment, how configured, and the task itself."""
 
     env_class_path: str
-    env_config: Mapping[str, Any]
+    env_config: Mapping[str, object]
     task_data: Mapping[str, Any]
 
     @cached_property
@@ -51,7 +51,7 @@ class DataError(GrpoTuiError, ValueError):
     """The data cannot be used. The message is one sentence, which names the row, if any, and a correction."""
 
 
-def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
+def parse_row(raw: Mapping[str, object] | Row, where: str = "row") -> Row:
     """Read `env_class_path`, `env_config` and `task_data` of one dataset row.
 
     The last two may be mappings or JSON text. A table that mixes environments must hold them as text, or else every
@@ -62,7 +62,7 @@ def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
     path = raw.get("env_class_path")
     if not isinstance(path, str) or not path.strip():
         raise DataError(f'{where}: env_class_path must be text such as "package.module.Class", not {path!r}')
-    parts: dict[str, Mapping[str, Any]] = {}
+    parts: dict[str, Mapping[str, object]] = {}
     for key in ("env_config", "task_data"):
         value = raw.get(key)
         if value is None and key == "env_config":
@@ -234,7 +234,7 @@ class _Trial:
     on_group: Callable[[list[Rollout]], None] | None
     _made: dict[int, list[Rollout]] = field(default_factory=dict)
 
-    def run(self, given: Mapping[str, Any]) -> list[Rollout]:
+    def run(self, given: Mapping[str, object]) -> list[Rollout]:
         """Return the judged rollouts, in the order of the rows. given: optional keywords."""
         if self.on_group is not None:
             given = {**given, "on_group": lambda place, result: self._take([place], result)}
@@ -258,7 +258,7 @@ class _Trial:
         timings.spans.extend(spent.get("spans") or {})
         return [rollout for place in sorted(self._made) for rollout in self._made[place]]
 
-    def _take(self, places: Sequence[int], result: Mapping[str, Any]) -> None:
+    def _take(self, places: Sequence[int], result: Mapping[str, object]) -> None:
         """Take the result of the rows at these places."""
         rows = [self.rows[place] for place in places]
         try:

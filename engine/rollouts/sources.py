@@ -91,7 +91,7 @@ class SourceTable:
     """The rows of a source. Each has all columns."""
 
     columns: list[str]
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
 
 
 def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
@@ -124,7 +124,7 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
         raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
     else:
         found = found[split]
-    return SourceTable(list(found.column_names), cast("Sequence[Mapping[str, Any]]", found))
+    return SourceTable(list(found.column_names), cast("Sequence[Mapping[str, object]]", found))
 
 
 def _table_of_file(source: str, path: Path) -> SourceTable:
@@ -190,7 +190,7 @@ class TaskMaker:
             return f"name it in data.prompt, or, where its rows stand in {only}, write the list of them alone"
         return "name it in data.prompt"
 
-    def task(self, row: Mapping[str, Any], number: int) -> Task:
+    def task(self, row: Mapping[str, object], number: int) -> Task:
         """Row `number` (from 1) as a task. Raises DataError with its number."""
         where = f"{self.source}, row {number}"
         self._check_types(row, number, where)
@@ -215,7 +215,7 @@ class TaskMaker:
             task["answer"] = answer
         return task
 
-    def _check_types(self, row: Mapping[str, Any], number: int, where: str) -> None:
+    def _check_types(self, row: Mapping[str, object], number: int, where: str) -> None:
         """A column that is text here and a number there would trip a reward function at some later step."""
         for column, value in row.items():
             kind = _json_kind(value)
@@ -225,10 +225,10 @@ class TaskMaker:
                     f"{where}: {column} is {kind}, but {known[0]} in row {known[1]}; a column has one type in all rows"
                 )
 
-    def _messages(self, row: Mapping[str, Any], where: str) -> tuple[list[dict[str, str]], bool]:
+    def _messages(self, row: Mapping[str, object], where: str) -> tuple[list[dict[str, str]], bool]:
         """Return the prompt as messages, and whether it was text."""
         if self.template is not None:
-            prompt: Any = _filled(self.template, row)
+            prompt: object = _filled(self.template, row)
         else:
             prompt = row[self.prompt]
         if isinstance(prompt, str):
@@ -258,7 +258,7 @@ class TaskMaker:
         return messages, False
 
 
-def _joined(content: Any) -> Any:
+def _joined(content: object) -> object:
     """Join content whose parts are all text; return other content unchanged."""
     if not isinstance(content, list) or not content:
         return content
@@ -271,7 +271,7 @@ def _fields(template: str) -> list[str]:
     return [m.group(1) for m in _FIELD.finditer(template) if m.group(1)]
 
 
-def _filled(template: str, row: Mapping[str, Any]) -> str:
+def _filled(template: str, row: Mapping[str, object]) -> str:
     """Replace `{column}` by the row's value. `{{` and `}}` give braces, and other braces stay."""
 
     def value(match: re.Match[str]) -> str:
@@ -282,14 +282,14 @@ def _filled(template: str, row: Mapping[str, Any]) -> str:
     return _FIELD.sub(value, template)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     """Return a value as people write it: a whole number without a point, which a table adds where others have one."""
     if isinstance(value, (float, Decimal)) and value % 1 == 0:
         return str(int(value))
     return "" if value is None else str(value)
 
 
-def _plain(value: Any, where: str, column: str) -> Any:
+def _plain(value: Any, where: str, column: str) -> object:
     """Return a column's value as JSON. Raises DataError for values without a JSON form, such as pictures."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
@@ -306,7 +306,7 @@ def _plain(value: Any, where: str, column: str) -> Any:
     raise DataError(f"{where}: the column {column} holds {_kind(value)}, which is neither text nor numbers; drop it")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
@@ -345,7 +345,7 @@ def _csv_table(source: str, path: Path) -> SourceTable:
     for number, cells in enumerate(lines, 1):
         if len(cells) != len(header):
             raise DataError(f"{source}, row {number}: {len(cells)} cells, but the header has {len(header)}")
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[object]] = {}
     for i, name in enumerate(header):
         again = f".{header[:i].count(name)}" if name in header[:i] else ""
         columns[(name or f"Unnamed: {i}") + again] = _values([cells[i] for cells in lines])
@@ -354,7 +354,7 @@ def _csv_table(source: str, path: Path) -> SourceTable:
     )
 
 
-def _values(cells: Sequence[str]) -> list[Any]:
+def _values(cells: Sequence[str]) -> list[object]:
     """Return the values of a column of CSV: numbers, or true and false, where all cells are that. Else text, as it
     stands there. An empty cell is None."""
     written = [cell for cell in cells if cell]
@@ -365,7 +365,7 @@ def _values(cells: Sequence[str]) -> list[Any]:
     return [cell or None for cell in cells]
 
 
-def _json_rows(source: str, path: Path) -> list[tuple[int, dict[str, Any]]]:
+def _json_rows(source: str, path: Path) -> list[tuple[int, dict[str, object]]]:
     """Return the objects of a JSON file, a list or one a line, with their numbers. Raises DataError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -401,7 +401,7 @@ def _parsed(text: str) -> Any:
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object with unique keys. Raises ValueError."""
     made = dict(pairs)
     if len(made) < len(pairs):

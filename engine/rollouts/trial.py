@@ -78,7 +78,7 @@ def _ragged(tokens: TokenArrays, trajectory: Trajectory | None) -> dict[str, Any
     }
 
 
-def _unpadded(result: Mapping[str, Any], rows: int, said: str) -> list[dict[str, Any]]:
+def _unpadded(result: Mapping[str, object], rows: int, said: str) -> list[dict[str, Any]]:
     """Cut the padded arrays to the tokens that the attention mask covers."""
     padded = _checked(result, rows, said)
     found = []
@@ -98,7 +98,7 @@ def _unpadded(result: Mapping[str, Any], rows: int, said: str) -> list[dict[str,
     return found
 
 
-def _checked(result: Mapping[str, Any], rows: int, said: str) -> dict[str, np.ndarray]:
+def _checked(result: Mapping[str, object], rows: int, said: str) -> dict[str, np.ndarray]:
     """Return the padded arrays [rows, T] of a trial, with the optional ones that are present."""
     arrays: dict[str, np.ndarray] = {}
     for key in (*REQUIRED, *OPTIONAL):

@@ -85,7 +85,7 @@ def encode_tokens(tokens: Sequence[TokenArrays[Any] | None]) -> bytes | None:
     present = [t for t in tokens if t is not None]
     if not present:
         return None
-    header: dict[str, Any] = {
+    header: dict[str, object] = {
         "lengths": [None if t is None else len(t) for t in tokens],
         "advantages": [t is not None and t.advantages is not None for t in tokens],
         "overlays": [sorted(t.overlays) if t is not None else [] for t in tokens],
@@ -197,7 +197,7 @@ def encode_json(value: object, *, finite: bool = True) -> bytes:
     return json.dumps(_plain(value), default=_default).encode("ascii")
 
 
-def _default(value: Any) -> Any:
+def _default(value: Any) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (set, frozenset)):
@@ -207,7 +207,7 @@ def _default(value: Any) -> Any:
     return str(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     if hasattr(value, "__dataclass_fields__"):
         return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):

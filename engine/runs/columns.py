@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntFlag, auto
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TEXT, Trajectory
@@ -165,7 +165,7 @@ class Listed(NamedTuple):
     answer: str | None = None
     rules: Sequence[str] = ()
     tools: tuple[ToolSpec, ...] = ()
-    extra: Mapping[str, Any] = {}
+    extra: Mapping[str, object] = {}
 
 
 def listed(step: int | None, record: TrajectoryRecord) -> Listed:

@@ -154,7 +154,7 @@ class Served:
 USE_COLUMNS = "step, mask, weight, advantage, data"
 
 
-def data_of(use: Use) -> dict[str, Any]:
+def data_of(use: Use) -> dict[str, object]:
     """Return the column `data` of a use: its facts and its terms of the loss."""
     return dict(use.facts) if use.loss is None else {**use.facts, "loss": asdict(use.loss)}
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .durable import read_json
 from .paths import RUN_FILE, user_folder
@@ -40,7 +39,7 @@ class Note:
         """`("hack",)` of `#hack the answer was copied`."""
         return tuple(dict.fromkeys(_LABEL.findall(self.text)))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"text": self.text, "labels": list(self.labels), "by": self.by, "time": self.time}
 
 

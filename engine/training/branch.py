@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -176,7 +175,7 @@ class Continuations:
         whole = sum(not turn.unfinished for turn in recorded)
         sessions: list[ReplaySession] = []
 
-        def open_session(*arguments: Any) -> ReplaySession:
+        def open_session(*arguments: object) -> ReplaySession:
             sessions.append(ReplaySession(*arguments, recorded=recorded))
             return sessions[-1]
 

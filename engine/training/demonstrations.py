@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 BATCH = 64
 """Demonstrations that are played together."""
 
-RouteChoice = Callable[[Mapping[str, Any], Sequence[str], random.Random], str]
+RouteChoice = Callable[[Mapping[str, object], Sequence[str], random.Random], str]
 """`choose(task, routes, rng) -> route`, one of `routes`."""
 
 
@@ -58,7 +58,7 @@ class Demonstration:
 def always(route: str) -> RouteChoice:
     """Choose one route for every task. Raises DemonstrationError for a task without it."""
 
-    def choose(task: Mapping[str, Any], routes: Sequence[str], rng: random.Random) -> str:
+    def choose(task: Mapping[str, object], routes: Sequence[str], rng: random.Random) -> str:
         if route not in routes:
             known = ", ".join(routes) or "no demonstrations at all (give sft.data)"
             raise DemonstrationError(f"the environment shows no route {route!r} for a task; it has {known}")
@@ -69,14 +69,14 @@ def always(route: str) -> RouteChoice:
 
 def play_demonstrations(
     env: Env,
-    tasks: Sequence[Mapping[str, Any]],
+    tasks: Sequence[Mapping[str, object]],
     tokenizer: PreTrainedTokenizerBase,
     *,
     choose: RouteChoice | None = None,
     seed: int = 0,
     max_tokens: int | None = None,
     knows: Callable[[str], bool] = lambda environment: True,
-    template_kwargs: Mapping[str, Any] | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
     sight: Sight | None = None,
 ) -> list[Demonstration]:
     """Play one demonstration of each task in `env`; by default the right route.
@@ -122,7 +122,7 @@ def read_conversations(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_tokens: int | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
     sight: Sight | None = None,
 ) -> list[Demonstration]:
     """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line; `tools` in a line are
@@ -159,7 +159,7 @@ def _conversation(
     line: str,
     where: str,
     tokenizer: PreTrainedTokenizerBase,
-    template_kwargs: Mapping[str, Any] | None,
+    template_kwargs: Mapping[str, object] | None,
     sight: Sight | None,
 ) -> Demonstration:
     """Read one line of a file. Raises DemonstrationError, or SightError for an unreadable image."""
@@ -205,7 +205,7 @@ def _conversation(
     return Demonstration(session.tokens(0), images=tuple(one.image for one in session.shown(0)))
 
 
-def _content(role: str, given: Any, where: str) -> Content:
+def _content(role: str, given: object, where: str) -> Content:
     """Read the content of a message. Raises DemonstrationError."""
     if not isinstance(given, str) and (role == "assistant" or not isinstance(given, list)):
         raise DemonstrationError(f"{where}: every content must be text, or, if not the assistant's, a list of blocks")

@@ -48,7 +48,7 @@ ADAPTIVE_ENTROPY = ("entropy_coef", "_last_world_entropy")
 """State of TRL's adaptive entropy bonus."""
 
 
-def environment_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
+def environment_reward(prompts: Sequence[object], **_: object) -> list[float]:
     """Fill the place of TRL's reward function. Rewards come with the rollouts."""
     raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
@@ -212,8 +212,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         return [self.rows[s["row"]] if "row" in s else parse_row(s, f"row {n}") for n, s in enumerate(samples, 1)]
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-    ) -> tuple[list[Any], Tensor | int | None]:
+        self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
+    ) -> tuple[list[object], Tensor | int | None]:
         """As transformers', which asks for one step after the other; those of the next steps of the epoch are fetched
         too, so that their rollouts can begin."""
         ahead = self.pipeline.options.servers.ahead if self.pipeline.on_servers else 0
@@ -228,7 +228,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                 self.pipeline.plan(step, self._rows_of(samples[0]))
         return present
 
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+    def _prepare_inputs(self, generation_batch: list[dict[str, object]] | dict[str, object]) -> dict[str, object]:
         """As TRL's, but rows keep their order: groups stay together, so that a micro-batch encodes a prompt once.
 
         The optimiser step sums over all micro-batches, so their order within it does not matter. Batches that are
@@ -247,7 +247,9 @@ class GRPOEnvTrainer(ResumableTrainer):
             self.rollouts = replace(self.rollouts, generated=[], replayed=[], metrics={})
         return self._buffered_inputs[self._step % parts]
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
+    ) -> Tensor:
         """Train on one micro-batch, after making rollouts if they are due."""
         if self._unchanged_until is None:
             self._unchanged_until = self.state.global_step
@@ -263,13 +265,17 @@ class GRPOEnvTrainer(ResumableTrainer):
     def _check_unchanged(self) -> None:
         """Raise ChangedPolicyError if the loss scores another policy than the one that acted."""
         sums = torch.tensor([self.mismatch.kl, self.mismatch.tokens], device=self.accelerator.device)
-        found: Any = self.accelerator.reduce(sums)
+        found = cast(Tensor, self.accelerator.reduce(sums))
         kl = float(found[0] / found[1].clamp(min=1))
         self._metrics["train"]["kl_unchanged"].append(kl)
         check_unchanged(kl, half=self.pipeline.rounds or self.accelerator.mixed_precision != "no")
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         """TRL's loss over the agent's tokens of whole trajectories; every other token is masked out of each term.
 
@@ -330,7 +336,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         return tokens
 
-    def _own_loss(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
+    def _own_loss(self, loss: Loss, model: nn.Module, batch: Batch) -> Tensor:
         """Average the loss (and beta times the KL) over the agent's tokens of the whole optimiser step."""
         ids, attention = batch["completion_ids"], batch["completion_mask"]
         logprobs, entropy, _ = self._get_per_token_logps_and_entropies(
@@ -351,13 +357,13 @@ class GRPOEnvTrainer(ResumableTrainer):
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: Any,
+        model: nn.Module,
         input_ids: Tensor,
         attention_mask: Tensor,
         logits_to_keep: int,
         batch_size: int | None = None,
         compute_entropy: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probs and entropies of every token, [B, logits_to_keep]; 0 for a first token, which has none.
 
@@ -422,10 +428,10 @@ class GRPOEnvTrainer(ResumableTrainer):
         for rollout in made:
             trl_seam.completion_logs(rollout, self._logs)
 
-    def _prepared(self, model: Any, packed: bool) -> PreparedModel:
+    def _prepared(self, model: nn.Module, packed: bool) -> PreparedModel:
         packed = packed and not self.aux_loss_enabled
-        model, autocast = self.accelerator.unwrap_model(model), self.accelerator.autocast
-        return PreparedModel(model, temperature=self.temperature, packed=packed, autocast=autocast)
+        base, autocast = self.accelerator.unwrap_model(model), self.accelerator.autocast
+        return PreparedModel(base, temperature=self.temperature, packed=packed, autocast=autocast)
 
     def _save_entropy(self, folder: Path) -> None:
         state = {name: getattr(self, name) for name in ADAPTIVE_ENTROPY}

@@ -42,7 +42,7 @@ class Mismatch:
     outside: float = 0.0
     tokens: float = 0.0
     largest: float = 0.0
-    trained: dict[Any, np.ndarray] = field(default_factory=dict)
+    trained: dict[str | tuple[int, int], np.ndarray] = field(default_factory=dict)
     """log π of rollouts by `_name`, float32 [T]; only where it takes the place of log μ in the loss."""
 
     def add(self, batch: Mapping[str, Any], logprobs: Tensor) -> None:
@@ -88,7 +88,7 @@ class Mismatch:
         ]
 
 
-def _name(rollout: Rollout) -> Any:
+def _name(rollout: Rollout) -> str | tuple[int, int]:
     """Return the rollout's id, or its place in the step if the environment gave none."""
     return rollout.key or (rollout.group, rollout.index)
 

@@ -37,7 +37,7 @@ def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -
     """Save the state of an optimiser. Every process calls it; the main one writes the numbers. Raises OSError."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
-    plain: dict[str, dict[str, Any]] = {}
+    plain: dict[str, dict[str, object]] = {}
     for index, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, Tensor):
@@ -81,7 +81,7 @@ def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: 1 + end // FILE_BYTES for name, end in zip(tensors, ends, strict=True)}
 
 
-def _empty(kind: Any, weight: Tensor) -> Tensor:
+def _empty(kind: object, weight: Tensor) -> Tensor:
     """Return a tensor to read into, divided like its weight if it has the weight's shape."""
     assert isinstance(kind, TensorStorageMetadata)
     if isinstance(weight, DTensor) and kind.size == weight.shape:

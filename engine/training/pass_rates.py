@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ...configs.schema import RunConfig
+from ...envs.agent import Message
 from ...envs.base import Env, env_name
 from ...envs.content import text_of
 from ...envs.seeds import task_id
@@ -102,7 +103,7 @@ def _question_of(environment: Env, row: Row, agent: object) -> str:
         return ""
 
 
-def question(messages: Sequence[Mapping[str, Any]]) -> str:
+def question(messages: Sequence[Message]) -> str:
     """Return the text of the last message that a user wrote, as `_lines` has it."""
     asked = [m for m in messages if m.get("role") == "user"] or list(messages)
     return _lines(text_of(asked[-1].get("content", ""))) if asked else ""

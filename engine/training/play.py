@@ -129,7 +129,7 @@ class PlayedRun:
                 prompts: Sequence[Sequence[Message]],
                 num_rollouts: int = 1,
                 *,
-                tools: Sequence[Mapping[str, Any]] | None = None,
+                tools: Sequence[Mapping[str, object]] | None = None,
                 seed: Seed = None,
             ) -> ScriptedSession:
                 """Open a session and keep it."""
@@ -305,18 +305,18 @@ class PlayedRun:
     def _show_model(self, rollout: Rollout, *, over: bool) -> None:
         self._tell_rollout("model", rollout, text=self._model_text, step=len(self._turns), over=over)
 
-    def _tell_rollout(self, event: str, rollout: Rollout, **data: Any) -> None:
+    def _tell_rollout(self, event: str, rollout: Rollout, **data: object) -> None:
         assert rollout.trajectory is not None
         self.recorder.writer.flush(timeout=10.0)  # images first
         record = encode_body(TrajectoryRecord(rollout.trajectory, rollout.breakdown)).decode()
         self._tell(event, **data, tools=[tool.to_json() for tool in self._shown_tools], record=record)
 
-    def _tell(self, event: str, **data: Any) -> None:
+    def _tell(self, event: str, **data: object) -> None:
         with suppress(OSError):  # the terminal is gone; the end of its input follows
             self._events.write(json.dumps({"event": event, **data}, default=str) + "\n")
             self._events.flush()
 
-    def _command(self) -> dict[str, Any]:
+    def _command(self) -> dict[str, object]:
         """Return the next command, `leave` at the end of the input."""
         for line in self._commands:
             with suppress(ValueError):

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...configs.schema import RunConfig
 from ...configs.sections.model import ModelConfig
@@ -155,7 +155,7 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
         yield from _lengths(counted, len(tasks) + len(held_out) > MOST_COUNTED, config)
 
 
-def _prompts(config: RunConfig) -> tuple[ChatBridge, Callable[[Mapping[str, Any]], Prompt]]:
+def _prompts(config: RunConfig) -> tuple[ChatBridge, Callable[[Mapping[str, object]], Prompt]]:
     """Return how the policy reads tasks, with the tool descriptions of their environment. Raises ModelLoadError,
     ChatTemplateError, EnvLoadError."""
     from ...envs.loading import make_env

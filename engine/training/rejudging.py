@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ BATCH = 512
 """Rollouts that the functions get at once."""
 
 
-def rejudged(config: RunConfig, reader: RunReader) -> Iterator[tuple[int, dict[str, Any]]]:
+def rejudged(config: RunConfig, reader: RunReader) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the number of each training rollout with its new scores. Raises RewardFunctionError."""
     special = special_texts(load_tokenizer(config.model))
     numbers = [row.n for row in reader.rollouts.page(Query("split:train"), limit=max(1, reader.rollouts.total()))]

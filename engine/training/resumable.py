@@ -16,6 +16,8 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -71,7 +73,7 @@ class Resumable(Trainer):
             shard(self.model, self.accelerator)
         return super()._inner_training_loop(*args, **kwargs)
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_epoch(self, *args: object, **kwargs: object) -> Any:
         """Stop if all steps are done. transformers checks that only after one more step."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -95,7 +97,7 @@ class Resumable(Trainer):
         """Notify the callbacks of `save_checkpoint`."""
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: object, trial: object) -> None:
         folder, step, main = Path(self.args.output_dir), self.state.global_step, self.accelerator.is_main_process
         temporary = folder / f"{checkpoints.TEMPORARY}{checkpoints.PREFIX}{step}"
         stages = (
@@ -156,12 +158,12 @@ class Resumable(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         main = self.accelerator.is_main_process
-        save_optimizer(cast(Any, self.optimizer), Path(output_dir), main)
+        save_optimizer(cast(Optimizer, self.optimizer), Path(output_dir), main)
         if main:
-            state = cast(Any, self.lr_scheduler).state_dict()
+            state = cast(LRScheduler, self.lr_scheduler).state_dict()
             (Path(output_dir) / "scheduler.json").write_text(json.dumps(state))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         with _naming(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -169,7 +171,7 @@ class Resumable(Trainer):
         if checkpoint is None:
             return
         folder = Path(checkpoint)
-        optimizer = cast(Any, self.optimizer)
+        optimizer = cast(Optimizer, self.optimizer)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         with _naming(checkpoint):
             load_optimizer(optimizer, folder)
@@ -179,7 +181,7 @@ class Resumable(Trainer):
             state = json.loads((folder / "scheduler.json").read_text())
             state["base_lrs"] = [group["initial_lr"] for group in optimizer.param_groups]
             state["_last_lr"] = [group["lr"] for group in optimizer.param_groups]
-            cast(Any, self.lr_scheduler).load_state_dict(state)
+            cast(LRScheduler, self.lr_scheduler).load_state_dict(state)
             for part in self.state_parts:
                 if part.everywhere or self.accelerator.is_main_process:
                     part.load(folder)

@@ -54,7 +54,7 @@ def trl_arguments(kind: type[ArgumentsT], key: str, passed: Mapping[str, Any], *
         raise TrainingError(f"{key}: {str(error).strip().splitlines()[0]}") from error
 
 
-def common_arguments(config: RunConfig, run_dir: Path) -> dict[str, Any]:
+def common_arguments(config: RunConfig, run_dir: Path) -> dict[str, object]:
     """Return TRL's arguments that all kinds of training have in common."""
     return {
         "output_dir": str(checkpoint_folder(run_dir)),

@@ -51,7 +51,7 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
 
 def with_images(
     padded: DataCollatorForLanguageModeling, images: Sequence[Images], examples: list[dict[str, Any]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Right-pad rows of `Demonstration.to_features`, each with its `number`; add `images` [B] if there are any.
 
     images: those of each conversation.
@@ -139,7 +139,7 @@ def collect(
     environment = config.environment.model_copy(update={"train_tasks": sft.demonstrations})
     rows = load_rows(environment, "train", config.seed, tokenizer, config.data)[: sft.demonstrations]
     runner = RolloutRunner(agent=None, tokenizer=tokenizer, num_rollouts=1)  # type: ignore[arg-type]
-    groups: dict[Any, list[Row]] = {}
+    groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.key, []).append(row)
     found: list[Demonstration] = []

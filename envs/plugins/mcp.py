@@ -84,14 +84,14 @@ class McpServer:
         """Return the answer of `tools/list`. Raises the exceptions of the connection."""
         return wait(self._list(), START_SECONDS)
 
-    def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, Any]:
+    def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return the answer of `tools/call`. Raises RuntimeError without one."""
         try:
             return wait(self._call(name, dict(arguments)), CALL_SECONDS)
         except Exception as problem:
             raise RuntimeError(f"the MCP server {self.target} did not answer {name}: {_reason(problem)}") from problem
 
-    async def _list(self) -> list[dict[str, Any]]:
+    async def _list(self) -> list[dict[str, object]]:
         session, _ = await asyncio.shield(self._open())
         answer = _plain(await session.list_tools())
         found = [*answer["tools"]]
@@ -100,7 +100,7 @@ class McpServer:
             found += answer["tools"]
         return found
 
-    async def _call(self, name: str, arguments: dict[str, object]) -> dict[str, Any]:
+    async def _call(self, name: str, arguments: dict[str, object]) -> dict[str, object]:
         opened = self._open()
         session, stop = await asyncio.shield(opened)
         try:

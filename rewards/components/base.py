@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -61,7 +60,7 @@ class RewardComponent(ABC):
     def metrics(self) -> Mapping[str, float]:
         return {}
 
-    def state_facts(self) -> dict[str, Any] | None:
+    def state_facts(self) -> dict[str, object] | None:
         """Return the state for a resumed run as JSON values, or None."""
         return None
 
@@ -69,5 +68,5 @@ class RewardComponent(ABC):
         """Return the state for a resumed run as tensors by flat names."""
         return {}
 
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:  # noqa: B027
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:  # noqa: B027
         """Restore the state of the two methods above."""

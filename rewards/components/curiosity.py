@@ -212,7 +212,7 @@ class CuriosityDrivenRewardModule:
         tensors["generator"] = self._generator.get_state()
         return {name: value.detach().clone() for name, value in tensors.items()}
 
-    def state_facts(self) -> dict[str, Any]:
+    def state_facts(self) -> dict[str, object]:
         return {"version": self.model.version, "embedding_dim": self.model.embedding_dim}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -279,7 +279,7 @@ class CuriosityReward(RewardComponent):
             **loss,
         }
 
-    def state_facts(self) -> dict[str, Any] | None:
+    def state_facts(self) -> dict[str, object] | None:
         return None if self.module is None else self.module.state_facts()
 
     def state_tensors(self) -> dict[str, Tensor]:

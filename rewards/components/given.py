@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,10 +61,10 @@ class EnvironmentReward(RewardComponent):
         self.seen = self.seen or bool(values[defined].any())
         return (values, defined) if self.counts and self.seen else None
 
-    def state_facts(self) -> dict[str, Any]:
+    def state_facts(self) -> dict[str, object]:
         return {"seen": self.seen}
 
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
         self.seen = bool(facts["seen"])
 
 

@@ -6,7 +6,6 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import Step, Trajectory
@@ -48,12 +47,12 @@ class PenaltyRule:
         """Return the penalty of this step, or None. Called for each step in order. Must not change anything."""
         raise TypeError(f"{type(self).__name__} has no method check(episode, step): a penalty rule needs one")
 
-    def penalty(self, step: Step, *, saw: Mapping[str, Any], limit: str, why: str, right: str) -> Penalty:
+    def penalty(self, step: Step, *, saw: Mapping[str, object], limit: str, why: str, right: str) -> Penalty:
         """Make a penalty of this rule. `why` and `right` are sentences for a person."""
         return Penalty(rule=self.id, amount=self.amount, step=step.index, saw=saw, limit=limit, why=why, right=right)
 
 
-def shown(value: Any, limit: int = SHOWN) -> str:
+def shown(value: object, limit: int = SHOWN) -> str:
     """Return a value that a model wrote, as JSON, printable and cut to `limit` characters."""
     return printable(_JSON.encode(value), limit)
 
@@ -69,7 +68,7 @@ def named(name: object) -> str:
     return printable(str(name), 40)
 
 
-def kept(value: Any) -> Any:
+def kept(value: object) -> object:
     """Return a value for `Penalty.saw`: unchanged if it is small, else its beginning as text."""
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -93,7 +92,7 @@ def _nearest(name: str, known: tuple[str, ...]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
-def listed(values: Iterable[Any], limit: int = 8) -> str:
+def listed(values: Iterable[object], limit: int = 8) -> str:
     """Return `1, 2, 3`, or `none`; of many values the last ones."""
     texts = [str(v) for v in values]
     if not texts:

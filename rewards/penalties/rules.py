@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections.rewards import PenaltyRuleConfig, RewardsConfig
@@ -67,7 +66,7 @@ def check_steps(
 
 def _checked(rule: PenaltyRule, episode: Episode, step: Step) -> Penalty | None:
     try:
-        penalty: Any = rule.check(episode, step)
+        penalty: object = rule.check(episode, step)
     except Exception as error:
         raise PenaltyRuleError(
             f"penalty rule {rule.id} failed at step {step.index} of trajectory {episode.trajectory.id}: "

@@ -40,7 +40,7 @@ class _Bound:
     def __init__(self, left: int) -> None:
         self.left = left
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: Any) -> object:
         if value is None or isinstance(value, (bool, int)):
             return value
         if isinstance(value, float):
@@ -53,7 +53,7 @@ class _Bound:
             return [self(v) for v in self._few(value)]
         return self._text(str(value))
 
-    def _few(self, values: Iterable[Any]) -> Iterable[Any]:
+    def _few(self, values: Iterable[T]) -> Iterable[T]:
         for value in islice(values, ENTRIES):
             if self.left <= 0:
                 return
@@ -67,7 +67,7 @@ class _Bound:
         return shown if more <= 0 else f"{shown} … [{more:,} more characters]"
 
 
-def bounded(value: Any, left: int = 2 * BUDGET) -> Any:
+def bounded(value: object, left: int = 2 * BUDGET) -> object:
     """Return a value as plain data of about `left` characters at most. NaN and infinity are texts."""
     return _Bound(left)(value)
 

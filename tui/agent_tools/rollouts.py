@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from ...engine.runs.types import (
     AdvantageFormula,
     AdvantageTerm,
     RewardBreakdown,
+    TokenArrays,
     Trajectory,
     TrajectoryRecord,
     TrajectoryRow,
@@ -206,7 +207,7 @@ def _text(record: TrajectoryRecord, part: Part, turn: int) -> str:
     return json_line(step.calls) if part == "calls" else str(getattr(step, part))
 
 
-def _token(arrays: Any, i: int, text: str) -> Token:
+def _token(arrays: TokenArrays[memoryview], i: int, text: str) -> Token:
     advantage = None if arrays.advantages is None else arrays.advantages[i]
     overlays = {name: values[i] for name, values in arrays.overlays.items()}
     mask = bool(arrays.agent_mask[i])

@@ -48,13 +48,13 @@ def serve(workspace: Workspace, *, allow_notes: bool = False, port: int | None =
         server.run("stdio" if port is None else "streamable-http", **(at if second else {}))
 
 
-def _tools(group: Workspace) -> list[Callable[..., Any]]:
+def _tools(group: Workspace) -> list[Callable[..., object]]:
     return [getattr(group, name) for name in vars(type(group)) if not name.startswith("_")]
 
 
-def _served(tool: Callable[..., Any], refusal: type[Exception]) -> Callable[..., Any]:
+def _served(tool: Callable[..., object], refusal: type[Exception]) -> Callable[..., object]:
     @functools.wraps(tool)
-    async def served(**arguments: Any) -> Any:
+    async def served(**arguments: object) -> object:
         answer, problem = await asyncio.to_thread(_answer, tool, arguments)
         if problem:
             raise refusal(problem)
@@ -91,5 +91,5 @@ def _answer(tool: Callable[..., Any], arguments: dict[str, object]) -> tuple[obj
 
 
 @functools.cache
-def _schema(kind: type[Answer[Any]]) -> dict[str, object]:
+def _schema(kind: type[Answer[object]]) -> dict[str, object]:
     return kind.model_json_schema()

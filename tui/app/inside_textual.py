@@ -31,7 +31,7 @@ from textual.worker import WorkerFailed
 
 from .painter import Painter, Unpaintable
 
-_compositor: Any = import_module("textual._compositor") if find_spec("textual._compositor") else None
+_compositor: object = import_module("textual._compositor") if find_spec("textual._compositor") else None
 _LAYOUT: Any = getattr(_compositor, "LayoutUpdate", ())
 """An update of all lines: `strips` in a `region`."""
 _CHOPS: Any = getattr(_compositor, "ChopsUpdate", ())
@@ -114,7 +114,7 @@ class OwnOutputApp(App[None]):
         self.fatal(error.error if isinstance(error, WorkerFailed) else error)  # the inner one has the traceback
         self._close_messages_no_wait()
 
-    def replace_screen(self, screen: Screen[Any]) -> None:
+    def replace_screen(self, screen: Screen[object]) -> None:
         if len(self.screen_stack) == 1:  # the first screen was never pushed, so it has no callback yet
             try:
                 if not self.screen._result_callbacks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...engine.runs.control.status import look
 from ...engine.runs.errors import RecordError
@@ -83,7 +82,7 @@ def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -
     return sorted(found, key=lambda row: row.dump)
 
 
-def _key(row: RunRow, column: str) -> Any:
+def _key(row: RunRow, column: str) -> object:
     if column in ("success", "reward"):
         value = getattr(row.headline, column)
         return (value is not None, value or 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from ...engine.launch.settings import read_config
 from ...engine.runs.health.checkpoints import checkpoint_folder, policies
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
+from ...engine.runs.types import RunInfo
 from .common import Home, Importers, Maps, fail, json_line, say, warn
 from .dumps import run_or_dump
 
@@ -67,7 +68,7 @@ def bisect(
 
 
 def _by_evaluation(
-    home: Path, info: Any, behaviour: str, common: float, tasks: int | None, samples: int, as_json: bool
+    home: Path, info: RunInfo, behaviour: str, common: float, tasks: int | None, samples: int, as_json: bool
 ) -> None:
     """Evaluate checkpoints of a run until the first with the behaviour is known."""
     from ...engine.evaluation.bisect import first_common

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,7 +71,7 @@ def branch(
 
 
 def _plain(result: Branch, path: str) -> dict[str, object]:
-    def side(s: Side) -> dict[str, Any]:
+    def side(s: Side) -> dict[str, object]:
         rollouts = [
             {"n": r.n, "reward": r.reward, "correct": r.correct, "turns": r.turns, "stop_reason": r.stop_reason}
             for r in s.rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -156,7 +156,7 @@ def _spec(
         environment = environment.model_copy(update={"eval_tasks": tasks})
     spec = {"subject": subject.name, "step": subject.step, "samples": samples, "temperature": temperature}
     settings = base.evaluation if config.model.is_endpoint else EvaluationConfig()
-    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "name": ""}
+    changed: dict[str, object] = {"mode": "eval", "environment": environment, "name": ""}
     changed |= {"evaluation": settings.model_copy(update=spec)}
     changed |= {"rollouts": RolloutsConfig()}  # this process samples, also where the run used servers
     if seed is not None:
@@ -175,7 +175,7 @@ def _folder_name(config: RunConfig) -> str:
     return f"eval-{name}-{digest}"
 
 
-def _plain(result: Evaluation) -> dict[str, Any]:
+def _plain(result: Evaluation) -> dict[str, object]:
     from ..evaluation_text import powers
 
     passes = {}
@@ -197,7 +197,7 @@ def _plain(result: Evaluation) -> dict[str, Any]:
     }
 
 
-def _plain_pair(c: Comparison) -> dict[str, Any]:
+def _plain_pair(c: Comparison) -> dict[str, object]:
     return {
         "first": c.first.name,
         "second": c.second.name,
@@ -209,7 +209,7 @@ def _plain_pair(c: Comparison) -> dict[str, Any]:
     }
 
 
-def _pair(c: Comparison, task: int) -> dict[str, Any]:
+def _pair(c: Comparison, task: int) -> dict[str, object]:
     a, b = c.first.tasks[task], c.second.tasks[task]
     return {"task": task, "prompt": a.prompt, "first": a.numbers, "second": b.numbers}
 

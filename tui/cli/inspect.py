@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -163,7 +163,7 @@ def _print_rendered(reader: RunReader, at: str) -> None:
         say(text)
 
 
-def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
+def summary(reader: RunReader, info: RunInfo) -> dict[str, object]:
     """Return the facts of a run that fit on a page, as plain data."""
     kinds = {"alerts": ("alert",), "evaluations": ("eval",), "beta": ("beta",), "snapshots": ("snapshot",)}
     return {

@@ -126,13 +126,13 @@ def whole_text(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def json_line(value: Any) -> str:
+def json_line(value: object) -> str:
     """Return one line of strict JSON in ASCII. Control and direction characters are escaped. NaN and infinity are the
     texts `NaN`, `Infinity` and `-Infinity`, so that null means "not recorded"."""
     return json.dumps(_strict(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
 
 
-def _strict(value: Any) -> Any:
+def _strict(value: Any) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else json.dumps(value)
     if isinstance(value, str):

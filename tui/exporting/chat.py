@@ -52,12 +52,12 @@ def completion(t: Trajectory) -> list[dict[str, Any]]:
     return made
 
 
-def tools(t: Trajectory) -> list[dict[str, Any]]:
+def tools(t: Trajectory) -> list[dict[str, object]]:
     """Return the tools as the API takes them."""
     return [tool.schema for tool in t.tools]
 
 
-def demonstration(t: Trajectory) -> dict[str, Any]:
+def demonstration(t: Trajectory) -> dict[str, object]:
     """Return the agent's turns verbatim, the observations as the user's messages."""
     messages = prompt(t)
     for step in t.steps:
@@ -66,13 +66,13 @@ def demonstration(t: Trajectory) -> dict[str, Any]:
     return {"messages": messages[:-1], **({"tools": shown} if shown else {})}
 
 
-def openai(t: Trajectory) -> dict[str, Any]:
+def openai(t: Trajectory) -> dict[str, object]:
     """Return a line of OpenAI's chat format for fine-tuning. TRL's SFTTrainer takes the same."""
     offered = tools(t)
     return {"messages": [*prompt(t), *completion(t)], **({"tools": offered} if offered else {})}
 
 
-def sharegpt(t: Trajectory) -> dict[str, Any]:
+def sharegpt(t: Trajectory) -> dict[str, object]:
     """Return a line of ShareGPT. Calls and results are in the tags of Hermes, inside the texts."""
     spoken = []
     for message in (*prompt(t), *completion(t)):
@@ -96,7 +96,7 @@ def _call(function: Mapping[str, str]) -> dict[str, object]:
         return dict(function)
 
 
-def pairs(wholes: Iterable[Whole]) -> Iterator[dict[str, Any]]:
+def pairs(wholes: Iterable[Whole]) -> Iterator[dict[str, object]]:
     """Yield TRL's conversational preference format: the best and the worst rollout of each group, if their rewards
     differ."""
     groups: dict[str, tuple[Whole, Whole]] = {}
@@ -127,7 +127,7 @@ def _reward(whole: Whole) -> Any:
     return None if breakdown is None or breakdown.total != breakdown.total else breakdown.total
 
 
-def session(whole: Whole) -> Iterator[dict[str, Any]]:
+def session(whole: Whole) -> Iterator[dict[str, object]]:
     """Yield the lines of a session in the Session Trace Simple Format of the Hugging Face Hub: a header, then
     messages."""
     t, record = whole.record.trajectory, whole.record

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...engine.runs.types import RunInfo
+from ...engine.runs.types import RunInfo, Trajectory
 from ..cli.output import fail, json_line, whole_text
 from ..plain import Whole, trajectory_data
 from .chat import demonstration, openai, pairs, session, sharegpt
 from .logs import atif, write_inspect
 
 Write = Callable[[Path, Iterable[Whole], RunInfo], int]
-Rows = Callable[[Iterable[Whole]], Iterable[dict[str, Any]]]
+Rows = Callable[[Iterable[Whole]], Iterable[dict[str, object]]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ExportFormat:
     folder: bool = False
 
 
-def _whole(wholes: Iterable[Whole]) -> Iterator[dict[str, Any]]:
+def _whole(wholes: Iterable[Whole]) -> Iterator[dict[str, object]]:
     for whole in wholes:
         yield {"n": whole.n, "step": whole.step} | trajectory_data(whole)
 
@@ -36,12 +36,12 @@ def _lines(rows: Rows) -> Write:
     return lambda path, wholes, info: _write_lines(path, rows(wholes))
 
 
-def _each(made: Callable[[Any], dict[str, Any]]) -> Write:
+def _each(made: Callable[[Trajectory], dict[str, object]]) -> Write:
     """Return a writer of one line for each rollout with a turn."""
     return _lines(lambda wholes: (made(w.record.trajectory) for w in wholes if w.record.trajectory.steps))
 
 
-def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+def _write_lines(path: Path, rows: Iterable[dict[str, object]]) -> int:
     count = 0
     with path.open("w", encoding="ascii") as file:
         for row in rows:
@@ -83,7 +83,7 @@ _OF_TRAJECTORY = ("id", "env", "group", "prompt_id", "prompt", "answer", "expect
 _AS_JSON = ("note", "breakdown", "advantage_formula", "recomputed", "not_recorded", "uses", "served")
 
 
-def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+def write_parquet(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
     """Write a table. Fields that people group by are columns; nested fields that differ by environment are JSON
     text."""
     try:
@@ -100,7 +100,7 @@ def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     schema = pa.schema(types)
     count = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        batch: list[dict[str, Any]] = []
+        batch: list[dict[str, object]] = []
         for row in rows:
             batch.append(_flat(row))
             count += 1
@@ -111,7 +111,7 @@ def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     return count
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(row: Mapping[str, Any]) -> dict[str, object]:
     t, breakdown = row["trajectory"], row["breakdown"]
     penalties = [p["rule"] for s in breakdown["steps"] for p in s["penalties"]] if breakdown else []
     nested = {"task": t["task"], "steps": t["steps"], "extra": t.get("extra") or {}, **{k: row[k] for k in _AS_JSON}}
@@ -127,7 +127,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _whole_texts(value) for name, value in flat.items()}
 
 
-def _whole_texts(value: Any) -> Any:
+def _whole_texts(value: object) -> object:
     if isinstance(value, list):
         return [_whole_texts(each) for each in value]
     return whole_text(value) if isinstance(value, str) else value

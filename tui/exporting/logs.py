@@ -21,7 +21,7 @@ ATIF = "ATIF-v1.7"
 _SOURCES = {"system": "system", "assistant": "agent"}
 
 
-def atif(whole: Whole, info: RunInfo) -> dict[str, Any]:
+def atif(whole: Whole, info: RunInfo) -> dict[str, object]:
     """Return one trajectory in the Agent Trajectory Interchange Format. Rewards are in `extra`."""
     t = whole.record.trajectory
     asked = [{"source": _SOURCES.get(m["role"], "user"), "message": m["content"]} for m in prompt(t)]
@@ -46,9 +46,9 @@ def atif(whole: Whole, info: RunInfo) -> dict[str, Any]:
     }
 
 
-def _atif_turn(step: Step) -> list[dict[str, Any]]:
+def _atif_turn(step: Step) -> list[dict[str, object]]:
     said, *answers = turn(step)
-    made: dict[str, Any] = {"source": "agent", "message": said["content"]}
+    made: dict[str, object] = {"source": "agent", "message": said["content"]}
     if "reasoning_content" in said:
         made["reasoning_content"] = said["reasoning_content"]
     if "tool_calls" in said:
@@ -96,7 +96,7 @@ def _sample_id(group: str) -> str:
     return name if len(name) <= 1000 else f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def _sample(whole: Whole, info: RunInfo, group: str, epoch: int) -> dict[str, Any]:
+def _sample(whole: Whole, info: RunInfo, group: str, epoch: int) -> dict[str, object]:
     t, data = whole.record.trajectory, trajectory_data(whole)
     messages = [_inspect_message(m, i) for i, m in enumerate((*prompt(t), *completion(t)))]
     last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
@@ -130,7 +130,7 @@ def _scores(whole: Whole) -> dict[str, float | str]:
     return {**found, **graded}
 
 
-def _inspect_message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
+def _inspect_message(message: Mapping[str, Any], at: int) -> dict[str, object]:
     made = {"id": f"m{at}", "role": message["role"], "content": message["content"]}
     if message["role"] not in ("system", "user", "assistant", "tool"):
         made["role"] = "user"
@@ -144,7 +144,7 @@ def _inspect_message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
     return made
 
 
-def _inspect_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _inspect_call(call: Mapping[str, Any]) -> dict[str, object]:
     function = call["function"]
     made = {"id": call["id"], "function": function["name"], "type": "function"}
     try:
@@ -154,7 +154,7 @@ def _inspect_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, "arguments": arguments if isinstance(arguments, dict) else {"value": arguments}}
 
 
-def _header(info: RunInfo, samples: int, epochs: int) -> dict[str, Any]:
+def _header(info: RunInfo, samples: int, epochs: int) -> dict[str, object]:
     spec = {
         "eval_id": info.id,
         "run_id": info.id,

@@ -176,10 +176,10 @@ class ServerPool:
         if not self._loop.is_running():
             self._loop.close()
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def begin(self, work: Coroutine[object, None, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, None, T]) -> T:
         return self.begin(work).result()
 
     async def generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:

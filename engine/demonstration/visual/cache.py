@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cachetools import LRUCache, cached
 
@@ -28,7 +28,7 @@ class ResultCache:
         self.asked: Counter[str] = Counter()
         self.misses: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        entries: LRUCache[Hashable, Any] = LRUCache(max_bytes, getsizeof=size_of)
+        entries: LRUCache[Hashable, object] = LRUCache(max_bytes, getsizeof=size_of)
         self._kept = cached(entries, key=lambda *names: names[:3], condition=threading.Condition())(self._computed)
 
     @property

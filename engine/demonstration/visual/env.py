@@ -143,7 +143,7 @@ class VisualEnv(MultiTurnEnv):
     # ------------------------------------------------------------------------------------------------ tasks
 
     @classmethod
-    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
+    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, object] | None:
         """Return a task about one picture, or about several as the frames of a video."""
         if not images:
             return None

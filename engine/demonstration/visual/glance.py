@@ -106,7 +106,7 @@ class GlanceEnv(MultiTurnEnv):
         return FixedTurns(_answer_of(task, route, random.Random(f"{route} {seed} {json.dumps(task, sort_keys=True)}")))
 
 
-def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, Any]:
+def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, object]:
     """Make task number `index` of a split. The same arguments give the same one."""
     rng = random.Random(f"glance {split} {seed} {index}")
     while True:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from ....envs.base import Split
 
@@ -21,7 +20,7 @@ EVAL_SHARE = 51
 """Of 256: the pictures whose hash is below are held out."""
 
 
-def read_tasks(path: str | Path) -> dict[Split, list[dict[str, Any]]]:
+def read_tasks(path: str | Path) -> dict[Split, list[dict[str, object]]]:
     """Return all tasks by split. Raises ValueError with file, line, fault and remedy."""
     file = Path(path).expanduser()
     if file.is_dir():

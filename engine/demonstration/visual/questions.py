@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +54,7 @@ class Question:
     points: tuple[tuple[int, int], ...] = ()
     box: tuple[int, int, int, int] | None = None
 
-    def to_task(self) -> dict[str, Any]:
+    def to_task(self) -> dict[str, object]:
         task = {"question": self.kind, "answer": self.answer, "points": self.points, "box": self.box}
         stated = {name: value for name, value in task.items() if value}
         # Through JSON, so that a row is the same before and after it was in a file.

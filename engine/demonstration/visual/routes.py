@@ -156,7 +156,7 @@ def _right_inside(task: Mapping[str, Any]) -> Steps:
     yield _answer(colour)
 
 
-_RIGHT: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
+_RIGHT: dict[str, Callable[[Mapping[str, object]], Steps]] = {
     "colour": _right_property,
     "shape": _right_property,
     "motion": _right_motion,

@@ -116,7 +116,7 @@ class Scene:
     seed: int = 0
     """Of the noise."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod

@@ -118,7 +118,7 @@ def _has_huge(document: dict[str, object]) -> bool:
     return any(type(v) is float and (v >= 2.0**63 or v <= -(2.0**63)) for v in document.values())
 
 
-def _by_json(data: bytes) -> Any:
+def _by_json(data: bytes) -> object:
     try:
         document = json.loads(data)
         halves = b"\\ud" in data.lower()

@@ -6,7 +6,6 @@ import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..errors import DumpError
 from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, cached_by_file
@@ -25,7 +24,7 @@ _LOGGED = re.compile(r"\W?\d{4}-\d\d-\d\d[ T]\d\d:")
 """The beginning of a line of a log, with its time."""
 
 
-class CsvRow(dict[str, Any]):
+class CsvRow(dict[str, str | None]):
     """A row of texts, null for an empty cell. Formats read numbers from it where a column is nothing else."""
 
 

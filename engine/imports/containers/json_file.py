@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from ..errors import DumpError
 from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, begins_json, cached_by_file, loads
@@ -53,7 +53,7 @@ class JsonFile(Container):
                 found = iter([FoundDocument(0, 1, 1, 1, _load(path))][after:])
         yield from found
 
-    def read(self, path: Path, offset: int, length: int) -> Any:
+    def read(self, path: Path, offset: int, length: int) -> object:
         try:
             if length == 1:
                 return _load(path)
@@ -63,13 +63,13 @@ class JsonFile(Container):
             raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
 
 
-def _opened(path: Path, at: int) -> BinaryIO:
+def _opened(path: Path, at: int) -> BufferedIOBase:
     file = path.open("rb")
     file.seek(at)
     return file
 
 
-def is_long_line(stream: Any) -> bool:
+def is_long_line(stream: BufferedIOBase) -> bool:
     """Return whether a text is one line, which is too long for JSON lines."""
     length = 0
     while part := stream.readline(_BLOCK):
@@ -84,7 +84,7 @@ def begins_list(head: bytes) -> bool:
     return _BEGIN.match(head.decode("latin-1")) is not None
 
 
-def items(at: Callable[[int], BinaryIO], after: int, line: int) -> Iterator[FoundDocument]:
+def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterator[FoundDocument]:
     """Yield the items of a list, or documents that follow each other, from byte `after` on. A damaged one is skipped.
 
     `at` opens the text at a byte. The end of an item is found in Latin-1 text, which has one character per byte. The
@@ -133,7 +133,7 @@ def items(at: Callable[[int], BinaryIO], after: int, line: int) -> Iterator[Foun
         place = end
 
 
-def _behind(stream: BinaryIO, at: int) -> int | None:
+def _behind(stream: BufferedIOBase, at: int) -> int | None:
     """Return the end of an object or list that is too large or damaged, found by its brackets, or None. It begins at
     byte `at`, as the stream does."""
     depth, inside = 0, False
@@ -158,14 +158,14 @@ def _behind(stream: BinaryIO, at: int) -> int | None:
 
 
 @cached_by_file(maxsize=2)
-def _load(path: Path) -> Any:
+def _load(path: Path) -> object:
     size = os.stat(path).st_size
     if size > MAX_FILE:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
     return loads(path.read_bytes())
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes) -> object:
     try:
         return loads(line)
     except ValueError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
 
 from .base import MAX_DOCUMENT, Container, FoundDocument, begins_json, loads
 
@@ -25,7 +25,7 @@ class JsonLines(Container):
             yield from lines(file, after, line)
 
 
-def lines(stream: Any, at: int, line: int, *, grows: bool = True) -> Iterator[FoundDocument]:
+def lines(stream: BufferedIOBase, at: int, line: int, *, grows: bool = True) -> Iterator[FoundDocument]:
     """Yield the documents of a stream of lines, from byte `at` and behind line `line`.
 
     A last line that is not whole may still grow, or (not `grows`) is reported.

@@ -14,8 +14,9 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
@@ -41,11 +42,11 @@ class PackedLines(Container):
     damage: tuple[type[Exception], ...] = ()
 
     def __init__(self) -> None:
-        self._kept: tuple[object, Any, int] = None, None, 0
+        self._kept: tuple[object, BufferedIOBase | None, int] = None, None, 0
         """The path and state of the file that was read last, its stream, and the stream's place in the text."""
 
     @abstractmethod
-    def unpacked(self, file: object) -> Any:
+    def unpacked(self, file: BinaryIO) -> BufferedIOBase:
         """Return a stream of the text of an open file."""
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:
@@ -92,7 +93,7 @@ class PackedLines(Container):
     def _bytes(self, path: Path, offset: int, length: int) -> bytes:
         key = (path, *stat_of(path))
         (known, stream, at), self._kept = self._kept, (None, None, 0)
-        if known != key or not self.start_of(path, offset)[1] <= at <= offset:
+        if stream is None or known != key or not self.start_of(path, offset)[1] <= at <= offset:
             stream, at = self._at(path, offset), offset
         _skip(stream, offset - at)
         data = b""
@@ -103,7 +104,7 @@ class PackedLines(Container):
         self._kept = key, stream, offset + len(data)
         return data
 
-    def _at(self, path: Path, after: int) -> Any:
+    def _at(self, path: Path, after: int) -> BufferedIOBase:
         file = path.open("rb")
         start, text = self.start_of(path, after)
         file.seek(start)
@@ -113,7 +114,7 @@ class PackedLines(Container):
 
 
 @cached_by_file(maxsize=1)
-def _whole(path: Path, unpacked: Callable[[Any], Any]) -> Any:
+def _whole(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) -> object:
     """Return the document of a text that is one. Raises ValueError."""
     with path.open("rb") as file:
         data = unpacked(file).read(MAX_WHOLE + 1)
@@ -137,7 +138,7 @@ class GzipLines(PackedLines):
             return True  # reported when it is opened
         return not text or begins_json(text)
 
-    def unpacked(self, file: Any) -> Any:
+    def unpacked(self, file: BinaryIO) -> BufferedIOBase:
         return gzip.GzipFile(fileobj=file, mode="rb")
 
 
@@ -150,7 +151,7 @@ class ZstdLines(PackedLines):
     def detect(self, head: bytes) -> bool:
         return head[:4] == MAGIC
 
-    def unpacked(self, file: Any) -> Any:
+    def unpacked(self, file: BinaryIO) -> BufferedIOBase:
         return ZstdFile(file)
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:
@@ -190,6 +191,6 @@ def _seek_table(path: Path) -> tuple[tuple[int, int, int], ...]:
         return tuple(found)
 
 
-def _skip(stream: Any, size: int) -> None:
+def _skip(stream: BufferedIOBase, size: int) -> None:
     while size > 0 and (part := stream.read(min(size, _SKIP))):
         size -= len(part)

@@ -54,7 +54,7 @@ class Parquet(Container):
                         yield FoundDocument(i, 1, i + 1, i + 1, row)
             at += batch.num_rows
 
-    def read(self, path: Path, offset: int, length: int) -> Any:
+    def read(self, path: Path, offset: int, length: int) -> object:
         """Return a row by its number. The last batch is kept, so the next rows cost little."""
         key = (path, *stat_of(path))
         (known, batches, at, rows), self._kept = self._kept, (None, iter(()), 0, [])
@@ -96,7 +96,7 @@ def _batches(path: Path) -> Iterator[Any]:
         raise _unreadable(path, error) from None
 
 
-def _by_pyarrow(path: Path) -> Iterator[Any]:
+def _by_pyarrow(path: Path) -> Iterator[object]:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError:
@@ -134,14 +134,14 @@ def _rows(path: Path, batch: Any) -> Iterator[Row]:
         yield dict(zip(names, values, strict=True))
 
 
-def _values(column: Any, kind: str) -> list[Any]:
+def _values(column: Any, kind: str) -> list[object]:
     """Return the values of a column for JSON: exact numbers as floats, times as texts, maps as objects."""
     values = column.to_pylist()
     plain = _OTHER.search(kind) is None
     return values if plain else [_as_json(v, kind.lower().startswith("map")) for v in values]
 
 
-def _as_json(value: object, is_map: bool = False) -> Any:
+def _as_json(value: object, is_map: bool = False) -> object:
     match value:
         case Decimal():
             return float(value)

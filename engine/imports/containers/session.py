@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ..errors import DumpError
 from .base import MARK, Container, FoundDocument, cached_by_file, loads
@@ -50,11 +49,11 @@ class SessionFile(Container):
             yield FoundDocument(0, 0, number, 0, problem=problem)
         yield FoundDocument(0, size, 1, size, {"session": list(entries)})
 
-    def read(self, path: Path, offset: int, length: int) -> Any:
+    def read(self, path: Path, offset: int, length: int) -> object:
         return {"session": list(_entries(path)[0])}
 
 
-def is_session(entries: list[Any]) -> bool:
+def is_session(entries: list[object]) -> bool:
     """Return whether these are the first entries of a coding agent's log."""
     known = [e for e in entries if isinstance(e, Mapping)]
     if not known or any("messages" in e or "completion" in e for e in known):

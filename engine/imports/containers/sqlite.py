@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from ..errors import DumpError
@@ -40,7 +39,7 @@ class Sqlite(Container):
                     document = {"table": table, "row": dict(zip(names, values, strict=True))}
                     yield FoundDocument(place, 1, rowid, place, document)
 
-    def read(self, path: Path, offset: int, length: int) -> Any:
+    def read(self, path: Path, offset: int, length: int) -> object:
         return super().read(path, offset - 1, length)
 
 

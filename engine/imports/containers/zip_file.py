@@ -58,7 +58,7 @@ class ZipFile(Container):
             except DumpError as error:
                 yield FoundDocument(number, 0, number + 1, at + _SPAN, problem=f"{members[number].filename}: {error}")
 
-    def read(self, path: Path, offset: int, length: int) -> Any:
+    def read(self, path: Path, offset: int, length: int) -> object:
         members = _archive(path).infolist()
         if offset >= len(members):
             raise DumpError(f"{path} has changed since it was indexed: it has no member {offset} any more")
@@ -80,7 +80,7 @@ def holds_pickle(path: Path) -> bool:
 
 
 @cached_by_file(maxsize=32)
-def member_of(path: Path, name: str) -> Any:
+def member_of(path: Path, name: str) -> object:
     """Return the document of a small member by its name, or None."""
     number = numbers_of(path).get(name)
     try:

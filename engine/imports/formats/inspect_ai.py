@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..containers.zip_file import member_of, numbers_of
 from ..format import Documents, Origin
@@ -139,7 +138,7 @@ _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 """inspect-ai's grades: correct, incorrect, partial, no answer."""
 
 
-def _restored(value: object, attachments: Document) -> Any:
+def _restored(value: object, attachments: Document) -> object:
     if not attachments:
         return value
     if isinstance(value, str):

@@ -36,8 +36,8 @@ class Span:
     kind: str = ""
     attributes: Document = field(default_factory=dict)
     events: Sequence[tuple[str, Document]] = ()
-    asked: Any = None
-    said: Any = None
+    asked: object = None
+    said: object = None
     error: str | None = None
     components: Mapping[str, Score] = field(default_factory=dict)
     model: str = ""
@@ -202,7 +202,7 @@ def _numbered(attributes: Document) -> tuple[Message, ...]:
     return tuple(m for name in parts for m in conversation(_unwrapped(tree[name])))
 
 
-def _put(tree: dict[str, Any], path: list[str], value: object) -> None:
+def _put(tree: dict[str, object], path: list[str], value: object) -> None:
     """Put a value at a path of a tree of objects. Lists are objects whose keys are numbers."""
     for name in path[:-1]:
         below = tree.setdefault(name, {})
@@ -215,7 +215,7 @@ def _put(tree: dict[str, Any], path: list[str], value: object) -> None:
 _WRAPPERS = ("message", "tool_call", "message_content")
 
 
-def _unwrapped(value: object) -> Any:
+def _unwrapped(value: object) -> object:
     """Remove OpenInference's wrappers (`message.role`), nested or in dotted names. Numbered values become lists."""
     if isinstance(value, list):
         return [_unwrapped(v) for v in value]
@@ -236,7 +236,7 @@ def read_json(value: object) -> Any:
     return parsed(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
 
 
-def _content(value: object) -> Any:
+def _content(value: object) -> object:
     """Return the text of a tool's output: bare, or in an object with one value."""
     value = read_json(value)
     for key in ("output", "content", "result"):
@@ -247,7 +247,7 @@ def _content(value: object) -> Any:
     return value
 
 
-def _messages(value: object) -> Any:
+def _messages(value: object) -> object:
     """Return the messages in the input or output of an operation: of a chat API, of LangChain, or plain text."""
     value = read_json(value)
     if not isinstance(value, Mapping):

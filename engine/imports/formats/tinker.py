@@ -78,7 +78,7 @@ def _error(log: Document) -> str | None:
     return text(log.get("error")) or text(log.get("parse_errors")) or None
 
 
-def _of_turns(turns: list[Document]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+def _of_turns(turns: list[Document]) -> tuple[dict[str, object], dict[str, list[object]]]:
     """Return values that all turns share, and lists with one value per turn (null if the turn has none) by name."""
     names = {name: None for turn in turns for name in turn}
     given = {name: [turn[name] for turn in turns if name in turn] for name in names}

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from ....configs import metric_names as metric
 from ..format import Documents, Origin, side_file
@@ -128,7 +127,7 @@ def _functions(folder: Path) -> frozenset[str]:
     return frozenset()
 
 
-def _without_nulls(value: object) -> Any:
+def _without_nulls(value: object) -> object:
     """Remove the null fields that arrow adds to messages and calls, which then have the fields of all others."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 WINDOW = 1000
 """Updates over which repetitions and shares are counted."""
@@ -61,7 +60,7 @@ class Influence:
     def state_dict(self) -> list[list[str]]:
         return [list(pair) for pair in self._recent]
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Iterable[Sequence[object]] | None) -> None:
         self._recent.clear()
         self._requests.clear()
         self._sources.clear()
@@ -105,7 +104,7 @@ class RobustBaseline:
     def state_dict(self) -> list[float]:
         return list(self._returns)
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Iterable[float]) -> None:
         self._returns = deque(map(float, state), maxlen=256)
 
 
@@ -137,7 +136,7 @@ class RatingBaseline:
     def state_dict(self) -> list[list[str | float]]:
         return [list(pair) for pair in self._ratings]
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Iterable[float | list[str | float]]) -> None:
         """state: as `state_dict` returns it, or earlier states' ratings without their sources."""
         pairs = [pair if isinstance(pair, list) else ["", pair] for pair in state]
         self._ratings = deque(((str(source), float(rating)) for source, rating in pairs), maxlen=256)

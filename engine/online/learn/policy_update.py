@@ -197,7 +197,7 @@ class PolicyUpdater:
             "clipped": moved["clipped"] or grad_norm > self.config.max_norm,
         }
 
-    def _move(self, task: UpdateTask, gradients: list[Tensor], weight: float, kl_before: float) -> dict[str, Any]:
+    def _move(self, task: UpdateTask, gradients: list[Tensor], weight: float, kl_before: float) -> dict[str, object]:
         """Make a step of the optimiser, or revert it; return how far it moved the policy."""
         if weight < 1:  # both, because Adam divides a gradient by its own size
             _torch._foreach_mul_(gradients, weight)

@@ -186,7 +186,7 @@ class Publisher:
         self.ledger.changed = True
         return self.ledger.commit()
 
-    def _go_back(self, update: int, where: Mapping[str, Any]) -> None:
+    def _go_back(self, update: int, where: Mapping[str, object]) -> None:
         """Learn and answer from the last validated parameters; discard later updates."""
         given_up = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
         self.updater.go_back()
@@ -196,7 +196,7 @@ class Publisher:
         if self._published_update > self.guard.good_update:
             self._publish(self.updater.validated, self.guard.good_update, "rolled_back", message=given_up, **where)
 
-    def _publish(self, tensors: Mapping[str, Tensor], update: int, action: str = "published", **facts: Any) -> bool:
+    def _publish(self, tensors: Mapping[str, Tensor], update: int, action: str = "published", **facts: object) -> bool:
         try:
             manifest = self.writer.publish(tensors, update=update)
         except SnapshotError as error:
@@ -213,7 +213,7 @@ class Publisher:
         self.ledger.store.prune_snapshots(protect)
         return True
 
-    def _row(self, action: str, version: int, *, update: int | None = None, **facts: Any) -> dict[str, Any]:
+    def _row(self, action: str, version: int, *, update: int | None = None, **facts: object) -> dict[str, object]:
         return {
             "kind": "snapshot",
             "action": action,
@@ -284,7 +284,7 @@ class PublishingGuard:
             return f"is {kl:.3f} nats per token from the start on unrelated texts; {limit}"
         return None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"best": self.best, "held": self.held, "good_update": self.good_update}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

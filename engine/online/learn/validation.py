@@ -167,7 +167,7 @@ class Validator:
         rows: Sequence[Row],
         canary: Sequence[Row],
         samples: int,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.folder = folder

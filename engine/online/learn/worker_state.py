@@ -48,7 +48,7 @@ class StateError(GrpoTuiError, RuntimeError):
     """A state cannot be read. The message is for the user."""
 
 
-def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> str:
+def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> str:
     """Write a state durably and return its name. It counts once the queue names it. Raises OSError."""
     make_folder(folder)
     data = safetensors.torch.save(
@@ -184,7 +184,7 @@ class Ledger:
         self.changed = False
         """Whether the updater differs from the committed state."""
         self._settled: list[Settled] = []
-        self._journal: list[Mapping[str, Any]] = []
+        self._journal: list[Mapping[str, object]] = []
         self._unlogged: list[JournalRow] = []
         self._told: set[str] = set()
 
@@ -197,12 +197,12 @@ class Ledger:
         """Number of tasks processed since the last commit."""
         return len(self._settled)
 
-    def settle(self, settled: Settled, *rows: Mapping[str, Any]) -> None:
+    def settle(self, settled: Settled, *rows: Mapping[str, object]) -> None:
         """Record the outcome of a task and its journal rows for the next commit."""
         self._settled.append(settled)
         self.add(*rows)
 
-    def add(self, *rows: Mapping[str, Any]) -> None:
+    def add(self, *rows: Mapping[str, object]) -> None:
         self._journal += rows
 
     def commit(self) -> bool:
@@ -240,7 +240,7 @@ class Ledger:
             prune_states(self.folder.state, self.state, keep=self.kept)
             self.store.prune_states(self.state, self.kept)
 
-    def note(self, *rows: Mapping[str, Any], **meta: Any) -> None:
+    def note(self, *rows: Mapping[str, object], **meta: object) -> None:
         """Commit journal rows and facts that belong to no update."""
         try:
             self._unlogged += self.queue.settle([], rows, meta)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ class Answer:
         return next((s.trajectory.id for s in (*samples, *self.samples[:1]) if s.trajectory is not None), "")
 
 
-def answer_as_json(answer: Answer) -> dict[str, Any]:
+def answer_as_json(answer: Answer) -> dict[str, object]:
     """Return the answer, its confidence (null for a single text), and its place in the record."""
     learning = {"extracted": answer.extracted}
     if not answer.gate.open:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from peft import PeftModel
@@ -277,7 +277,7 @@ def _read_pipe(source: RequestSource, config: RunConfig) -> None:
 _printing = threading.Lock()
 
 
-def _print(values: Mapping[str, Any]) -> None:
+def _print(values: Mapping[str, object]) -> None:
     """Print one JSON line. A closed reader does not stop learning."""
     with _printing, contextlib.suppress(BrokenPipeError):
         print(json.dumps(dict(values)), flush=True)

@@ -9,7 +9,7 @@ import queue
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from ....configs.schema import CHAT_ENV, RunConfig
 from ....envs.agent import Message, sees
@@ -74,7 +74,7 @@ class EngineBackend:
         return "the chat template shows tools, but no parser reads its calls" if getattr(reader, "problem", "") else ""
 
     def conversation(
-        self, source: str, messages: Sequence[Told], tools: Sequence[Mapping[str, Any]], *, prompted: bool
+        self, source: str, messages: Sequence[Told], tools: Sequence[Mapping[str, object]], *, prompted: bool
     ) -> Conversation:
         """Return the conversation of a request, as the continuation of an earlier turn if that is remembered.
 
@@ -125,21 +125,21 @@ class EngineBackend:
             return "dead" if state.get("pid") else "starting"
         return "paused" if state.get("status") == "paused" else "running"
 
-    async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
+    async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, object]:
         """Pass feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
         number = _number(feedback.id)
         return await self._called(lambda keeper: keeper.take(number, feedback, source))
 
-    async def unjudged(self, limit: int) -> Mapping[str, Any]:
+    async def unjudged(self, limit: int) -> Mapping[str, object]:
         """Return remembered answers without feedback, the least certain first. Raises HttpProblem."""
         return await self._called(lambda keeper: keeper.unjudged(limit))
 
-    async def feedback_outcome(self, identifier: str) -> Mapping[str, Any]:
+    async def feedback_outcome(self, identifier: str) -> Mapping[str, object]:
         """Return the state of earlier feedback. Raises KeyError, HttpProblem."""
         number = _number(identifier)
         return await self._called(lambda keeper: keeper.outcome(number))
 
-    async def _called(self, call: Callable[[FeedbackKeeper], Mapping[str, Any]]) -> Mapping[str, Any]:
+    async def _called(self, call: Callable[[FeedbackKeeper], Mapping[str, object]]) -> Mapping[str, object]:
         future, reply = future_and_reply()
         try:
             self.source.submit_feedback((call, reply))
@@ -156,7 +156,7 @@ class EngineBackend:
             raise HttpProblem(500, "the feedback could not be used. See the run's log.") from error
 
 
-def _caller(source: str, tools: Sequence[Mapping[str, Any]]) -> str:
+def _caller(source: str, tools: Sequence[Mapping[str, object]]) -> str:
     """Return the key of a caller's conversations: its source and its tools, which the prompt shows."""
     return f"{source} {json.dumps(list(tools), sort_keys=True)}"
 

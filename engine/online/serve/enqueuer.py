@@ -7,7 +7,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from ..store.update_queue import QueueError, Trouble, UpdateQueue
 from ..store.update_task import UpdateTask
@@ -26,7 +25,7 @@ class Enqueuer:
     def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
         self._updates = updates
         self._trouble = Trouble(tell)
-        self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, Any]] | None] = queue.Queue(IN_HAND)
+        self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, object]] | None] = queue.Queue(IN_HAND)
         self.lost = 0
         self.dropped = 0
         """Older tasks that a full queue dropped."""
@@ -34,7 +33,7 @@ class Enqueuer:
         self._thread = threading.Thread(target=self._run, name="enqueue", daemon=True)
         self._thread.start()
 
-    def put(self, task: UpdateTask | None, **meta: Any) -> None:
+    def put(self, task: UpdateTask | None, **meta: object) -> None:
         """Add a task, or only facts to store. Never blocks or raises."""
         try:
             self._waiting.put_nowait((task, meta))
@@ -57,7 +56,7 @@ class Enqueuer:
                 self.lost += item[0] is not None
             self._waiting.task_done()
 
-    def _stored(self, task: UpdateTask | None, meta: dict[str, Any]) -> bool:
+    def _stored(self, task: UpdateTask | None, meta: dict[str, object]) -> bool:
         """Store one item; retry while the disk refuses. Returns False when it is lost."""
         while True:
             try:

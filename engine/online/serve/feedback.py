@@ -39,7 +39,7 @@ class FeedbackKeeper:
 
     live: LiveAnswers
     enqueuer: Enqueuer
-    event: Callable[..., Any]
+    event: Callable[..., object]
 
     def __post_init__(self) -> None:
         self._engine = self.live.engine
@@ -75,7 +75,7 @@ class FeedbackKeeper:
                 log.exception("feedback on request %d failed", request)
                 self._outcomes[request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
 
-    def take(self, request: int, given: Feedback, source: str = "") -> Mapping[str, Any]:
+    def take(self, request: int, given: Feedback, source: str = "") -> Mapping[str, object]:
         """Process feedback on a request and return its outcome so far. source: as in `Request.source`. Raises KeyError
         when the answer is no longer remembered, ValueError for feedback that cannot be used.
         """
@@ -102,7 +102,7 @@ class FeedbackKeeper:
         self._outcomes[request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
         return self.outcome(request)
 
-    def _make_task(self, request: int, given: Feedback, source: str, answer: Answer) -> Mapping[str, Any]:
+    def _make_task(self, request: int, given: Feedback, source: str, answer: Answer) -> Mapping[str, object]:
         """Enqueue the update task of feedback; return its outcome so far."""
         engine, right = self._engine, given.answer
         rated = given.correction is None and right is None and (answer.single or answer.extracted is None)
@@ -156,7 +156,7 @@ class FeedbackKeeper:
         callers = [name.partition("/")[0] for name in asked]
         return len(set(callers)), callers.count(source.partition("/")[0])
 
-    def unjudged(self, limit: int) -> Mapping[str, Any]:
+    def unjudged(self, limit: int) -> Mapping[str, object]:
         open_ = [a for n, a in self._remembered.items() if n not in self._judged and a.text is not None]
         return {"answers": [_listed(a) for a in sorted(open_, key=certainty)[:limit]]}
 
@@ -164,7 +164,7 @@ class FeedbackKeeper:
         """Return the state of the last feedback on a request. Raises KeyError when there is none."""
         return {"request": request, "accepted": True, **self._outcomes[request].as_json()}
 
-    def note(self, row: Mapping[str, Any]) -> None:
+    def note(self, row: Mapping[str, object]) -> None:
         """Process a row of the worker's journal: an update, a refused task, or a published version."""
         for outcome in self._outcomes.values():
             outcome.note(row)
@@ -330,7 +330,7 @@ class FeedbackOutcome:
             elif kind == "snapshot" and row.get("action") == "published" and update >= self.update:
                 self.version, self.reason = int(row["version"]), ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """`learned` is true once a version contains the update."""
         found = {"learned": self.version is not None, "update": self.update, "version": self.version}
         return {**found, "samples": self.samples, **({"reason": self.reason} if self.reason else {})}

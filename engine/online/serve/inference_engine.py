@@ -126,7 +126,7 @@ class InferenceEngine:
 
     def _by_vote(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         k, chosen = self.config.samples, requests[0].sampling
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         if chosen.temperature is not None:
             changes["temperature"] = chosen.temperature
         if chosen.max_tokens is not None:
@@ -210,7 +210,7 @@ class InferenceEngine:
         return gate(outcome, self.config.min_confidence)
 
     def _drawn(
-        self, requests: Sequence[Request], count: int, changes: Mapping[str, Any], seed: int | None = None
+        self, requests: Sequence[Request], count: int, changes: Mapping[str, object], seed: int | None = None
     ) -> list[Rollout]:
         """Draw `count` rollouts of each request with changed agent settings."""
         first, agent = requests[0].number, cast("TransformersAgent | RemoteAgent", self.runner.agent)
@@ -388,8 +388,8 @@ def labelled(
     return replace(answer, samples=list(samples), label_vote=label_vote, gate=Gate(GateCode.OPEN))
 
 
-def _metrics(answer: Answer) -> dict[str, Any]:
-    values: dict[str, Any] = {
+def _metrics(answer: Answer) -> dict[str, object]:
+    values: dict[str, object] = {
         metric.GATE_RATE: float(answer.gate.open),
         metric.FLIP_RATE: float(answer.label_vote.flipped),
         metric.CONFIDENCE: answer.label_vote.confidence,

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -398,7 +397,7 @@ class LiveAnswers:
         assert self._agent is not None
         if request.conversation is not None and request.conversation.prompt is not None:
             return list(request.conversation.prompt)
-        env: Any = self.engine.runner.environment(request.row)
+        env: object = self.engine.runner.environment(request.row)
         if not isinstance(env, MultiTurnEnv):
             return None
         try:

@@ -15,7 +15,7 @@ from ....configs.sections.online import KLConfig
 from ...record.step_recorder import MetricSink
 from ...runs.schema import JOURNAL_POSITION, recorded_position
 from ...runs.types import EventKind, Use, UseKind
-from ...runs.write.writer import RunWriter
+from ...runs.write.writer import RunWriter, Values
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
 from .inference_engine import Learned
@@ -76,7 +76,7 @@ class RecordKeeper:
     tokens: bool = True
     engine: str = ""
     logs: UpdateLogs | None = None
-    heard: Callable[[Mapping[str, Any]], None] = lambda row: None
+    heard: Callable[[Mapping[str, object]], None] = lambda row: None
     """Receives each row of the journal."""
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class RecordKeeper:
         self.copied = self._told = recorded_position(self.writer.run_dir, JOURNAL_POSITION) or 0
         self._complained: set[str] = set()
 
-    def requests(self, learned: Iterable[Learned], extra: Mapping[str, Any], **positions: int) -> None:
+    def requests(self, learned: Iterable[Learned], extra: Values, **positions: int) -> None:
         """Write trajectories and metrics of answered requests. `extra` metrics go with the last one. `positions` stores
         how many requests and rows were answered.
         """
@@ -99,14 +99,14 @@ class RecordKeeper:
                 self._guard("trajectories", lambda n=number, r=records: self.writer.trajectories(n, r))
                 self.metrics(number, {**item.metrics, **(extra if item is items[-1] else {})})
 
-    def metrics(self, step: int, values: Mapping[str, Any], axis: tuple[str, int] | None = None) -> None:
+    def metrics(self, step: int, values: Values, axis: tuple[str, int] | None = None) -> None:
         """Write numbers of a step. axis: the name and value of the axis in the sinks, when that is not the request."""
         self._guard("metrics", lambda: self.writer.metrics(step, values))
         name, value = axis or (metric.REQUEST, step)
         for sink in self.sinks:
             self._guard(type(sink).__name__, lambda s=sink: s.log(value, values, axis=name))
 
-    def event(self, kind: EventKind, message: str, **data: Any) -> None:
+    def event(self, kind: EventKind, message: str, **data: object) -> None:
         self._guard("event", lambda: self.writer.event(kind, message, step=self.step, **data))
 
     def copy_journal(self) -> int:
@@ -158,7 +158,7 @@ class RecordKeeper:
         if handler is not None:
             self._guard(str(kind), lambda: handler(step, row))
 
-    def _is_own(self, values: Mapping[str, Any]) -> bool:
+    def _is_own(self, values: Mapping[str, object]) -> bool:
         return values.get("engine", self.engine) == self.engine
 
     def _update(self, step: int, row: JournalRow) -> None:
@@ -238,7 +238,7 @@ class RecordKeeper:
         message = f"Task {values.get('experience')} {values['kind']}: {values.get('message')}."
         self._event("alert", message, step, row, "experience", detector=f"task_{values['kind']}")
 
-    def _event(self, kind: EventKind, message: str, step: int, row: JournalRow, *names: str, **data: Any) -> None:
+    def _event(self, kind: EventKind, message: str, step: int, row: JournalRow, *names: str, **data: object) -> None:
         values = {name: row.row.get(name) for name in names}
         self.writer.event(kind, message, step=step, journal=row.n, **values, **data)
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ....configs.errors import GrpoTuiError
 from ....configs.sections import EnvironmentConfig
@@ -81,7 +80,7 @@ class Request:
     number: int = 0
     place: int = 0
     id: str = ""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
     reply: Callable[[object], None] | None = None
     arrived: float = field(default_factory=time.perf_counter)
     sampling: Sampling = Sampling()
@@ -121,7 +120,7 @@ class Request:
 _KEYS = ("id", "env_class_path", "env_config", "task_data")
 
 
-def parse_request(raw: Any, defaults: EnvironmentConfig, where: str = "the request") -> Request:
+def parse_request(raw: object, defaults: EnvironmentConfig, where: str = "the request") -> Request:
     """Parse a JSON object with `task_data`, and optionally `env_class_path`, `env_config` and `id`.
 
     Raises RequestError.

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ....configs import metric_names as metric
 from ...agents.remote.pool import NoServersLeft
@@ -56,7 +55,7 @@ class Serving:
     validation: ValidationProcess | None = None
     server_wait_s: float = 0.0
     """How long callers wait while the policy is unavailable (`WeightFollower.away`)."""
-    print_line: Callable[[Mapping[str, Any]], None] | None = None
+    print_line: Callable[[Mapping[str, object]], None] | None = None
     """Prints the answer to each request of a pipe, or why there is none."""
     answered: int = field(init=False)
     """The number of the last answered request, over all restarts of the run."""

@@ -29,7 +29,7 @@ class NotAsWanted(RuntimeError):
 class JsonSchema:
     """A caller's JSON schema (draft 2020-12). Raises ValueError with the reason for one that cannot be checked."""
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: Mapping[str, object]) -> None:
         if (keyword := next(_unchecked(schema), None)) is not None:
             raise ValueError(f"the keyword {keyword} is not supported")
         try:
@@ -40,12 +40,12 @@ class JsonSchema:
             raise ValueError("it is nested too deeply") from None
         self._schema = schema
 
-    def problem(self, value: Any) -> str | None:
+    def problem(self, value: object) -> str | None:
         """Return the reason why a value does not fit; None if it fits."""
         checks = 0
 
-        def counted(keyword: Callable[..., Iterator[Any] | None]) -> Callable[..., Iterator[Any]]:
-            def check(*arguments: Any) -> Iterator[Any]:
+        def counted(keyword: Callable[..., Iterator[object] | None]) -> Callable[..., Iterator[Any]]:
+            def check(*arguments: object) -> Iterator[object]:
                 nonlocal checks
                 checks += 1
                 if checks > MOST_CHECKS:
@@ -68,7 +68,7 @@ class JsonSchema:
         return None if error is None else f"{error.json_path}: {error.message[:200]}"
 
 
-def _unchecked(value: Any) -> Iterator[str]:
+def _unchecked(value: object) -> Iterator[str]:
     """Yield the refused keywords of a schema. A property of such a name has a schema, not a text."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -117,5 +117,5 @@ class Wanted:
         return None if isinstance(value, dict) else "it is no JSON object"
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> object:
     raise ValueError(f"{constant} is not a number")

@@ -47,7 +47,7 @@ class Absence:
     """
 
     wait_s: float
-    event: Callable[..., Any]
+    event: Callable[..., object]
     _since: float | None = None
     _reported: str = ""
 
@@ -85,7 +85,7 @@ class WorkerWatch:
     run_dir: Path
     config: OnlineConfig
     queue: UpdateQueue
-    event: Callable[..., Any]
+    event: Callable[..., object]
     keep: Callable[[], bool]
     _missed: bool = False
 
@@ -245,7 +245,7 @@ class FailureWatch:
     event: see `RecordKeeper.event`.
     """
 
-    event: Callable[..., Any]
+    event: Callable[..., object]
     _in_a_row: int = 0
 
     def look(self, answers: Iterable[Answer]) -> None:

@@ -22,10 +22,10 @@ class WrittenAgent:
         self._rows = rows
         self._stop = stop
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._agent, name)
 
-    def start(self, prompts: Any, num_rollouts: int = 1, **_: Any) -> WrittenAgent:
+    def start(self, prompts: object, num_rollouts: int = 1, **_: object) -> WrittenAgent:
         return self
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:

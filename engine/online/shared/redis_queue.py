@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -38,6 +38,7 @@ from ..store.update_queue import (
     was_settled,
 )
 
+T = TypeVar("T")
 SETTLED_S = 30 * 24 * 3600
 """How long the id of a settled task is kept, so that it is not queued again."""
 SETTLED_KEPT = 100_000
@@ -165,8 +166,8 @@ class RedisQueue:
     def settle(
         self,
         settled: Sequence[Settled],
-        journal: Iterable[Mapping[str, Any]] = (),
-        meta: Mapping[str, Any] | None = None,
+        journal: Iterable[Mapping[str, object]] = (),
+        meta: Mapping[str, object] | None = None,
     ) -> list[JournalRow]:
         rows = list(journal)
 
@@ -250,7 +251,7 @@ class RedisQueue:
         with self._readable_errors():
             return self._redis.hget(self._key(f"task:{task_id}"), "payload")
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """`recorded` is the lowest row that every engine has in its record."""
         with self._readable_errors():
             if key == "recorded":
@@ -258,7 +259,7 @@ class RedisQueue:
             found = self._redis.hget(self._key("facts"), key)
         return default if found is None else json.loads(found)
 
-    def set(self, **meta: Any) -> None:
+    def set(self, **meta: object) -> None:
         """Facts of a replaced worker are refused."""
         if self._token is not None:
             self.settle([], (), meta)
@@ -282,7 +283,7 @@ class RedisQueue:
     def _key(self, name: str) -> str:
         return self._prefix + name
 
-    def _transaction(self, change: Callable[[Any], Any], *watched: str) -> Any:
+    def _transaction(self, change: Callable[[Any], T], *watched: str) -> T:
         """Make one transaction: `change` reads, calls `multi` and adds commands. It is repeated while others change the
         watched keys. Returns the value of `change`.
         """
@@ -292,10 +293,10 @@ class RedisQueue:
     def _holds(self, pipe: Any, field: str, value: str) -> bool:
         return pipe.hget(self._key("holder"), field) == value.encode()
 
-    def _as_worker(self, change: Callable[[Any], Any], *watched: str) -> Any:
+    def _as_worker(self, change: Callable[[Any], T], *watched: str) -> T:
         """Make a numbered transaction of the active worker. Any error loses the queue for this worker."""
 
-        def numbered(pipe: Any) -> Any:
+        def numbered(pipe: Any) -> T:
             if not self._holds(pipe, "token", self._token or ""):
                 raise self._lease_lost("another worker has taken over")
             if not self._holds(pipe, "call", str(self._call - 1)):

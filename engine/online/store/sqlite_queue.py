@@ -72,7 +72,7 @@ class SqliteQueue:
         self._open(check)
 
     def _open(self, check: bool) -> None:
-        self._identity: tuple[Any, ...] | None = None
+        self._identity: tuple[object, ...] | None = None
         path = self.path
         try:
             make_folder(path.parent)
@@ -134,8 +134,8 @@ class SqliteQueue:
     def settle(
         self,
         settled: Sequence[Settled],
-        journal: Iterable[Mapping[str, Any]] = (),
-        meta: Mapping[str, Any] | None = None,
+        journal: Iterable[Mapping[str, object]] = (),
+        meta: Mapping[str, object] | None = None,
     ) -> list[JournalRow]:
         with self._transaction() as db:
             if self._settle(db, settled) != len(settled):
@@ -184,12 +184,12 @@ class SqliteQueue:
             row = self._db.execute("SELECT payload FROM tasks WHERE id = ?", (task_id,)).fetchone()
             return row[0] if row else None
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         with self._readable_errors():
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
             return default if row is None else _json(row[0], default)
 
-    def set(self, **meta: Any) -> None:
+    def set(self, **meta: object) -> None:
         with self._transaction() as db:
             self._set(db, meta)
 
@@ -204,7 +204,7 @@ class SqliteQueue:
         return db.execute("SELECT count(*) FROM tasks WHERE state = ?", (state,)).fetchone()[0]
 
     @staticmethod
-    def _set(db: sqlite3.Connection, meta: Mapping[str, Any]) -> None:
+    def _set(db: sqlite3.Connection, meta: Mapping[str, object]) -> None:
         db.executemany(
             "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
             [(key, json.dumps(value)) for key, value in meta.items()],
@@ -266,7 +266,7 @@ class SqliteQueue:
         return self._identity is not None and identity(self.path) != self._identity
 
 
-def _json(text: Any, otherwise: Any) -> Any:
+def _json(text: str | bytes, otherwise: object) -> Any:
     """Parse a stored value; `otherwise` for one with damaged bytes, which SQLite does not detect."""
     try:
         return json.loads(text)

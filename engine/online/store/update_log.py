@@ -10,10 +10,9 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from .update_queue import JournalRow
 
@@ -75,7 +74,7 @@ def audit_line(row: JournalRow) -> str:
     return f"{when} #{row.n} {values.get('kind', '?')} {facts}{message}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
@@ -89,8 +88,7 @@ def _audit_number(line: bytes) -> int | None:
 
 def _contribution_number(line: bytes) -> int | None:
     try:
-        values: Mapping[str, Any] = json.loads(line)
-        return int(values["n"])
+        return int(json.loads(line)["n"])
     except (ValueError, KeyError, TypeError):
         return None
 

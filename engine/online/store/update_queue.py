@@ -127,8 +127,8 @@ class UpdateQueue(Protocol):
     def settle(
         self,
         settled: Sequence[Settled],
-        journal: Iterable[Mapping[str, Any]] = (),
-        meta: Mapping[str, Any] | None = None,
+        journal: Iterable[Mapping[str, object]] = (),
+        meta: Mapping[str, object] | None = None,
     ) -> list[JournalRow]:
         """Commit outcomes, journal rows and facts atomically. Returns the rows with their numbers.
 
@@ -162,11 +162,11 @@ class UpdateQueue(Protocol):
         """Return a task's bytes while they are kept."""
         ...
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return a fact (a JSON value)."""
         ...
 
-    def set(self, **meta: Any) -> None:
+    def set(self, **meta: object) -> None:
         """Store facts durably."""
         ...
 

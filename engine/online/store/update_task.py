@@ -246,7 +246,7 @@ _OF_TASK = tuple(f.name for f in fields(UpdateTask) if f.name not in ("experienc
 """The fields that the header holds; the others are tensors."""
 
 
-def _as_tuples(value: Any) -> Any:
+def _as_tuples(value: object) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 

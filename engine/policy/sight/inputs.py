@@ -128,7 +128,7 @@ class SeeingModel:
         everything = [image for row in images for image in row]
         if not everything:
             return {}
-        arguments: dict[str, Any] = {"mm_encoder_outputs": self.tower.features(everything)}
+        arguments: dict[str, object] = {"mm_encoder_outputs": self.tower.features(everything)}
         if self.two_way:
             arguments["token_type_ids"] = (token_ids == self.image_id).long().to(device_of(self.model))
         if self._rope is not None:

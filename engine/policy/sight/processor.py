@@ -202,7 +202,7 @@ def _shown_size(inputs: Mapping[str, Tensor], processor: Any, size: tuple[int, i
     return (int(pixels.shape[-1]), int(pixels.shape[-2])) if pixels is not None and pixels.dim() >= 4 else size
 
 
-def _as_rgb(pixels: Any, name: str) -> np.ndarray:
+def _as_rgb(pixels: object, name: str) -> np.ndarray:
     """Return uint8 [H, W, 3]. A mask [H, W] becomes grey."""
     array = np.asarray(pixels)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (3,)):

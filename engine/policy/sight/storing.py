@@ -11,7 +11,7 @@ import torch
 from .processor import ModelImage
 
 
-def stored_images(rows: Sequence[Sequence[ModelImage]]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def stored_images(rows: Sequence[Sequence[ModelImage]]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
     """Return arrays by name, and JSON data: the images of each row, and their facts."""
     different = {image.key: image for row in rows for image in row}
     number = {key: n for n, key in enumerate(different)}

@@ -127,7 +127,7 @@ class VisionTower:
             for i, pooled in enumerate(out.pooler_output)
         ]
 
-    def _parameters(self) -> Any:
+    def _parameters(self) -> Iterator[Tensor]:
         return (p for module in self._apart for p in module.parameters())
 
     def _keep(self, made: dict[str, Features]) -> None:
@@ -150,7 +150,7 @@ def _parts(images: Sequence[ModelImage]) -> Iterator[list[ModelImage]]:
         yield part
 
 
-def _flat(parts: Any) -> Tensor:
+def _flat(parts: Tensor | Sequence[Tensor]) -> Tensor:
     if isinstance(parts, Tensor):
         return parts.flatten(0, -2)
     return torch.cat([part.flatten(0, -2) for part in parts])

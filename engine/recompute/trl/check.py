@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 from ...runs.durable import read_json
 from ...runs.paths import RUN_FILE
@@ -25,7 +24,7 @@ def is_trl(reader: RunReader) -> bool:
     return (reader.run_dir / FOLDER).is_dir() or "scale_rewards" in _config(reader)
 
 
-def _config(reader: RunReader) -> Mapping[str, Any]:
+def _config(reader: RunReader) -> Mapping[str, object]:
     facts = read_json(reader.run_dir / RUN_FILE).get("facts")
     config = facts.get("config") if isinstance(facts, Mapping) else None
     return config if isinstance(config, Mapping) else {}
@@ -109,7 +108,7 @@ class Walk:
 
     def _log(self, block: Block) -> None:
         """Compare logged numbers with the means of those since the last log."""
-        logged: Mapping[str, Any] = block.data["metrics"]
+        logged: Mapping[str, float] = block.data["metrics"]
         place = f"step {block.step}"
         if self.settings.processes == 1:
             for name, values in self.sums.items():

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..masking import mask
 
@@ -57,7 +57,7 @@ class Alert:
     more: int = 0
     """The number of other alerts since the last message."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON for commands and webhooks. Chat programs show `text` and `content`."""
         others = f" (and {self.more} more)" if self.more else ""
         text = f"{self.grade}: {self.run}, step {self.step}: {self.message}{others}"

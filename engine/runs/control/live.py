@@ -240,11 +240,11 @@ class LiveTexts:
     """The texts that one process writes now. servers: the state of rollout servers, each as the fields of
     `ServerState`."""
 
-    servers: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+    servers: Callable[[], Sequence[Mapping[str, object]]] | None = None
     _batches: list[BatchTexts] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _mine: threading.local = field(default_factory=threading.local)
-    _servers: list[Mapping[str, Any]] = field(default_factory=list)
+    _servers: list[Mapping[str, object]] = field(default_factory=list)
 
     def purpose(self, name: str, step: int = 0, turns: int = 0, total: int = 0) -> None:
         """Set the `Purpose` of the batches that this thread begins from now on."""

@@ -107,7 +107,7 @@ class Connection:
         with self.lock, self._errors():
             return self._execute(sql, params).fetchone()
 
-    def each(self, sql: str, params: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+    def each(self, sql: str, params: Sequence[object] = ()) -> Iterator[tuple[object, ...]]:
         """Yield row after row: the caller keeps the rows before an error."""
         with self.lock, self._errors():
             yield from self._execute(sql, params)

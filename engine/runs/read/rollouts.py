@@ -74,7 +74,7 @@ def where(record: Record, condition: str, params: Sequence[object]) -> list[Traj
 def _extras(record: Record, labels: Labels, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Return the record's own columns of some rows, by number. Most records have none."""
     names = labels.of_kind("extra")
-    values: dict[int, dict[str, Any]] = {}
+    values: dict[int, dict[str, object]] = {}
     if not names:
         return values
     for start in range(0, len(numbers), _SOME):

@@ -131,7 +131,7 @@ class _File:
 
 
 @cache
-def _file_system() -> Any:
+def _file_system() -> object:
     """Return the VFS of remote files, registered with apsw's SQLite."""
     import apsw  # pyright: ignore[reportMissingImports]
 
@@ -166,7 +166,7 @@ class RemoteDatabase:
             self._db = apsw.Connection(uri, flags=flags, vfs="grpo-tui-remote")
             self._db.execute("PRAGMA temp_store = MEMORY")
 
-    def execute(self, sql: str, params: Sequence[Any] = ()) -> Any:
+    def execute(self, sql: str, params: Sequence[object] = ()) -> Any:
         with _errors():
             return _Cursor(self._db.execute(sql, tuple(params)))
 
@@ -183,11 +183,11 @@ class _Cursor:
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         with _errors():
             yield from self._cursor
 
-    def fetchall(self) -> list[Any]:
+    def fetchall(self) -> list[object]:
         return list(self)
 
     def fetchone(self) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from ..columns import SORTS
 from ..errors import FilterError
@@ -33,7 +32,7 @@ Key = tuple[int, float, int]
 """Position in an order: whether the value is there (missing values come first), the value, n."""
 
 
-def key_of(value: Any, n: int) -> Key:
+def key_of(value: float | None, n: int) -> Key:
     """Return the key of rollout `n` whose value in the order is `value`."""
     return (0, 0.0, n) if value is None else (1, value, n)
 

@@ -384,7 +384,7 @@ def open_writer(run_dir: Path | str, *, rank: int = 0, **options: Any) -> Record
     return RunWriter(run_dir, **options) if rank == 0 else NullWriter()
 
 
-def _flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Return plain floats by names with slashes, without other values. NaN stays (SQLite stores it as NULL)."""
     flat: dict[str, float] = {}
     for name, value in values.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 Logs = dict[str, float]
@@ -24,7 +22,7 @@ class RunCallback(TrainerCallback):
         """Act after a checkpoint was written, or the disk refused it."""
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self.training_begins(state)
 
@@ -34,11 +32,11 @@ class RunCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: Logs | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Skip the summary at the end of training, which has no loss."""
         if logs and "loss" in logs:
             self.after_step(state, control, logs)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.saved(state.global_step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -20,6 +19,7 @@ from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
 from ...runs.control.requests import request
 from ...runs.types import LossTerms
+from ...runs.write.writer import Values
 from ..env_trainer import GRPOEnvTrainer
 from .base import RunCallback
 
@@ -40,17 +40,17 @@ class Findings(RunCallback):
             problem = f"there is no detector {unknown[0]}"
             raise ConfigError([Problem("rewards.diagnosis.stop_on", problem, ", ".join(sorted(known)))])
 
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def __call__(self, step: int, metrics: Values) -> None:
         """Run the detectors. One that fails does not stop training."""
         self.recorder.guard("diagnosis", lambda: self._observe(step, metrics))
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Run the detectors on a training shorter than the window."""
         self.recorder.guard("diagnosis", lambda: self._record(state.global_step, self.diagnosis.end()))
 
-    def _observe(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def _observe(self, step: int, metrics: Values) -> None:
         rollouts = self._summaries(self.trainer.rollouts.generated, self.trainer.loss_terms.latest)
         self._record(step, self.diagnosis.observe(Batch(step, rollouts, flat(metrics))))
         if self._stop_on:

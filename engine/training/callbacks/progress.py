@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -40,13 +39,13 @@ class StepProgress(RunCallback):
         self.recorder.event("phase", "training", step=state.global_step, name="training")
 
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self.clock.begin()
         self.micro_batches, self._updated, self._scored = args.gradient_accumulation_steps, 0, False
 
     def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._updated += 1
         self._tell(Phase.BACKWARD, self._updated, self.micro_batches)

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ....configs import metric_names as metric
 from ...policy.kl import BetaController
 from ...record.step_recorder import NAMES, StepRecorder, memory_metrics
 from ...rollouts.judging import Judge
+from ...runs.write.writer import Values
 from ..env_trainer import GRPOEnvTrainer
 from ..phases import StepClock
 from ..resumable import Resumable
@@ -27,7 +28,7 @@ from .base import Logs, RunCallback
 logger = logging.getLogger(__name__)
 
 TrainerT = TypeVar("TrainerT", bound=Resumable)
-Observer = Callable[[int, Mapping[str, Any]], None]
+Observer = Callable[[int, Values], None]
 """Called on the main process with a step and its metrics as they were recorded."""
 SAMPLES = 1024
 """Weights of each tensor that are followed. Of divided weights, those of the main process."""
@@ -64,7 +65,7 @@ class StepRecording(RunCallback, Generic[TrainerT]):
         logger.info("  ".join((f"step {step}", *shown)))
 
     @abstractmethod
-    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
+    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Values:
         """Record a step, and return its metrics as recorded."""
 
 
@@ -95,7 +96,7 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
         self.trainer.loss_terms.take(self.trainer.accelerator.num_processes)
         super().after_step(state, control, logs)
 
-    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
+    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Values:
         """Record the step with the beta that it used."""
         trainer = self.trainer
         made, judge = trainer.rollouts, trainer.runner.judge
@@ -130,7 +131,7 @@ class SFTRecording(StepRecording[Resumable]):
         ("{:.2f} s", metric.STEP_SECONDS),
     )
 
-    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
+    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Values:
         values = {NAMES[name]: float(value) for name, value in logs.items() if name in NAMES}
         values |= {**times, **memory_metrics()}
         self.recorder.values(step, values)

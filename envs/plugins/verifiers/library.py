@@ -46,14 +46,14 @@ def plain_messages(messages: Any, where: str) -> list[Message]:
             content = "\n".join(str(part.get("text", "")) for part in parts)
         if role not in ROLES:
             raise ValueError(f"{where}: a message has the role {role!r}; known are {', '.join(ROLES)}")
-        made: dict[str, Any] = {"role": role, "content": content or ""}
+        made: dict[str, object] = {"role": role, "content": content or ""}
         with suppress(KeyError):
             made["tool_call_id"] = message["tool_call_id"]
         plain.append(made)  # type: ignore[arg-type]
     return plain
 
 
-def dumped(message: Any) -> dict[str, Any]:
+def dumped(message: Any) -> dict[str, object]:
     """Return a message as a mapping without unset fields."""
     values = message.model_dump() if hasattr(message, "model_dump") else dict(message)
     return {key: value for key, value in values.items() if value is not None}

@@ -99,7 +99,7 @@ class TasksetEnv(HarnessRollouts):
         rollout.exchange.give_up()
         return tools
 
-    async def _played(self, task: Any, exchange: RolloutExchange) -> Any:
+    async def _played(self, task: Any, exchange: RolloutExchange) -> object:
         served = self._served
         await served.open()
         context = await self._endpoint.context(served.v1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -220,10 +220,12 @@ class ChartKeys(WindowKeys, FollowsRun):
         self.chart = Chart("chart")
         self.kl = Chart("kl")
 
-    def also(self) -> Callable[[RunReader, Reading], Any]:
+    def also(self) -> Callable[[RunReader, Reading], object]:
         view = self.chart_view
 
-        def curves(reader: RunReader, reading: Reading) -> tuple[ChartView, Any, Any, Along]:
+        def curves(
+            reader: RunReader, reading: Reading
+        ) -> tuple[ChartView, dict[str, Points], dict[str, Points], Along]:
             shown = replace(view, kind=reading.kind)
             names = metrics_of((*shown.chart.metrics, *KL), reading.names)
             near = read_curves(reader, names, view.window) if view.window is not None else {}

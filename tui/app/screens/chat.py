@@ -16,9 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
+
+from rich.style import Style
 
 from ....engine.runs.control.requests import request
 from ....engine.runs.control.status import look
@@ -30,6 +32,7 @@ from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from .base import AppScreen
 
+T = TypeVar("T")
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 TIMEOUT_S = 180.0
 _OPENER = build_opener(ProxyHandler({}))
@@ -54,10 +57,10 @@ class ChatClient:
             served, *versions = self._json("GET", "/v1/models")["data"]
             return [str(model["id"]) for model in (served, *versions)]
 
-    def write(self, model: str, messages: list[dict[str, str]], on_text: Callable[[str], None]) -> dict[str, Any]:
+    def write(self, model: str, messages: list[dict[str, str]], on_text: Callable[[str], None]) -> dict[str, object]:
         """Stream an answer; returns its `id` and `policy_version`."""
         body = {"model": model, "messages": messages, "stream": True}
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         with self._open("POST", "/v1/chat/completions", body) as response, _readable("the answer broke off"):
             for line in response:
                 data = line.decode("utf-8", "replace").strip().removeprefix("data: ")
@@ -74,7 +77,7 @@ class ChatClient:
                     on_text(str(choice["delta"].get("content") or ""))
         raise ServerProblem("the answer broke off: the server has ended")
 
-    def feedback(self, **said: Any) -> dict[str, Any]:
+    def feedback(self, **said: object) -> dict[str, Any]:
         """Send feedback; returns its outcome so far."""
         return self._json("POST", "/v1/feedback", said)
 
@@ -82,15 +85,15 @@ class ChatClient:
         """How far earlier feedback is."""
         return self._json("GET", f"/v1/feedback/{identifier}")
 
-    def unjudged(self) -> list[dict[str, Any]]:
+    def unjudged(self) -> list[dict[str, object]]:
         """Answers without feedback, the least certain first."""
         return list(self._json("GET", "/v1/feedback")["answers"])
 
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         with self._open(method, path, body) as response, _readable("the reply cannot be read"):
             return json.loads(response.read())
 
-    def _open(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
+    def _open(self, method: str, path: str, body: Mapping[str, object] | None = None) -> http.client.HTTPResponse:
         try:
             address = str(json.loads(self.address.read_bytes())["url"]).rstrip("/")
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -118,9 +121,9 @@ def _readable(problem: str) -> Iterator[None]:
         raise ServerProblem(f"{problem}: {error}") from error
 
 
-async def _on_a_thread(do: Callable[[], Any]) -> Any:
+async def _on_a_thread(do: Callable[[], T]) -> T:
     """Call on a thread that the end of the app does not wait for: a server may take minutes to answer."""
-    found = Future[Any]()
+    found = Future[T]()
     found.set_running_or_notify_cancel()
 
     def call() -> None:
@@ -166,7 +169,7 @@ class ChatPane(Pane):
         p = self.palette
         lines: list[Line] = []
 
-        def put(head: str, text: str, style: Any) -> None:
+        def put(head: str, text: str, style: Style) -> None:
             lines.append(Line(p).add(head, p.muted))
             body = wrapped(p, text or "…", width - 2, style, limit=max(1, len(text)))
             lines.extend(Line(p).gap(2).extend(line) for line in body)
@@ -373,9 +376,7 @@ class ChatScreen(AppScreen):
         self.chat.changed()
         self.chat.scroll_line_to(10**9)
 
-    def _call(
-        self, do: Callable[[], Any], then: Callable[[Any], None], failed: Callable[[], None] = lambda: None
-    ) -> None:
+    def _call(self, do: Callable[[], T], then: Callable[[T], None], failed: Callable[[], None] = lambda: None) -> None:
 
         async def called() -> None:
             try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
@@ -30,7 +29,7 @@ class FollowsRun(AppScreen):
         self._outdated = False
         """Whether a read in progress is outdated, so that another follows before anything is shown."""
 
-    def also(self) -> Callable[[RunReader, Reading], Any]:
+    def also(self) -> Callable[[RunReader, Reading], object]:
         """Return a reader for extra data. It is made on the screen's thread and called on the reading one."""
         return lambda reader, reading: None
 
@@ -72,7 +71,7 @@ class FollowsRun(AppScreen):
         try:
             also = self.also()
 
-            def reading(reader: RunReader) -> tuple[Reading, Any]:
+            def reading(reader: RunReader) -> tuple[Reading, object]:
                 made = read(reader, _LOG_LINES)
                 return made, also(reader, made)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from rich.style import Style
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow, RoutedGroup
@@ -169,11 +171,11 @@ def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequenc
     routes instead."""
     shared = shared_beginning(row.prompt for row in around)
 
-    def spread(row: GroupRow) -> tuple[str, Any]:
+    def spread(row: GroupRow) -> tuple[str, Style]:
         flat = row.std is not None and row.std < 1e-9
         return ("no spread" if flat else fitted(row.std, 9)), p.warn if flat else p.text
 
-    def right(row: GroupRow) -> tuple[str, Any]:
+    def right(row: GroupRow) -> tuple[str, Style]:
         if not row.labelled:
             return "–", p.outcome(None)
         shown = f"{row.correct}/{row.labelled}"

@@ -255,7 +255,7 @@ class ImagePane(Pane):
             problem = f"the image cannot be shown: {error}"
         self.app.call_from_thread(self._done, (source, overlay, seen, size), made, natural, problem)
 
-    def _done(self, key: tuple[object, ...], made: Any, natural: tuple[int, int], problem: str) -> None:
+    def _done(self, key: tuple[object, ...], made: object, natural: tuple[int, int], problem: str) -> None:
         if made is not None:
             self._made[key] = made, natural
             if len(self._made) > _KEPT:

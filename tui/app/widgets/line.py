@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -11,7 +9,7 @@ from textual.strip import Strip
 from ... import text as literally
 from ..theme import Palette
 
-Hit = tuple[int, int, Any]
+Hit = tuple[int, int, object]
 """`[start, end)` in cells and the target of a click there."""
 
 

@@ -7,12 +7,13 @@ codes of a log apply, and styles hold nothing but colours and attributes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from io import StringIO
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from rich.color_triplet import ColorTriplet
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
@@ -23,6 +24,10 @@ from ...text import wrap
 from ..kinds import SGR
 from ..theme import Palette
 from .line import Line
+
+if TYPE_CHECKING:
+    from rich.markdown import Markdown
+    from rich.syntax import SyntaxTheme
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSI_ROLES = ("faint", "bad", "good", "warn", "accent", "accent", "accent", "text")
@@ -130,7 +135,7 @@ class Renderer:
         return lines
 
     @cached_property
-    def _markdown_type(self) -> Any:
+    def _markdown_type(self) -> Callable[[str], Markdown]:
         return _markdown_type(self._theme)
 
     # -- what rich needs ----------------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ class Renderer:
         )
 
     @cached_property
-    def _theme(self) -> Any:
+    def _theme(self) -> SyntaxTheme:
         from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String
         from rich.syntax import ANSISyntaxTheme
 
@@ -197,11 +202,11 @@ def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:
     return made
 
 
-def _light(color: Any) -> float:
+def _light(color: ColorTriplet) -> float:
     return (0.299 * color.red + 0.587 * color.green + 0.114 * color.blue) / 255
 
 
-def _markdown_type(theme: Any) -> Any:
+def _markdown_type(theme: SyntaxTheme) -> Callable[[str], Markdown]:
     """Return rich's Markdown with plain headings and frameless fences in the colours of `theme`. HTML, entities, images
     and references stay text."""
     from markdown_it import MarkdownIt

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.style import Style
 
@@ -179,7 +178,7 @@ class RewardArithmetic(Pane):
 
     def __init__(self) -> None:
         super().__init__("reward")
-        self._put: tuple[Any, ...] | None = None
+        self._put: tuple[TrajectoryRecord, int, AdvantageFormula | None, Learning, str] | None = None
 
     def put(
         self,

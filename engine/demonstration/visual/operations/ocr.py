@@ -89,7 +89,7 @@ def _model() -> tuple[Any, list[str]]:
 
 
 @lru_cache(maxsize=1)
-def _load() -> tuple[Any, list[str]]:
+def _load() -> tuple[object, list[str]]:
     path = model_path()
     try:
         import onnxruntime

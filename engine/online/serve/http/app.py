@@ -165,8 +165,8 @@ class Api:
     # ------------------------------------------------------------------------------------ from the body to a task
 
     def _row(
-        self, source: str, asked: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[dict[str, Any], Conversation | None]:
+        self, source: str, asked: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, object]] = ()
+    ) -> tuple[dict[str, object], Conversation | None]:
         """Make the task of a conversation, and its prompt. Call it on a thread: both would block other callers.
 
         The conversation is None where no running batch answers it. Raises HttpProblem.
@@ -193,7 +193,7 @@ class Api:
         return self.guard.source(request, asked.user or asked.safety_identifier)
 
     def _request(
-        self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None, **more: Any
+        self, http: HttpRequest, row: Mapping[str, object], asked: Asked, max_tokens: int | None, **more: Any
     ) -> Request:
         """Return the request for the engine. more: fields of `Sampling` for texts. Raises HttpProblem."""
         version = None if asked.model is None else self._version(asked.model)
@@ -239,7 +239,7 @@ class Api:
             reason = f"{sampling.texts} texts of up to {longest} tokens exceed {BATCH_TOKENS}: lower n or max_tokens"
             raise HttpProblem(400, reason, param="n")
 
-    def _measured(self, task: Mapping[str, Any]) -> int:
+    def _measured(self, task: Mapping[str, object]) -> int:
         """Count the tokens of a task's texts. Raises HttpProblem when they leave no room for an answer."""
         texts = list(_texts(task))
         self._check_characters(sum(map(len, texts)))
@@ -289,7 +289,7 @@ def _too_long(size: str, limit: int) -> HttpProblem:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -300,7 +300,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _model(name: str) -> dict[str, Any]:
+def _model(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "grpo-tui"}
 
 

@@ -61,7 +61,7 @@ class ServerMetrics:
 def future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
     """Return a future of the running loop, and a function that settles it from any thread."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[object] = loop.create_future()
 
     def settle(outcome: object) -> None:
         if future.done():

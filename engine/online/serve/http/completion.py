@@ -6,7 +6,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .....envs.trajectory import Call
@@ -46,7 +46,7 @@ class ChatForm:
         choices = []
         for index, written in enumerate(_texts(answer)):
             content = None if written.calls and not written.text else written.text
-            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
             if written.calls:
                 message["tool_calls"] = [_called(call) for call in written.calls]
             logprobs, reason = self._logprobs(written.scores), _finish_reason(answer, index)
@@ -100,18 +100,18 @@ class ChatForm:
 
     def _chunk(
         self,
-        delta: dict[str, Any],
+        delta: dict[str, object],
         index: int = 0,
         scores: Sequence[TokenLogprobs] = (),
         finish: str | None = None,
-        **more: Any,
+        **more: object,
     ) -> str:
         logprobs = self._logprobs(scores)
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        usage: dict[str, Any] = {"usage": None} if self._usage else {}
+        usage = {"usage": None} if self._usage else {}
         return event(self._body("chat.completion.chunk", [choice], **usage, **more))
 
-    def _logprobs(self, scores: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, scores: Sequence[TokenLogprobs]) -> dict[str, object] | None:
         if not scores:
             return None
         content = [
@@ -123,12 +123,12 @@ class ChatForm:
         ]
         return {"content": content, "refusal": None}
 
-    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+    def _scored(self, token: int, logprob: float) -> dict[str, object]:
         text = self._text_of_token(token)
         whole = "\ufffd" not in text
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode()) if whole else None}
 
-    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def _body(self, kind: str, choices: Sequence[Mapping[str, object]], **more: object) -> dict[str, Any]:
         head = {"id": self._identifier, "object": kind, "created": self._created, "model": self._model}
         return {**head, "choices": choices, **more}
 
@@ -191,14 +191,14 @@ class ResponseForm(ChatForm):
         yield self._named("response.output_item.done", output_index=0, item=item)
         yield self._named(f"response.{done['status']}", response=done)
 
-    def _named(self, kind: str, **values: Any) -> str:
+    def _named(self, kind: str, **values: object) -> str:
         return f"event: {kind}\n" + event({"type": kind, "sequence_number": next(self._number), **values})
 
-    def _message(self, status: str, text: str | None) -> dict[str, Any]:
+    def _message(self, status: str, text: str | None) -> dict[str, object]:
         content = [] if text is None else [{"type": "output_text", "text": text, "annotations": []}]
         return {"id": self._item, "type": "message", "role": "assistant", "status": status, "content": content}
 
-    def _response(self, **filled: Any) -> dict[str, Any]:
+    def _response(self, **filled: object) -> dict[str, object]:
         """Return a `response` in progress, or with the `filled` fields."""
         empty = dict.fromkeys(("error", "incomplete_details", "instructions", "temperature", "top_p", "usage"))
         return {
@@ -236,7 +236,7 @@ def _tokens(answer: Answer) -> tuple[int, int]:
     return (len(given[0]) - int(given[0].agent_mask.sum()) if given else 0), written
 
 
-def _called(call: Call) -> dict[str, Any]:
+def _called(call: Call) -> dict[str, object]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
 
 
@@ -252,6 +252,6 @@ def _finish_reason(answer: Answer, index: int) -> str:
     return "length" if cut or shown.stop_reason in ("max_tokens", "max_turns") else "stop"
 
 
-def event(data: dict[str, Any]) -> str:
+def event(data: dict[str, object]) -> str:
     """Format one server-sent event."""
     return f"data: {json.dumps(data)}\n\n"

@@ -62,14 +62,14 @@ class Uploads:
             replace_file(path, encoded.getvalue())
         return str(path.resolve())
 
-    def task(self, task: Mapping[str, Any]) -> dict[str, Any]:
+    def task(self, task: Mapping[str, object]) -> dict[str, Any]:
         """Return a task whose pictures are files that callers may use. Raises HttpProblem.
 
         The error is the same for existing and missing files, so a caller learns nothing about the disk.
         """
         return self._checked("task_data", task, False)
 
-    def _checked(self, where: str, value: Any, names_files: bool) -> Any:
+    def _checked(self, where: str, value: object, names_files: bool) -> Any:
         """Check a part of a task. names_files: whether its texts are file names."""
         if isinstance(value, Mapping):
             return {k: self._checked(f"{where}.{k}", v, k in FILE_KEYS) for k, v in value.items()}
@@ -156,7 +156,7 @@ def told(messages: Sequence[ChatMessage]) -> list[Told]:
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        made: dict[str, Any] = {"role": message.template_role, "content": message.text}
+        made: dict[str, object] = {"role": message.template_role, "content": message.text}
         if message.tool_calls and message.role != "assistant":
             raise HttpProblem(400, f"{where}: only messages of the role assistant call tools", param="messages")
         if message.tool_calls:
@@ -182,7 +182,7 @@ def told(messages: Sequence[ChatMessage]) -> list[Told]:
     return found
 
 
-def recorded(messages: Sequence[Told]) -> list[dict[str, Any]]:
+def recorded(messages: Sequence[Told]) -> list[dict[str, object]]:
     """Return messages for a task, with calls as text."""
     made = []
     for message in messages:
@@ -191,7 +191,7 @@ def recorded(messages: Sequence[Told]) -> list[dict[str, Any]]:
     return made
 
 
-def tools_of(asked: ChatRequest) -> tuple[dict[str, Any], ...]:
+def tools_of(asked: ChatRequest) -> tuple[dict[str, object], ...]:
     """Return the schemas of the tools that the prompt shows. Raises HttpProblem."""
     if asked.tool_choice == "none":
         return ()
@@ -222,7 +222,7 @@ def wanted_of(asked: ChatRequest, tools: Sequence[dict[str, Any]]) -> Wanted | N
     return Wanted(tuple(tools), required, asked.parallel_tool_calls is not False, is_json, schema)
 
 
-def _json_schema(schema: dict[str, Any] | None) -> JsonSchema:
+def _json_schema(schema: dict[str, object] | None) -> JsonSchema:
     where = "response_format.json_schema.schema"
     if schema is None:
         raise HttpProblem(400, f"{where} is missing", param="response_format")
@@ -234,7 +234,7 @@ def _json_schema(schema: dict[str, Any] | None) -> JsonSchema:
         raise HttpProblem(400, f"{where}: {error}", param="response_format") from None
 
 
-def _schema(tool: ToolPart, where: str) -> dict[str, Any]:
+def _schema(tool: ToolPart, where: str) -> dict[str, object]:
     given = tool.function
     parameters = given.parameters or {"type": "object", "properties": {}}
     properties = parameters.get("properties", {})
@@ -244,7 +244,7 @@ def _schema(tool: ToolPart, where: str) -> dict[str, Any]:
     return {"type": "function", "function": made}
 
 
-def _arguments(text: str, where: str) -> dict[str, Any]:
+def _arguments(text: str, where: str) -> dict[str, object]:
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -71,7 +70,7 @@ class Guard:
         known = [hmac.compare_digest(sent, token.encode()) for token in self.tokens]
         return known.index(True) if kind.lower() == "bearer" and any(known) else None
 
-    async def json_body(self, request: Request) -> dict[str, Any]:
+    async def json_body(self, request: Request) -> dict[str, object]:
         """Return the JSON object of a request's body. Raises HttpProblem."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpProblem(415, "send `Content-Type: application/json`")
@@ -92,7 +91,7 @@ class Guard:
         return data
 
 
-def parsed(body: bytes) -> Any:
+def parsed(body: bytes) -> object:
     """Parse a body as unambiguous JSON: no duplicate keys, lone surrogates or deep nesting. Raises HttpProblem."""
     try:
         text = body.decode("utf-8-sig")
@@ -111,7 +110,7 @@ def parsed(body: bytes) -> Any:
     return data
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -125,7 +124,7 @@ def _number(digits: str) -> int:
     return int(digits)
 
 
-def _depth(data: Any) -> int:
+def _depth(data: object) -> int:
     """Return the nesting depth of lists and objects, without recursion."""
     depth, level = 0, [data]
     while level := [v for v in level if isinstance(v, (dict, list))]:
@@ -146,5 +145,5 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic_core import ErrorDetails
 
 from .problems import HttpProblem
 
-HARMLESS: dict[str, tuple[Any, ...]] = {
+HARMLESS: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0, 0.0),
     "function_call": ("none", "auto"),
     "include": ([],),
@@ -42,7 +43,7 @@ IGNORED = frozenset(
 """Fields without an effect on the answer."""
 
 
-Nothing = Annotated[list[Any], Field(max_length=0)] | None
+Nothing = Annotated[list[object], Field(max_length=0)] | None
 """A list of a message that a client sends back as it was."""
 
 
@@ -79,7 +80,7 @@ class ImagePart(Strict):
         return self.image_url if isinstance(self.image_url, str) else self.image_url.url
 
 
-def _part_kind(value: Any) -> str:
+def _part_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return "image" if kind in ("image_url", "input_image") else "text"
 
@@ -146,7 +147,7 @@ class FunctionSpec(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 
@@ -168,7 +169,7 @@ class NamedSchema(Strict):
     """A JSON schema that a text must fit."""
 
     name: str
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: dict[str, object] | None = Field(default=None, alias="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -209,7 +210,7 @@ class ChatRequest(Asked):
     """The body of `POST /v1/chat/completions`. `task_data` (our extension) is a task of the environment."""
 
     messages: list[ChatMessage] | None = None
-    task_data: dict[str, Any] | None = None
+    task_data: dict[str, object] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     stream_options: StreamOptions | None = None
@@ -255,9 +256,9 @@ class Feedback(Strict):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read(model: type[Model], data: Mapping[str, Any]) -> Model:
+def read(model: type[Model], data: Mapping[str, object]) -> Model:
     """Parse `data` as `model`. Raises HttpProblem (400) with the field and the fix."""
-    kept: dict[str, Any] = {}
+    kept: dict[str, object] = {}
     for name, value in data.items():
         if name in model.model_fields:
             kept[name] = value
@@ -296,7 +297,7 @@ def _path(location: tuple[int | str, ...]) -> str:
     return text
 
 
-def _reason(error: Any) -> str:
+def _reason(error: ErrorDetails) -> str:
     message = str(error["msg"])
     if error["type"] == "missing":
         return "is missing"
