@@ -50,6 +50,7 @@ PRELOADED = (
     "grpo_tui.tui.entry",
     "accelerate.commands.launch",
     "torch.distributed.run",
+    "transformers.models.qwen3.modeling_qwen3",
 )
 VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """What the libraries read when they are imported."""
@@ -264,6 +265,7 @@ def serve(address: str, owner: int) -> None:
     _be_nested(address)
     for name in PRELOADED:
         importlib.import_module(name)
+    _warm_up()
     gc.collect()
     gc.freeze()
     woken, wake = os.pipe()
@@ -305,6 +307,18 @@ def serve(address: str, owner: int) -> None:
             asked[pid] = connection
             _say(connection, pid)
     shutil.rmtree(Path(address).parent, ignore_errors=True)
+
+
+def _warm_up() -> None:
+    """Compile and import what a command or a training otherwise does first."""
+    from huggingface_hub import ModelCard, ModelCardData
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from grpo_tui.tui.cli.main import command_line
+
+    command_line()
+    get_checkpoint_conversion_mapping("")
+    ModelCard.from_template(ModelCardData())
 
 
 def _tell_ends(asked: dict[int, socket.socket]) -> None:

@@ -13,6 +13,7 @@ from grpo_tui.engine.policy import memory
 from grpo_tui.engine.training.previews import rows_of
 from grpo_tui.tui.cli import init
 from grpo_tui.tui.cli.main import run
+from tests.forked import forked_processes
 
 from .conftest import Cli
 
@@ -115,12 +116,14 @@ def test_a_function_that_is_there_may_be_named_when_init_asks(folder: Path, monk
     answers = iter(["rewards.py:shorter"])
     monkeypatch.setattr("typer.prompt", lambda question, **_: next(answers))
     given = ["--model", "builtin:tiny", "--dataset", "data.jsonl", "--hardware", "cpu"]
-    assert run(["init", "--no-check", *given]) == 0
+    with forked_processes():
+        assert run(["init", "--no-check", *given]) == 0
     assert load_config("grpo.yaml").environment.reward_funcs == {"rewards.py:shorter": 1.0}
     assert (folder / "rewards.py").read_text() == REWARDS
     (folder / "grpo.yaml").unlink()
     answers = iter([""])
-    assert run(["init", "--no-check", *given]) == 2
+    with forked_processes():
+        assert run(["init", "--no-check", *given]) == 2
 
 
 def test_init_without_answers_or_data_says_so(cli: Cli, folder: Path):

@@ -181,7 +181,7 @@ def hostile(home: Path, size: int) -> None:
 
 
 async def test_orders_and_large_bodies_of_a_record_stay_bounded_data(tmp_path: Path):
-    hostile(tmp_path, 20_000_000)
+    hostile(tmp_path, 4_000_000)
     arguments: dict[str, dict[str, Any]] = {
         "list_runs": {},
         "findings": {"run": "hostile"},
@@ -209,7 +209,7 @@ async def test_orders_and_large_bodies_of_a_record_stay_bounded_data(tmp_path: P
     steps = answers["read_rollout"]["untrusted"]["trajectory"]["steps"]
     assert steps[0]["observation"].startswith(ORDER) and "more characters]" in steps[0]["observation"]
     passage = answers["read_text"]
-    assert passage["untrusted"][0]["characters"] > 20_000_000 and passage["next_offset"] == 5_000
+    assert passage["untrusted"][0]["characters"] > 4_000_000 and passage["next_offset"] == 5_000
 
 
 @pytest.mark.slow

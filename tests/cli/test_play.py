@@ -22,6 +22,8 @@ from .conftest import Cli
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOOK = ToolSpec("LOOK", "", (Argument("x", "integer"), Argument("where", "string", required=False)))
+FEW = "--set=environment.train_tasks=16"
+"""The default number of tasks takes seconds to make."""
 FIND = ToolSpec("web-find", "", (Argument("query", "string"),))
 
 
@@ -58,7 +60,7 @@ def test_a_rollout_by_hand_is_scored_recorded_and_a_demonstration(tmp_path: Path
     """Penalties come with their reasons after each turn; the demonstration has the tokens of the rollout."""
     turns = ["SEGMENT_OBJECT_AT(x=1, y=9999)", "nonsense", 'I guess. ANSWER(text="red")']
     typed = "\n".join(["/model", *turns, "/next", "LOOK", "/quit"])
-    answer = played(tmp_path, typed, "--run-id", "mine")
+    answer = played(tmp_path, typed, FEW, "--run-id", "mine")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     continued, by_hand = answer.stdout.split("the model's own continuation")[1].split("\nΣ steps", 1)
     steps = continued.split("\n─ ")[1:]
@@ -144,7 +146,7 @@ class Dice(MultiTurnEnv):
 def test_the_continuation_repeats_the_persons_turns_in_a_copy(tmp_path: Path):
     """After a turn of the person, the model continues from the state that this turn led to."""
     turn = "SEGMENT_OBJECT_AT(x=1, y=9999)"
-    answer = played(tmp_path, "\n".join([turn, "/model", "/quit"]), "--run-id", "mine")
+    answer = played(tmp_path, "\n".join([turn, "/model", "/quit"]), FEW, "--run-id", "mine")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     before, continued = answer.stdout.split("the model's own continuation")
     assert turn in before and turn not in continued
@@ -179,7 +181,7 @@ def test_a_model_that_is_not_there(cli: Cli, tmp_path: Path):
 
 def test_the_terminal(tmp_path: Path):
     """A tool is chosen by its number; the reason of a penalty and the turn of the model are shown. Not forked."""
-    command = [sys.executable, "-m", "grpo_tui.tui.cli", "play", "--run-id", "mine"]
+    command = [sys.executable, "-m", "grpo_tui.tui.cli", "play", FEW, "--run-id", "mine"]
     with Terminal(command, cwd=tmp_path) as screen:
         screen.see("task 1 of", "1 SEGMENT_OBJECT_AT")
         screen.press("1")

@@ -114,7 +114,7 @@ def whole(update: CompositorUpdate, cursor: tuple[int, int]) -> str:
 
 
 @pytest.mark.parametrize("words", [WORDS, WORDS + WIDE], ids=["single cells", "wide and combining characters"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.stress) for n in range(2, 6))])
 def test_the_terminal_looks_as_if_textual_had_painted_it(seed: int, words: list[str]) -> None:
     chance = random.Random(seed)
     painter, ours, theirs = Painter(ColorSystem.TRUECOLOR), Shown(), Shown()

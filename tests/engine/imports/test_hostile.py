@@ -262,7 +262,7 @@ KEYS = (
 documents = st.dictionaries(st.sampled_from(KEYS), json_values, min_size=1, max_size=8)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(documents, min_size=1, max_size=6))
 def test_any_json_is_opened_or_passed_over(tmp_path_factory: pytest.TempPathFactory, made: list[dict[str, Any]]):
     folder = tmp_path_factory.mktemp("fuzz")
@@ -280,7 +280,7 @@ def test_detecting_never_fails(document: dict[str, Any]):
     format_of(document, Origin(Path("/x/a.jsonl"), Path("/x")), FORMATS)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_sample_with_bytes_changed_never_ends_in_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

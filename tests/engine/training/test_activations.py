@@ -144,7 +144,9 @@ def test_micro_batches_shrink_to_whole_groups_that_fit(rows, group, limit, most,
 def test_a_pass_that_fits_in_groups_runs_no_layer_again(tmp_path):
     """The trainer takes the room from the model's activations, the longest trajectory and the group."""
     given = {"prompts_per_step": 4, "num_generations": 4, "max_trajectory_tokens": 64, "max_turn_tokens": 16}
-    config = RunConfig.model_validate({"training": {**given, "max_steps": 1}, "environment": {"eval_tasks": 0}})
+    config = RunConfig.model_validate(
+        {"training": {**given, "max_steps": 1}, "environment": {"train_tasks": 8, "eval_tasks": 0}}
+    )
     base = load_policy(config.model, adapters=None, trainable=True)[0]
     group = 4 * 64 * bytes_of_token(base_of(base))
     for most, micro, again in ((4 * group, 16, False), (3 * group, 8, False), (group, 4, False), (group - 1, 16, True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,17 @@ def trained(folder: Path, model: Any, *settings: str) -> dict[str, Any]:
     return log.found
 
 
-WITHOUT = ("qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_next", "llama", "smollm3", "lfm2")
+WITHOUT = ("qwen3", "qwen3_moe", "qwen3_next", "lfm2", "qwen3_5_text", "llama", "smollm3")
+OF_PARTS_OF_OTHERS = {"qwen3_5_text", "llama", "smollm3", "gemma2", "olmo3", "phi3"}
+"""Families whose kinds of layers another one has, too."""
 
 
-@pytest.mark.parametrize("kind", WITHOUT)
+def families(kinds: Iterable[str]) -> list[Any]:
+    """Cases of a test; families without a kind of layer of their own are in the long form alone."""
+    return [pytest.param(k, marks=[pytest.mark.stress] * (k in OF_PARTS_OF_OTHERS)) for k in kinds]
+
+
+@pytest.mark.parametrize("kind", families(WITHOUT))
 def test_the_defaults_that_follow_from_a_model_train_it(tmp_path: Path, kind: str):
     """Turns as long as the default; KL of the unchanged policy in nats a token."""
     found = trained(tmp_path, model_of_type(kind), "training.max_turn_tokens=128")
@@ -67,7 +74,7 @@ def test_the_defaults_that_follow_from_a_model_train_it(tmp_path: Path, kind: st
     assert math.isfinite(found[metric.LOSS])
 
 
-@pytest.mark.parametrize("kind", sorted(WITH_WINDOWS.keys() - {"llama4_text"}))  # TRL's loss does not fit that one
+@pytest.mark.parametrize("kind", families(sorted(WITH_WINDOWS.keys() - {"llama4_text"})))  # TRL's loss does not fit it
 def test_the_loss_is_about_the_policy_that_acted_beyond_every_window(tmp_path: Path, kind: str):
     found = trained(tmp_path, model_of_type(kind), "training.max_turn_tokens=80")
     assert found[metric.TRL("completions/max_length")] > 3 * 16

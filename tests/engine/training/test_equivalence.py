@@ -99,8 +99,15 @@ def both(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("lora", "beta"),
+    [
+        (False, 0.0),
+        (True, 0.2),
+        pytest.param(True, 0.0, marks=pytest.mark.stress),
+        pytest.param(False, 0.2, marks=pytest.mark.stress),
+    ],
+)
 def test_single_turn_steps_equal_those_of_trl(tmp_path, loss, lora, beta):
     both(tmp_path, lora=lora, loss_type=loss, beta=beta)
 
@@ -151,8 +158,14 @@ def test_passed_fields_have_the_losses_gradients_and_weights_of_trl(tmp_path, ch
     both(tmp_path, turns=2, **changes)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("loss", "level"),
+    [
+        *((loss, "token") for loss in LOSSES),
+        *((loss, "sequence") for loss in ("grpo", "dapo")),
+        *(pytest.param(loss, "sequence", marks=pytest.mark.stress) for loss in LOSSES if loss not in ("grpo", "dapo")),
+    ],
+)
 def test_the_kl_of_other_estimators_is_averaged_as_trl_averages_k3(tmp_path, monkeypatch, loss, level):
     """The path of k1 and k2, with the formula of k3 in their place."""
     monkeypatch.setattr(env_trainer, "kl_of_tokens", lambda logprobs, reference, _: kl_of_tokens(logprobs, reference))

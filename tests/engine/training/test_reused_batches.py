@@ -18,7 +18,11 @@ from grpo_tui.engine.training.__main__ import run
 from .runs import events, make_run, recorded_rollouts, recorded_steps, start
 from .test_resume import assert_same_run, kill_when
 
-REUSED = [({"num_iterations": 2}, 8), ({"generation_batch_size": 16}, 16), ({"num_iterations": 3}, 8)]
+REUSED = [
+    ({"num_iterations": 2}, 8),
+    ({"generation_batch_size": 16}, 16),
+    pytest.param({"num_iterations": 3}, 8, marks=pytest.mark.stress),
+]
 
 
 @pytest.mark.parametrize(("trl", "rows"), REUSED, ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
