@@ -89,6 +89,9 @@ def test_training_goes_on_when_the_disk_takes_no_more_and_the_log_says_so_once(t
     pid = find_run(training.run.parent, "h").pid
     assert pid is not None
     log = training.run / "logs" / "training.log"
+    while not (training.run / "checkpoints" / "checkpoint-1").exists():  # which is not the record, and larger
+        assert training.process.poll() is None
+        time.sleep(0.01)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
     while "cannot be written" not in log.read_text():
         assert training.process.poll() is None
