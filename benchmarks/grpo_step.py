@@ -445,7 +445,7 @@ def build_stock(config: Any, folder: Path, micro: int, *, tuned: bool) -> tuple[
         args.steps_per_generation = args.gradient_accumulation_steps  # one batch of rollouts a step, whatever the micro
     args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    rollout = (TunedRollout if tuned else StockRollout)(rows, tokenizer, config)
+    rollout = (TunedRollout if tuned else StockRollout)(rows, model, tokenizer, config)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=lambda prompts, earned, **_: earned,

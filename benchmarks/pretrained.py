@@ -11,7 +11,8 @@ greedy success on 96 held-out tasks. `--device` is that of the SFT and of the ev
 
 | task | |
 |---|---|
-| sums, longer sums | `chain_sum` of reasoning-gym, two and three terms of one digit; the answer is the last number |
+| sums | `chain_sum` of reasoning-gym, two terms of one digit; the answer is the last number |
+| products | `products` of reasoning-gym, two factors of one digit; the answer is the last number |
 | calculator | one call of a tool, then the answer |
 | calculations | three calls, each with the result of the one before: four turns |
 
@@ -48,13 +49,13 @@ TASKS: dict[str, dict[str, Any]] = {
         "config": {**NUMBER, "options": {"min_terms": 2, "max_terms": 2, **DIGITS}},
         "turns": 1,
     },
-    "longer sums": {
+    "products": {
         "class_path": GYM,
-        "config": {**NUMBER, "options": {"min_terms": 3, "max_terms": 3, **DIGITS}},
+        "config": {**NUMBER, "dataset": "products", "options": {"min_terms": 2, "max_terms": 2, **DIGITS}},
         "turns": 1,
     },
-    "calculator": {"class_path": CALCULATOR, "config": {"operations": 1}, "turns": 3, "sft": 24},
-    "calculations": {"class_path": CALCULATOR, "config": {"operations": 3}, "turns": 6, "sft": 32},
+    "calculator": {"class_path": CALCULATOR, "config": {"operations": 1}, "turns": 3, "sft": 12},
+    "calculations": {"class_path": CALCULATOR, "config": {"operations": 3}, "turns": 6, "sft": 24},
 }
 """Environment, largest number of turns, and steps of SFT before."""
 HELD_OUT = 96
@@ -83,14 +84,18 @@ def main() -> None:
         for task in given.tasks:
             for trainer in given.trainers:
                 key = [trainer, task, seed, given.seconds, given.marks]
-                row, _ = kept.get(key, partial(measure, trainer, task, seed, given))
+                before, _ = kept.get(["before", task], partial(measure_before, task, given))
+                row, _ = kept.get(key, partial(measure, trainer, task, seed, before["success"], given))
                 rows.setdefault((task, trainer), []).append(row)
                 curve = " ".join(f"{seconds:.0f} s {success:.2f}" for seconds, success in row["curve"])
                 print(f"{task}, {trainer}, seed {seed}: {row['steps']} steps, {curve}", flush=True)
-    print("\n| task | trainer | steps | before | half of the time | after | gain | grpo-tui − TRL, after |")
+    print("\n| task | trainer | steps | seconds | before | after | gain | grpo-tui − TRL, after |")
     for (task, trainer), found in rows.items():
         curves = [[success for _, success in row["curve"]] for row in found]
-        cells = [interval([c[i] for c in curves]) for i in (0, len(curves[0]) // 2, -1)]
+        cells = [
+            f"{max(row['curve'][-1][0] for row in found):.0f}",
+            *(interval([c[i] for c in curves]) for i in (0, -1)),
+        ]
         cells.append(interval([c[-1] - c[0] for c in curves]))
         other = [row["curve"][-1][1] for row in rows.get((task, STOCK), [])]
         apart = [c[-1] - o for c, o in zip(curves, other, strict=False)]
@@ -100,36 +105,47 @@ def main() -> None:
         draw(rows, given.picture)
 
 
-def measure(trainer: str, task: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
+def measure_before(task: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Evaluate what all trainings of a task start from. Held-out tasks are the same for all seeds."""
+    folder = given.results.parent / "pretrained" / f"{task}-before"
+    folder.mkdir(parents=True, exist_ok=True)
+    start = adapters_of_sft(task, folder.parent, given.device)
+    return {"success": evaluate([start or str(smollm2())], task, folder, given)[0]}
+
+
+def measure(trainer: str, task: str, seed: int, before: float, given: argparse.Namespace) -> dict[str, Any]:
     """Train in a process of its own and evaluate its adapters. The curve has processor seconds and held-out success."""
     folder = given.results.parent / "pretrained" / f"{task}-{seed}-{trainer}"
     folder.mkdir(parents=True, exist_ok=True)
-    start = adapters_of_sft(task, folder.parent, given.device)
     command = [sys.executable, "-m", "benchmarks.pretrained", "--one", trainer, task, str(seed), str(folder)]
     command += ["--seconds", str(given.seconds), "--marks", str(given.marks), "--device", given.device]
-    environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # Trainers would take a GPU that they see.
-    done = subprocess.run(command, capture_output=True, text=True, env={**environment, "CUDA_VISIBLE_DEVICES": ""})
+    done = subprocess.run(command, capture_output=True, text=True, env={**environment(), "CUDA_VISIBLE_DEVICES": ""})
     found = [text for text in done.stdout.splitlines() if text.startswith("RESULT ")]
     if not found:
         sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
     result = json.loads(found[-1].removeprefix("RESULT "))
+    success = evaluate([str(folder / name) for _, name in result["marks"]], task, folder, given)
+    seconds = [0.0, *(seconds for seconds, _ in result["marks"])]
+    return {"steps": result["steps"], "curve": list(zip(seconds, [before, *success], strict=True))}
+
+
+def evaluate(policies: list[str], task: str, folder: Path, given: argparse.Namespace) -> list[float]:
+    """Return the greedy success of each policy, a folder of a model or of adapters, on the held-out tasks."""
     config = folder / "config.yaml"
-    config.write_text(json.dumps(settings(task, seed, start, given.device)))
-    points = [(0.0, start or str(smollm2())), *((seconds, str(folder / name)) for seconds, name in result["marks"])]
-    command = [
-        sys.executable,
-        "-c",
-        "from grpo_tui.tui.cli.main import main; main()",
-        "--runs-dir",
-        str(folder / "runs"),
-    ]
-    command += ["eval", *(name for _, name in points), "--config", str(config), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    start = adapters_of_sft(task, given.results.parent / "pretrained", given.device)
+    config.write_text(json.dumps(settings(task, 0, start, given.device)))
+    command = [sys.executable, "-c", "from grpo_tui.tui.cli.main import main; main()"]
+    command += ["--runs-dir", str(folder / "runs"), "eval", *policies, "--config", str(config), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     if done.returncode:
         sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
-    success = [e["success"]["estimate"] for e in json.loads(done.stdout)["evaluations"]]
-    return {"steps": result["steps"], "curve": list(zip([s for s, _ in points], success, strict=True))}
+    return [e["success"]["estimate"] for e in json.loads(done.stdout)["evaluations"]]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the processes."""
+    return {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def settings(task: str, seed: int, adapters: str | None, device: str) -> dict[str, Any]:
@@ -184,6 +200,7 @@ def train(trainer: str, task: str, seed: int, folder: Path, given: argparse.Name
 
     class Budget(TrainerCallback):
         used = 0.0
+        reached = 0
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             self.began = time.process_time()
@@ -191,12 +208,13 @@ def train(trainer: str, task: str, seed: int, folder: Path, given: argparse.Name
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.used += time.process_time() - self.began
             self.steps = state.global_step
-            if self.used >= given.seconds * (len(marks) + 1) / given.marks:
+            if int(self.used * given.marks / given.seconds) > self.reached:  # a long step may pass several
+                self.reached = int(self.used * given.marks / given.seconds)
                 name = f"mark-{len(marks) + 1}"
                 model: Any = built.accelerator.unwrap_model(built.model)
                 model.save_pretrained(folder / name, selected_adapters=["default"])
                 marks.append((self.used, name))
-            control.should_training_stop = len(marks) >= given.marks
+            control.should_training_stop = self.used >= given.seconds
 
     if trainer == OURS:
         built, _, close = build_ours(config, folder / "run")

@@ -15,10 +15,12 @@ import torch
 from trl.models.utils import unwrap_model_for_generation
 
 from grpo_tui.engine.agents.chat import ChatBridge
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.rollouts.runner import Row
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.checks import find_problem
+from grpo_tui.envs.live_rollout import LiveRollout
 from grpo_tui.envs.loading import make_env
 
 
@@ -27,12 +29,13 @@ class StockRollout:
     environment answer, append. This is what TRL's documentation shows for multi-turn rollouts, with all rollouts in
     one batch (its examples go through them one by one, which is slower)."""
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Any, config: Any) -> None:
+    def __init__(self, rows: Sequence[Row], model: Any, tokenizer: Any, config: Any) -> None:
         self.rows = rows
         self.tokenizer = tokenizer
         self.training = config.training
         self.max_turns = config.environment.config["max_turns"]
         self.env: Any = make_env(rows[0].env_class_path, rows[0].env_config, tokenizer)
+        self.env._meet(TransformersAgent(model, tokenizer))  # the policy reads the same prompts as in ours
         self.chat = ChatBridge(tokenizer)
         self.measured: list[dict[str, float]] = []
 
@@ -44,9 +47,9 @@ class StockRollout:
         self.env.prefetch(tasks)
         states, conversations = [], []
         for task in tasks:
-            state, messages = self.env.reset(task)
+            state, messages, _, _ = self.env._reset(LiveRollout(task))
             states.append(state)
-            conversations.append(list(self.chat.prompt(messages, None)))
+            conversations.append(list(self.chat.prompt(messages, self.env._offered)))
         starts = [len(c) for c in conversations]
         masks: list[list[int]] = [[] for _ in prompts]
         resources: list[dict[str, tuple[str, ...]]] = [{} for _ in prompts]
@@ -65,7 +68,7 @@ class StockRollout:
             for i, ids in zip(live, written, strict=True):
                 conversations[i] += ids
                 masks[i] += [1] * len(ids)
-                call = self.env.parse(self.chat.decode(ids))
+                call = self.env._read(self.chat.decode(ids))
                 result = carry_out(self.env, states[i], resources[i], call)
                 earned[i] += result.reward + float(bool(result.correct))
                 if result.done:
