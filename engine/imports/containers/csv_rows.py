@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 from ..errors import DumpError
@@ -20,6 +21,8 @@ _COLUMNS = re.compile(
 """Names of columns that a table of rollouts or of metrics has. Any other text with commas is no table."""
 _DECIMAL = re.compile(r"-?\d+,\d+")
 """A number of a file whose columns end with semicolons, as spreadsheets write it where the comma is decimal."""
+_NUMBERS = re.compile(r"(?i)reward|score|advantage|loss|kl|success|rate")
+"""Names of columns of numbers. A text such as `3,14` of any other column stays as it was written."""
 _LOGGED = re.compile(r"\W?\d{4}-\d\d-\d\d[ T]\d\d:")
 """The beginning of a line of a log, with its time."""
 
@@ -67,7 +70,10 @@ class CsvRows(Container):
                     length, taken = taken, 0
                     line += 1
                     if delimiter == ";":
-                        values = [v.replace(",", ".") if _DECIMAL.fullmatch(v) else v for v in values]
+                        values = [
+                            v.replace(",", ".") if _NUMBERS.search(name) and _DECIMAL.fullmatch(v) else v
+                            for name, v in zip_longest(header, values, fillvalue="")
+                        ][: len(values)]
                     if len(values) == len(header):
                         row = CsvRow((name, value or None) for name, value in zip(header, values, strict=True) if name)
                         yield FoundDocument(at, length, line + 1, at + length, row)

@@ -62,9 +62,10 @@ def test_a_table_of_pandas_has_an_index_without_a_name(tmp_path: Path, opened: O
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
 def test_a_table_of_a_european_spreadsheet_is_read(encoding: str, tmp_path: Path, opened: Open) -> None:
     file = tmp_path / "a.csv"
-    file.write_bytes("prompt;completion;reward\r\nGrüße, zwei;1;-0,5\r\n€ 3;a;1,25\r\n".encode(encoding))
-    rows = opened(file).rollouts.page()
-    assert [(r.prompt, r.reward) for r in rows] == [("Grüße, zwei", -0.5), ("€ 3", 1.25)]
+    file.write_bytes("prompt;completion;reward\r\nGrüße, zwei;3,14;-0,5\r\n€ 3;a;1,25\r\n".encode(encoding))
+    reader = opened(file)
+    assert [(r.prompt, r.reward) for r in reader.rollouts.page()] == [("Grüße, zwei", -0.5), ("€ 3", 1.25)]
+    assert reader.bodies.trajectory(1).trajectory.steps[0].text == "3,14", "a text stays as it was written"
 
 
 def test_a_damaged_character_of_utf_8_leaves_the_others_of_its_line(tmp_path: Path, opened: Open) -> None:
