@@ -12,7 +12,7 @@ from benchmarks.policies.common import table
 from benchmarks.policies.seeing import evaluate
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.policy.models import load_policy, load_sight
+from grpo_tui.engine.policy.models import load_policy, load_vision
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     for name, folder in folders.items():
         net, words = load_policy(config, adapters=folder, trainable=False)
         agent = TransformersAgent(
-            net, words, sight=load_sight(config, net, words), max_turn_tokens=8, max_trajectory_tokens=64
+            net, words, vision=load_vision(config, net, words), max_turn_tokens=8, max_trajectory_tokens=64
         )
         found |= {f"{name} {how}": values for how, values in evaluate(agent, 1, given.tasks).items()}
     print(table(found))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class GrpoTuiError(Exception):
-    """An error for people, in one sentence: the problem, its place, and the remedy.
+    """An error for people, in one sentence: the problem, its place, and the fix.
 
     Every such error derives from it and from the standard class that fits (`ValueError`, …).
     """
@@ -18,7 +18,7 @@ class GrpoTuiError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault: the dotted key, the fault, the remedy, and the place."""
+    """One fault: the dotted key, the fault, the fix, and the place."""
 
     key: str
     message: str

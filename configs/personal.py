@@ -28,7 +28,7 @@ class AlertsConfig(Section):
     """Program and arguments; run without a shell, with the alert as JSON on standard input."""
     webhook: str = ""
     """An http(s) address that gets the same JSON by POST."""
-    grades: list[Literal["failure", "warning", "hint"]] = Field(default_factory=lambda: ["failure", "warning"])
+    severities: list[Literal["failure", "warning", "hint"]] = Field(default_factory=lambda: ["failure", "warning"])
     """Which are sent."""
     every_seconds: float = Field(default=60.0, ge=1)
     """At most one message in so long; what comes sooner is told together."""

@@ -50,7 +50,7 @@ class MultiTurnEnv(Env[State, Task]):
     max_turns: turns after which a rollout ends unanswered. turn_timeout_s: the time limit of one `reset` or `step`.
     workers: threads for slow calls (`guard.guarded_map`), 1 if `step` must never run twice at once. image_store: saves
     pictures (None: make none). image_tasks: how many tasks of a trial keep their pictures, so that a large evaluation
-    does not fill the disk. needs_sight: whether only a policy that sees can answer the tasks.
+    does not fill the disk. needs_vision: whether only a policy that sees can answer the tasks.
 
     prompt_style: `full` puts the tools and the form of a call before the messages of `reset` (`explain`), `terse` does
     not. `native` leaves that to the model's chat template and reads calls in the model's own syntax. None chooses by
@@ -58,7 +58,7 @@ class MultiTurnEnv(Env[State, Task]):
     `full` for any other.
     """
 
-    needs_sight: ClassVar[bool] = False
+    needs_vision: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -95,9 +95,9 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"advantages are too {fault} Their size is {size:.2g}, and the rewards differ by {differ:.2g} in "
         f"{len(mixed):,} groups."
     )
-    grade, began = "warning" if size else "failure", newest(batches)[0].step
+    severity, began = "warning" if size else "failure", newest(batches)[0].step
     limit = least if size <= least else most
-    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0], limits), grade=grade, began=began)]
+    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0], limits), severity=severity, began=began)]
 
 
 def _off_centre(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:

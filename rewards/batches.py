@@ -48,7 +48,7 @@ class RolloutSummary:
     goals: frozenset[str] = frozenset()
     """Components that are the task itself: the environment's reward, and the user's reward functions."""
     apart: frozenset[str] = frozenset()
-    """Components that only decide between equals, and are no part of the compared return."""
+    """Components that only decide between peers, and are no part of the compared return."""
     unreadable: bool = False
     """A turn holds a call that cannot be parsed."""
     failed: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .detectors import GRADES, SMALL_GROUPS, Finding
+from .detectors import SEVERITIES, SMALL_GROUPS, Finding
 
 GRAVE = ("warning", "failure")
 
@@ -105,7 +105,7 @@ class Found:
     @property
     def grave(self) -> bool:
         """Whether it is a warning or a failure."""
-        return self.finding.grade in GRAVE
+        return self.finding.severity in GRAVE
 
 
 def ranked(found: Iterable[Found]) -> list[Found]:
@@ -122,11 +122,11 @@ def _cause(found: Found, before: Iterable[Found]) -> str:
 
 
 def _order(found: Found) -> tuple[int, bool, int, int]:
-    name, grade = found.finding.detector, found.finding.grade
+    name, severity = found.finding.detector, found.finding.severity
     place = list(EXPLAINS).index(name) if name in EXPLAINS else len(EXPLAINS)
     began = found.began or 0
     return (
-        0 if found.grave else GRADES.index(grade),
+        0 if found.grave else SEVERITIES.index(severity),
         name in SYMPTOMS and found.finding.subject != SMALL_GROUPS,
         min(began, 1) if name in FROM_THE_START else began,
         place,

@@ -44,9 +44,9 @@ TROUBLE_SHARE = 0.1
 SOON = 3
 """Steps of evidence for an urgent share."""
 
-Grade = Literal["good", "hint", "warning", "failure"]
+Severity = Literal["good", "hint", "warning", "failure"]
 """good: no trouble at all; hint: worth knowing; warning: training may go wrong; failure: it does."""
-GRADES: tuple[Grade, ...] = ("failure", "warning", "hint", "good")
+SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "hint", "good")
 """The gravest first."""
 
 
@@ -54,7 +54,7 @@ GRADES: tuple[Grade, ...] = ("failure", "warning", "hint", "good")
 class Finding:
     """One fault. `subject` names the part that it concerns (a component, an action), where there are several.
 
-    `message` starts with the fault and its remedy and ends with the measurement: screens may cut its end.
+    `message` starts with the fault and its suggestion and ends with the measurement: screens may cut its end.
     """
 
     detector: str
@@ -63,7 +63,7 @@ class Finding:
     threshold: float
     trajectories: tuple[str, ...] = ()
     subject: str = ""
-    grade: Grade = "warning"
+    severity: Severity = "warning"
     began: int | None = None
     """The first step that shows it; None: the latest."""
 
@@ -147,7 +147,7 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of its highest in {len(series)} steps"
     if better := improvement(batches, limits):
         message = f"the policy becomes certain of good answers: {better} while {measured}."
-        return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, grade="hint")]
+        return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, severity="hint")]
     message = f"the policy explores no more: {measured}."
     return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, began=began)]
 
@@ -248,9 +248,9 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of their highest in {len(series)} steps"
     better = improvement(batches, limits)
     message = f"{message}, while {better}." if better else f"{message}."
-    grade: Grade = "hint" if better else "warning"
+    severity: Severity = "hint" if better else "warning"
     began = batches[since].step
-    return [Finding("length_collapse", message, left, limits.length_fall, ids, grade=grade, began=began)]
+    return [Finding("length_collapse", message, left, limits.length_fall, ids, severity=severity, began=began)]
 
 
 @detector("groups_without_variance", need.REWARDS, share=True)
@@ -300,7 +300,9 @@ def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     """Find many rollouts with failed calls. A policy that learns its tools makes such calls at first."""
     found = _trouble("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
     better = improvement(batches, limits)
-    return [replace(f, message=f"{f.message[:-1]}, while {better}.", grade="hint") for f in found] if better else found
+    return (
+        [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found] if better else found
+    )
 
 
 def _trouble(

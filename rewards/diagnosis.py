@@ -20,7 +20,7 @@ from .held_out_detectors import DETECTORS
 log = logging.getLogger(__name__)
 
 _Key = tuple[str, str, str]
-"""Detector, subject, grade."""
+"""Detector, subject, severity."""
 
 
 class Diagnosis:
@@ -113,7 +113,7 @@ class Diagnosis:
         """Keep findings, and return those that were not reported within a window."""
         new = []
         for finding in found:
-            key = (finding.detector, finding.subject, finding.grade)
+            key = (finding.detector, finding.subject, finding.severity)
             began = self._last if finding.began is None else finding.began
             kept = self._found.get(key) or Found(finding, self._last, self._last, 0, began)
             if finding.strength > kept.finding.strength:

@@ -63,8 +63,8 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"{fault}. Success is {fmean(groups):.0%} in training and {latest.success:.0%} on {len(latest.rollouts)} "
         f"held-out tasks, where it was {first.success:.0%} at step {first.step}."
     )
-    grade, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts, limits)
-    return [Finding("held_out_gap", message, abs(gap), GAP, ids, grade=grade, began=recent[0].step)]
+    severity, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts, limits)
+    return [Finding("held_out_gap", message, abs(gap), GAP, ids, severity=severity, began=recent[0].step)]
 
 
 @detector("reward_against_success", need.REWARDS, need.HELD_OUT)

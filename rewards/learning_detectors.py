@@ -112,9 +112,9 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     message = f"the policy leaves its reference too fast: lower the learning rate. {measured}."
     if better:
         message = f"the policy moves fast, while {better}: {measured}."
-    grade = "hint" if better else "warning"
+    severity = "hint" if better else "warning"
     ids, began = ids_of(batches[-1].rollouts, limits), batches[-steps].step
-    return [Finding("kl_rise", message, rise, limits.kl_rise, ids, grade=grade, began=began)]
+    return [Finding("kl_rise", message, rise, limits.kl_rise, ids, severity=severity, began=began)]
 
 
 @detector("random_policy", need.ENTROPY)
@@ -130,7 +130,7 @@ def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"{entropy:.2g} nats, that of an even choice among {math.exp(entropy):,.0f} tokens."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
-    return [Finding("random_policy", message, entropy, RANDOM_ENTROPY, ids, grade="failure", began=began)]
+    return [Finding("random_policy", message, entropy, RANDOM_ENTROPY, ids, severity="failure", began=began)]
 
 
 @detector("reference_mismatch", need.KL)

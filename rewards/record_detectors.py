@@ -157,7 +157,7 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         lost = fmean(lacks(r) or 0.0 for r in cut)
         message = f"{fault}. {len(cut):,} of {len(recent):,} {what} have {lost:.0%} of their words in no token."
         ids, began = ids_of(cut, limits), steps[0].step
-        return [Finding(name, message, share, CUT, ids, grade="failure", began=began)]
+        return [Finding(name, message, share, CUT, ids, severity="failure", began=began)]
     return []
 
 
@@ -173,7 +173,7 @@ def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"at the order of rows. {len(mixed):,} of {len(groups):,} groups have several prompts."
     )
     share, ids = len(mixed) / len(groups), ids_of(mixed[0], limits)
-    return [Finding("mixed_groups", message, share, DISTINCT, ids, grade="failure")]
+    return [Finding("mixed_groups", message, share, DISTINCT, ids, severity="failure")]
 
 
 @detector("trained_tokens", need.WRITTEN)
@@ -194,8 +194,8 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
         if share > limit:
             apart = fmean(r.written if r.masked else abs(r.tokens - r.written) for r in hit)
             message = f"the loss {fault}. {len(hit):,} of {len(rollouts):,} rollouts have {apart:.0f} in the mean."
-            grade = "warning" if hit is unended else "failure"
-            return [Finding(name, message, share, limit, ids_of(hit, limits), grade=grade)]
+            severity = "warning" if hit is unended else "failure"
+            return [Finding(name, message, share, limit, ids_of(hit, limits), severity=severity)]
     return []
 
 
@@ -278,7 +278,7 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
     count = len(bad) + len(names) + (dropped if dropped > 0 else 0)
     message = f"NaN or infinity in {'; '.join(where)}."
-    return [Finding("not_finite", message, count, 0.0, ids_of(bad, limits), grade="failure")]
+    return [Finding("not_finite", message, count, 0.0, ids_of(bad, limits), severity="failure")]
 
 
 def goal(rollout: RolloutSummary) -> float:

@@ -64,7 +64,7 @@ def _covariances(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
 
 
 def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
-    """Return the rollout without components that only decide between equals."""
+    """Return the rollout without components that only decide between peers."""
     if not rollout.apart:
         return rollout
     left = {name: value for name, value in rollout.contributions.items() if name not in rollout.apart}

@@ -14,7 +14,7 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, Grade, detector, groups_of, ids_of, improvement
+from .detectors import Finding, Severity, detector, groups_of, ids_of, improvement
 from .record_detectors import ENOUGH, STEPS, correlation_within, goal
 from .verdict_detectors import DETECTORS
 
@@ -123,14 +123,14 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"a limit ends the rollouts: raise training.max_turn_tokens or max_trajectory_tokens, or see why texts do not "
         f"end. {len(cut):,} of {len(rollouts):,} rollouts were cut."
     )
-    grade: Grade = "warning"
+    severity: Severity = "warning"
     judged = _with_success(batches)
     every = [r for b in judged for r in b.rollouts if r.correct is not None]
     if _harmless(every, bool(improvement(judged, limits))):
-        grade, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
+        severity, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
         message = f"{message[:-1]}, and {rates[0]:.0%} of these are right ({rates[1]:.0%} of the others)."
     began = since(batches, lambda b: fmean(r.cut for r in b.rollouts) > CUT)
-    return [Finding("truncation", message, share, CUT, ids_of(cut, limits), grade=grade, began=began)]
+    return [Finding("truncation", message, share, CUT, ids_of(cut, limits), severity=severity, began=began)]
 
 
 def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.diagnosis train       # the trainings that are missing
     python -m benchmarks.diagnosis evaluate    # recall, first cause, false warnings, delay
-    python -m benchmarks.diagnosis remedies    # success after the remedy of each cause
+    python -m benchmarks.diagnosis suggestions    # success after the suggestion of each cause
     python -m benchmarks.diagnosis cost        # processor time of live alerts in the default training
 
 | file | content |
@@ -15,7 +15,7 @@
 | `patches.py`, `unseen_patches.py`, `withheld_patches.py` | faults that no setting causes, as patches of the engine |
 | `training.py` | trains what is missing, and keeps records |
 | `evaluation.py` | runs the product's `check` over the records |
-| `remedies.py` | stops broken trainings on their cause, and continues them with the remedy |
+| `suggestions.py` | stops broken trainings on their cause, and continues them with the suggestion |
 | `cost.py` | times the detectors in the default training |
 | `others.py` | runs rldoctor and rlprobe over the same records |
 """

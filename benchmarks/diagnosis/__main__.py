@@ -1,4 +1,4 @@
-"""`python -m benchmarks.diagnosis train | evaluate | remedies | cost`; see the package."""
+"""`python -m benchmarks.diagnosis train | evaluate | suggestions | cost`; see the package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .corpus import CORPUS
 
 
 def main() -> None:
-    """Train what is missing, evaluate what there is, try remedies, or measure the cost."""
+    """Train what is missing, evaluate what there is, try suggestions, or measure the cost."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "evaluate", "remedies", "cost"))
+    parser.add_argument("what", choices=("train", "evaluate", "suggestions", "cost"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", help=f"of {', '.join(CORPUS)}")
     given = parser.parse_args()
@@ -27,10 +27,10 @@ def main() -> None:
         from .cost import cost
 
         cost(24)
-    elif given.what == "remedies":
-        from .remedies import remedies
+    elif given.what == "suggestions":
+        from .suggestions import suggestions
 
-        remedies(names, given.seeds)
+        suggestions(names, given.seeds)
     else:
         from .evaluation import evaluate
 

@@ -57,7 +57,7 @@ def evaluate(names: Sequence[str], seeds: int) -> None:
 
 def _judge(run: Trained) -> Judged:
     with closing(RunReader(run.folder)) as reader:
-        causes = [f for f in diagnose(reader, read_config(run.folder)).found() if f.finding.grade in WARNINGS]
+        causes = [f for f in diagnose(reader, read_config(run.folder)).found() if f.finding.severity in WARNINGS]
         others = {name: read(reader) for name, read in OTHERS.items()}
     return Judged(run, [(f.finding.detector, f.step or 0) for f in causes], others)
 

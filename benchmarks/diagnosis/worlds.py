@@ -163,7 +163,7 @@ class Notes(World):
         return ToolCall("ANSWER", {"text": text.strip()}, text)
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
-        """Show the note, or grade the answer."""
+        """Show the note, or severity the answer."""
         train = state["split"] == "train"
         if call.name == "LOOK":
             if train and random.random() < self.failing:

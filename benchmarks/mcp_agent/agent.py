@@ -56,7 +56,7 @@ class Agent:
         """Find the cause of a run: the first warning that its rollouts and metrics support, else the first."""
         self._calls = self._size = 0
         told = (await self._ask("findings", run=run))["untrusted"]["findings"]
-        grave = [f["found"] for f in told if f["found"]["finding"]["grade"] in ("failure", "warning")]
+        grave = [f["found"] for f in told if f["found"]["finding"]["severity"] in ("failure", "warning")]
         faults = [fault for fault in grave if not fault["cause"]]
         first = faults[0]["finding"]["detector"] if faults else ""
         curves = (await self._ask("metrics", run=run, names=list(CURVES)))["untrusted"] if faults else {}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_tui.engine.policy.sight.inputs import Images, SeeingModel
 from grpo_tui.engine.policy.unwrap import base_of
+from grpo_tui.engine.policy.vision.inputs import Images, VisionModel
 from grpo_tui.envs.trajectory import TokenArrays
 
 OnStep = Callable[[int, int, float], None]
@@ -53,7 +53,7 @@ def teach(
     trained = [p for group in optimisers for part in group.param_groups for p in part["params"]]
     model.train()
     recent: list[float] = []
-    seeing = None if images is None else SeeingModel.of(base_of(model))
+    seeing = None if images is None else VisionModel.of(base_of(model))
     batches = _batches(lessons, batch_size, random.Random(seed))
     for step in range(steps):
         batch, chosen = next(batches)

@@ -23,9 +23,9 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.demonstration import policies
 from grpo_tui.engine.demonstration.visual.glance import ASKED, COLOURS, PLACES, QUESTIONS, GlanceEnv, make_task
-from grpo_tui.engine.policy.sight.inputs import Images
-from grpo_tui.engine.policy.sight.loading import without_video
-from grpo_tui.engine.policy.sight.processor import Sight
+from grpo_tui.engine.policy.vision.inputs import Images
+from grpo_tui.engine.policy.vision.loading import without_video
+from grpo_tui.engine.policy.vision.processor import VisionProcessor
 from grpo_tui.envs.trajectory import TokenArrays
 
 from .common import LARGEST, Clock, adapters_of, main, save_adapters, success_by_question, write_quality
@@ -174,8 +174,8 @@ def build(
 def make_agent(model: torch.nn.Module, processor: Any, tokenizer: PreTrainedTokenizerFast) -> TransformersAgent:
     """The policy as it acts."""
     base: Any = getattr(model, "get_base_model", lambda: model)()
-    sight = Sight(processor, tokenizer, base.config)
-    return TransformersAgent(model, tokenizer, sight=sight, max_turn_tokens=8, max_trajectory_tokens=64)
+    vision = VisionProcessor(processor, tokenizer, base.config)
+    return TransformersAgent(model, tokenizer, vision=vision, max_turn_tokens=8, max_trajectory_tokens=64)
 
 
 def lessons_of(

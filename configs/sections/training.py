@@ -45,7 +45,7 @@ class ReplayConfig(Section):
     """A group whose rewards have a smaller standard deviation is filtered out; not with `mode: off`."""
     signal: Literal["task", "reward"] = "task"
     """Which rewards those are: `task`, those of task and environment, so that groups which differ in shaping alone are
-    filtered out, but for those that are all right where shaping decides between equals; `reward`, the whole, for tasks
+    filtered out, but for those that are all right where shaping decides between peers; `reward`, the whole, for tasks
     on which hardly any rollout succeeds."""
     capacity: int = Field(default=1024, ge=1)
     """Trajectories that the buffer holds at most; the oldest go first."""
@@ -104,13 +104,13 @@ class TrainingConfig(Optimisation):
     turn on, minus the mean of the group's turns after the same observation (arXiv 2505.10978); `tree`: rollouts branch
     from turns of others (`training.tree`), and each turn has the mean return of those that share it, minus the means of
     the group and where its branch began (arXiv 2509.21240); or a class of your own."""
-    compare_shaping: Literal["equals", "group"] = "equals"
-    """What curiosity, coherence and penalties are compared with by `group` and `gdpo`. `equals`: each on its own, with
+    compare_shaping: Literal["peers", "group"] = "peers"
+    """What curiosity, coherence and penalties are compared with by `group` and `gdpo`. `peers`: each on its own, with
     the rollouts of the group that succeeded alike (all of them where no answer is known), so that it decides between
-    equals and never outweighs success. `group`: with the whole group; by `group` as a part of the return."""
+    peers and never outweighs success. `group`: with the whole group; by `group` as a part of the return."""
     scale_advantages: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by: the group's standard deviation, the batch's, or nothing. Shaping that decides
-    between equals is always divided by its own; `gdpo` and `reward` do not ask."""
+    between peers is always divided by its own; `gdpo` and `reward` do not ask."""
     loss_type: TRLLoss | OwnLoss | OwnCode = "dapo"
     """What is minimised: one of TRL's, `reinforce`, or a function of your own (`engine/training/losses`)."""
     beta: float = Field(default=0.01, ge=0)
@@ -161,8 +161,8 @@ class TrainingConfig(Optimisation):
 
     @property
     def shaping_apart(self) -> bool:
-        """Whether shaping decides between equals alone, and is no part of the compared return."""
-        return self.compare_shaping == "equals" and self.advantages in ("group", "gdpo")
+        """Whether shaping decides between peers alone, and is no part of the compared return."""
+        return self.compare_shaping == "peers" and self.advantages in ("group", "gdpo")
 
 
 class SFTConfig(Optimisation):

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ...configs.errors import GrpoTuiError
 from ...envs.agent import Message
 from ...envs.content import Block, Content, ImageBlock, Picture, TextBlock, pictures_of, text_of, with_text_before
-from ..policy.sight.processor import Encoded, Sight, SightError
+from ..policy.vision.processor import Encoded, VisionError, VisionProcessor
 
 AGENT, OBSERVATION = "SENTINELAGENTTURN", "SENTINELOBSERVATION"
 KEPT = 1000
@@ -33,7 +33,7 @@ class ChatBridge:
     """Prompts and bridges of one tokenizer, as token ids.
 
     stop_ids: the ids that end an agent's turn. end_of_turn: the id that the template itself writes there, None when its
-    closing text does not begin with one. sight: of a model that takes images; then the template is its processor's.
+    closing text does not begin with one. vision: of a model that takes images; then the template is its processor's.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class ChatBridge:
         stop_ids: Sequence[int] = (),
         observation_role: str = "user",
         template_kwargs: Mapping[str, object] | None = None,
-        sight: Sight | None = None,
+        vision: VisionProcessor | None = None,
     ):
         self.observation_role = observation_role
-        template = tokenizer if sight is None else sight.processor
+        template = tokenizer if vision is None else vision.processor
         if not getattr(template, "chat_template", None):
             raise ChatTemplateError(
                 f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so conversations "
                 "cannot be written in it. Use a chat (instruct) model, or give it one: model.chat_template: chatml"
             )
         self.tokenizer = tokenizer
-        self.sight = sight
+        self.vision = vision
         self.template_kwargs = dict(template_kwargs or {})
         self._around = cache(lambda images: self._cut(observation_role, images))
         close = self.encode(self._around(0)[0])
@@ -82,9 +82,9 @@ class ChatBridge:
                 stop_ids=self.stop_ids,
                 observation_role="tool",
                 template_kwargs=self.template_kwargs,
-                sight=self.sight,
+                vision=self.vision,
             )
-            return bridge if self.sight is None or "".join(bridge._around(1)).count(self.sight.sign) == 1 else self
+            return bridge if self.vision is None or "".join(bridge._around(1)).count(self.vision.sign) == 1 else self
         except ChatTemplateError:
             return self
 
@@ -93,33 +93,33 @@ class ChatBridge:
         return self.seen(messages, tools).ids
 
     def seen(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> Encoded:
-        """Return the prompt with its images. Raises SightError when one cannot be shown."""
+        """Return the prompt with its images. Raises VisionError when one cannot be shown."""
         text = self.prompt_text(messages, tools)
-        if self.sight is None:
+        if self.vision is None:
             return Encoded(self.encode(text), ())
-        return self.sight.encode(text, pictures_of(messages))
+        return self.vision.encode(text, pictures_of(messages))
 
     def begun(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
-    ) -> Encoded | SightError:
+    ) -> Encoded | VisionError:
         """Return the prompt with its images, or the reason why the conversation cannot begin."""
         try:
             encoded = self.seen(messages, tools)
-        except SightError as problem:
+        except VisionError as problem:
             return problem
-        most = None if self.sight is None else self.sight.max_images
+        most = None if self.vision is None else self.vision.max_images
         if most is not None and len(encoded.images) > most:
-            return SightError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {most}")
+            return VisionError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {most}")
         return encoded
 
     def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
-        """Return the token ids and images between two turns, for an observation with `pictures`. Raises SightError."""
-        if self.sight is None or not pictures:
+        """Return the token ids and images between two turns, for an observation with `pictures`. Raises VisionError."""
+        if self.vision is None or not pictures:
             bridge = self.bridge if len(observation) <= KEPT else self._bridge
             tokens = bridge(last_token, observation)
-            return Encoded(list(tokens), ()) if self.sight is None else self.sight.agreed(tokens, ())
+            return Encoded(list(tokens), ()) if self.vision is None else self.vision.agreed(tokens, ())
         close, opening = self._around(len(pictures))
-        tokens, images = self.sight.encode(close + observation + opening, pictures)
+        tokens, images = self.vision.encode(close + observation + opening, pictures)
         return Encoded(self._after_own_end(tokens, last_token), images)
 
     def after(
@@ -191,8 +191,8 @@ class ChatBridge:
     def _render(self, messages: list[Message], **kwargs: Any) -> str:
         kwargs |= self.template_kwargs
         try:
-            if self.sight is not None:
-                return self.sight.render(messages, **kwargs)
+            if self.vision is not None:
+                return self.vision.render(messages, **kwargs)
             told = [{**m, "content": text_of(m.get("content", ""))} for m in messages]
             text = self.tokenizer.apply_chat_template(told, tokenize=False, **kwargs)
         except Exception as error:  # templates raise whatever they like (jinja's raise_exception)

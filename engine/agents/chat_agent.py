@@ -14,7 +14,7 @@ import torch
 from ...envs.agent import AgentSession, Message, Seed
 from ...envs.content import text_of
 from ...envs.seeds import seed_of
-from ..policy.sight.processor import Encoded, SightError
+from ..policy.vision.processor import Encoded, VisionError
 from ..runs.control.live import BatchTexts, LiveTexts
 from .chat import ChatBridge
 from .sampling import AgentSettings
@@ -39,7 +39,7 @@ class ChatAgent(ABC):
 
     @property
     def sees(self) -> bool:
-        return self.chat.sight is not None
+        return self.chat.vision is not None
 
     @property
     def config(self) -> AgentSettings:
@@ -65,7 +65,7 @@ class ChatAgent(ABC):
     ) -> AgentSession:
         """Open a session (`Agent.start`). Without a seed, one is drawn from torch's global generator.
 
-        A policy without sight reads a sign in the place of a picture.
+        A policy without vision reads a sign in the place of a picture.
         """
         begun = [self.chat.begun(messages, tools) for messages in prompts]
         watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)
@@ -75,7 +75,7 @@ class ChatAgent(ABC):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | SightError],
+        begun: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,

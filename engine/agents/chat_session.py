@@ -9,7 +9,7 @@ import numpy as np
 from ...envs.agent import ShownImage
 from ...envs.content import Picture
 from ...envs.trajectory import TokenArrays
-from ..policy.sight.processor import Encoded, SightError
+from ..policy.vision.processor import Encoded, VisionError
 from .chat import ChatBridge
 
 LONGEST_TOKEN = 1024
@@ -100,16 +100,16 @@ class ChatSession:
     def __init__(
         self,
         chat: ChatBridge,
-        prompts: Sequence[Encoded | SightError],
+        prompts: Sequence[Encoded | VisionError],
         limit: int,
         max_new_tokens: int | None = None,
     ) -> None:
         self.chat = chat
         self._limit = limit
         self._max_new_tokens = max_new_tokens
-        self._refused = {row: str(p) for row, p in enumerate(prompts) if isinstance(p, SightError)}
+        self._refused = {row: str(p) for row, p in enumerate(prompts) if isinstance(p, VisionError)}
         # A refused row needs one token, so that every row has a last one.
-        begun = [Encoded([chat.stop_ids[0]], ()) if isinstance(p, SightError) else p for p in prompts]
+        begun = [Encoded([chat.stop_ids[0]], ()) if isinstance(p, VisionError) else p for p in prompts]
         self.history = TokenHistory([p.ids for p in begun])
         self._shown = [tuple(ShownImage(image, -1) for image in p.images) for p in begun]
         self._exhausted = np.zeros(len(prompts), dtype=bool)
@@ -125,8 +125,8 @@ class ChatSession:
         self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
     ) -> None:
         """Append observations with pictures. A picture that cannot be shown ends its own row."""
-        sight = self.chat.sight
-        most = None if sight is None else sight.max_images
+        vision = self.chat.vision
+        most = None if vision is None else vision.max_images
         for row, observation, shown in zip(rows, observations, pictures, strict=True):
             if self._exhausted[row] or row in self._refused:
                 continue
@@ -136,7 +136,7 @@ class ChatSession:
                 continue
             try:
                 tokens, images = self.chat.answer_seen(int(self.history.ids[row, end - 1]), observation, shown)
-            except SightError as problem:
+            except VisionError as problem:
                 self._refused[row] = str(problem)
                 continue
             too_many = most is not None and len(self._shown[row]) + len(images) > most

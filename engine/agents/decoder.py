@@ -14,9 +14,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ...configs.errors import GrpoTuiError
 from ..policy.precision import computed_in
 from ..policy.prepared import decoding
-from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of, device_of
 from ..policy.versions import cache_layers
+from ..policy.vision.inputs import VisionModel
 from .row_cache import RowCache
 from .seen_rows import SeenPass
 
@@ -74,7 +74,7 @@ class Decoder:
                 self.windows[kind] = detail.get("sliding_window")
             elif kind not in self.others:
                 self.others.append(kind)
-        self.seeing = SeeingModel.of(self.base)
+        self.seeing = VisionModel.of(self.base)
         self.config = config
         self.num_layers = len(layers)
         self._last_only = "logits_to_keep" in inspect.signature(self.base.forward).parameters

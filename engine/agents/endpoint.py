@@ -37,7 +37,7 @@ ADVICE = {
     404: "; the address is the base of the API, such as http://127.0.0.1:8000/v1, and NAME a model that it serves",
     **dict.fromkeys(REFUSED, _REFUSED),
 }
-"""The remedy by HTTP code, where the first request fails."""
+"""The fix by HTTP code, where the first request fails."""
 MOST_TOKENS = 2**24
 """Larger numbers of tokens in an answer are not believed."""
 FULL = ("context length", "context_length", "context window", "maximum context", "context size")

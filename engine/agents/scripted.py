@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import AgentTurn, Seed
 from ...envs.content import Picture
-from ..policy.sight.processor import Encoded, Sight, SightError
+from ..policy.vision.processor import Encoded, VisionError, VisionProcessor
 from ..runs.control.live import BatchTexts
 from .chat import ChatBridge
 from .chat_agent import ChatAgent
@@ -26,7 +26,7 @@ class ScriptedAgent(ChatAgent):
     """An `Agent` (`envs.agent`) that plays a script. Its log-probs are 0.
 
     knows: see `envs.agent.knows`; a script needs no explanation of the tools, one in place of a policy needs the
-    policy's. sight: of the policy that it replaces, if that takes images.
+    policy's. vision: of the policy that it replaces, if that takes images.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class ScriptedAgent(ChatAgent):
         knows: Callable[[str], bool] = lambda environment: True,
         template_kwargs: Mapping[str, object] | None = None,
         native_calls: bool = False,
-        sight: Sight | None = None,
+        vision: VisionProcessor | None = None,
     ):
-        bridge = ChatBridge(tokenizer, template_kwargs=template_kwargs, sight=sight)
+        bridge = ChatBridge(tokenizer, template_kwargs=template_kwargs, vision=vision)
         super().__init__(bridge, AgentSettings(), native_calls=native_calls)
         self.max_trajectory_tokens = max_trajectory_tokens
         self.knows = knows
@@ -49,7 +49,7 @@ class ScriptedAgent(ChatAgent):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | SightError],
+        begun: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,
@@ -60,7 +60,7 @@ class ScriptedAgent(ChatAgent):
 class ScriptedSession(ChatSession):
     """A session of a script. The text of a turn is tokenised once."""
 
-    def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Encoded | SightError]):
+    def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Encoded | VisionError]):
         super().__init__(chat, rows, agent.max_trajectory_tokens)
         self.agent = agent
         self._observation: list[str | None] = [None] * len(rows)

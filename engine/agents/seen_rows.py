@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...envs.agent import ShownImage
-from ..policy.sight.inputs import SeeingModel, TokenPositions
-from ..policy.sight.processor import ModelImage
+from ..policy.vision.inputs import TokenPositions, VisionModel
+from ..policy.vision.processor import ModelImage
 from .chat_session import TokenHistory
 
 
@@ -40,7 +40,7 @@ class SeenPass:
 class SeenRows:
     """The images of a session's rows for its forward passes. images: the session's own list, which it appends to."""
 
-    def __init__(self, model: SeeingModel, history: TokenHistory, images: list[tuple[ShownImage, ...]]) -> None:
+    def __init__(self, model: VisionModel, history: TokenHistory, images: list[tuple[ShownImage, ...]]) -> None:
         self.model = model
         self._history = history
         self.images = images

@@ -9,7 +9,7 @@ import torch
 
 from ...envs.agent import AgentTurn
 from ...envs.seeds import seed_of
-from ..policy.sight.processor import Encoded, SightError
+from ..policy.vision.processor import Encoded, VisionError
 from ..runs.control.live import BatchTexts
 from .acting_rows import RowsOf
 from .cached_rows import CachedRows
@@ -41,7 +41,7 @@ class TransformersSession(ChatSession):
         decoder: Decoder,
         chat: ChatBridge,
         settings: AgentSettings,
-        prompts: Sequence[Encoded | SightError],
+        prompts: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seeds: Sequence[int],
         rows_of: RowsOf = CachedRows,
@@ -57,11 +57,11 @@ class TransformersSession(ChatSession):
         self.settings = settings
         self.num_rollouts = num_rollouts
         self._watched = watched
-        seeing = None if chat.sight is None else decoder.seeing
+        seeing = None if chat.vision is None else decoder.seeing
         self._seen = None if seeing is None else SeenRows(seeing, self.history, self._shown)
         self._seeds = list(seeds)
         self._rows = rows_of(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
-        self._never = None if chat.sight is None else torch.tensor(chat.sight.never, device=decoder.device)
+        self._never = None if chat.vision is None else torch.tensor(chat.vision.never, device=decoder.device)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:

@@ -51,7 +51,7 @@ class NativeCalls:
         probe = {"type": "function", "function": {"name": PROBE, "description": "?", "parameters": schema}}
         asked: Message = {"role": "user", "content": "?"}
         try:
-            if chat.sight is not None or PROBE not in (shown := chat.prompt_text([asked], [probe])):
+            if chat.vision is not None or PROBE not in (shown := chat.prompt_text([asked], [probe])):
                 return None
             prefix = chat.prompt_text([asked])
         except ChatTemplateError:

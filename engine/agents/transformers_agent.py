@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import AgentTurn, Seed
-from ..policy.sight.processor import Encoded, Sight, SightError
+from ..policy.vision.processor import Encoded, VisionError, VisionProcessor
 from ..runs.control.live import BatchTexts
 from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
@@ -28,7 +28,7 @@ class TransformersAgent(ChatAgent):
     """An `Agent` (`envs.agent`) that samples from a causal language model of `transformers`, with or without LoRA.
 
     The model may be in training: sessions run in eval mode without gradients and restore the mode. The weights must not
-    change while a session is open. template_kwargs: for the chat template (`enable_thinking=False` for Qwen3). sight:
+    change while a session is open. template_kwargs: for the chat template (`enable_thinking=False` for Qwen3). vision:
     the processor of a model that takes images; without it such a model reads text only. Raises `ChatTemplateError` for
     an unsuitable tokenizer; `start` raises `UnsupportedModelError` for an unsuitable model.
     """
@@ -46,14 +46,14 @@ class TransformersAgent(ChatAgent):
         max_turn_tokens: int = 256,
         max_trajectory_tokens: int = 4096,
         template_kwargs: Mapping[str, object] | None = None,
-        sight: Sight | None = None,
+        vision: VisionProcessor | None = None,
         native_calls: bool = True,
     ):
         self.model = model
         self.tokenizer = tokenizer
         self.decoder = Decoder(model)
         self.sessions: Callable[..., TransformersSession] = TransformersSession
-        chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=template_kwargs, sight=sight)
+        chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=template_kwargs, vision=vision)
         settings = AgentSettings(
             temperature, top_p, top_k, min_p, repetition_penalty, max_turn_tokens, max_trajectory_tokens
         )
@@ -65,7 +65,7 @@ class TransformersAgent(ChatAgent):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | SightError],
+        begun: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,
@@ -84,9 +84,9 @@ class TransformersAgent(ChatAgent):
     @property
     def keeps_rows(self) -> bool:
         """Whether rows of this model can join and leave a running batch (`live_batch`)."""
-        return self.chat.sight is None and self._rows_of is CachedRows
+        return self.chat.vision is None and self._rows_of is CachedRows
 
     @cached_property
     def _rows_of(self) -> RowsOf:
-        """The form of rows, selected at the first session. For a model that sees, `sight_check` verifies it."""
-        return fitting_rows(self.decoder) if self.chat.sight is None else CachedRows
+        """The form of rows, selected at the first session. For a model that sees, `vision_check` verifies it."""
+        return fitting_rows(self.decoder) if self.chat.vision is None else CachedRows

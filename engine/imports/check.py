@@ -18,7 +18,7 @@ from ...configs.sections.rewards import SHAPED
 from ...envs.trajectory import StopReason
 from ...rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of, surprise_of
 from ...rewards.diagnosis import Diagnosis
-from ..runs.control.alerts import REMEDIES
+from ..runs.control.alerts import SUGGESTIONS
 from ..runs.errors import RecordDamaged
 from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
@@ -51,7 +51,7 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
         diagnosis.evaluated(evaluations[-1])
     diagnosis.end()
     for event in reader.events(("alert",)):
-        if event.data.get("detector") in REMEDIES:  # not those of earlier versions
+        if event.data.get("detector") in SUGGESTIONS:  # not those of earlier versions
             diagnosis.noted(event.message, event.step, event.data)
     return diagnosis
 

@@ -8,6 +8,6 @@ from ...configs.errors import GrpoTuiError
 
 
 class LaunchError(GrpoTuiError, RuntimeError):
-    """A run cannot be started, resumed, stopped or deleted. The message is one sentence with the remedy."""
+    """A run cannot be started, resumed, stopped or deleted. The message is one sentence with the fix."""
 
     exit_code = 2

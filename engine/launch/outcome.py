@@ -105,5 +105,5 @@ def alert_sender(run_dir: Path) -> AlertSender | None:
     if not wanted.command and not wanted.webhook:
         return None
     return AlertSender(
-        run_dir, AlertDestination(tuple(wanted.command), wanted.webhook, tuple(wanted.grades), wanted.every_seconds)
+        run_dir, AlertDestination(tuple(wanted.command), wanted.webhook, tuple(wanted.severities), wanted.every_seconds)
     )

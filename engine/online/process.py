@@ -140,13 +140,13 @@ def serving_agent(
 ) -> TransformersAgent:
     """Return the agent that answers and that validation measures."""
     from ..agents.transformers_agent import TransformersAgent
-    from ..policy.models import load_sight
+    from ..policy.models import load_vision
 
     settings = serving_settings(config)
     return TransformersAgent(
         model,
         tokenizer,
-        sight=load_sight(config.model, model, tokenizer),
+        vision=load_vision(config.model, model, tokenizer),
         temperature=settings.temperature,
         max_turn_tokens=settings.max_turn_tokens,
         max_trajectory_tokens=settings.max_trajectory_tokens,

@@ -15,10 +15,10 @@ from .merged import merged_weights
 from .padded import AgentForward, padded_forward
 from .padded import hidden_states as hidden_states
 from .prepared import PreparedModel
-from .sight.inputs import Images
 from .unwrap import base_of
 from .unwrap import device_of as device_of
 from .unwrap import vocabulary_of as vocabulary_of
+from .vision.inputs import Images
 
 
 def use_packed_forward(model: nn.Module) -> bool:

@@ -74,8 +74,8 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     from transformers.pytorch_utils import Conv1D
 
     from .activations import numbers_of_layer
-    from .sight.kinds import apart_from_language, takes_images
     from .versions import layers_of
+    from .vision.kinds import apart_from_language, takes_images
 
     sees = takes_images(config)
     with torch.device("meta"):

@@ -37,13 +37,13 @@ from transformers.utils.logging import disable_progress_bar
 from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.durable import CHECKSUMS, find_damage
 from .precision import set_arithmetic
-from .sight.inputs import SeeingModel
-from .sight.kinds import apart_from_language, takes_images
-from .sight.loading import load_processor
-from .sight.processor import Sight
 from .sources import ModelLoadError, base_source, builtin, explain, first_line, load_tokenizer
 from .unwrap import base_of
 from .versions import returns_router_logits
+from .vision.inputs import VisionModel
+from .vision.kinds import apart_from_language, takes_images
+from .vision.loading import load_processor
+from .vision.processor import VisionProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def load_policy(
     if not trainable:
         model.requires_grad_(False)
         return model.eval(), tokenizer
-    if config.lora is None and SeeingModel.of(base) is not None:
+    if config.lora is None and VisionModel.of(base) is not None:
         for part in apart_from_language(base):  # the vision tower is frozen, or has adapters
             part.requires_grad_(False)
     return model.train(), tokenizer
@@ -115,7 +115,7 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         )
         if lacking := sorted(found["missing_keys"]):  # they would be random
             raise ValueError(f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
-        SeeingModel.of(model)  # says what is missing in one that takes images in another way
+        VisionModel.of(model)  # says what is missing in one that takes images in another way
         _count_experts(model)
         return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
@@ -162,27 +162,29 @@ def _quantized(config: ModelConfig) -> dict[str, Any]:
     return {"quantization_config": four_bits, "device_map": {"": device}}
 
 
-def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> Sight | None:
+def load_vision(
+    config: ModelConfig, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
+) -> VisionProcessor | None:
     """Load the processor of a policy that takes images; None for a text model. Raises ModelLoadError."""
     base = base_of(model)
-    if SeeingModel.of(base) is None:
+    if VisionModel.of(base) is None:
         return None
     source, revision = base_source(config)
     try:
         processor: Any = load_processor(source, revision, base.config)
         sizes = {"max_pixels": config.max_pixels, "max_images": config.max_images}
-        sight = Sight(processor, tokenizer, base.config, **sizes)
+        vision = VisionProcessor(processor, tokenizer, base.config, **sizes)
     except Exception as error:
         raise ModelLoadError(explain(config.base, error, "processor of")) from error
     if config.chat_template is not None:
-        sight.processor.chat_template = tokenizer.chat_template
-    return sight
+        vision.processor.chat_template = tokenizer.chat_template
+    return vision
 
 
 def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
     """The adapters that `model.lora` describes; on a vision tower only where it says so, and on no projection whose
     weight a Mamba layer's kernel reads past its adapter."""
-    apart = [] if lora.vision or SeeingModel.of(base) is None else apart_from_language(base)
+    apart = [] if lora.vision or VisionModel.of(base) is None else apart_from_language(base)
     if lora.target_modules == "all-linear":
         mixers = [m for m in base.modules() if hasattr(m, "A_log") and hasattr(m, "D")]
         apart = [*apart, *(m.out_proj for m in mixers if isinstance(getattr(m, "out_proj", None), torch.nn.Linear))]

@@ -27,8 +27,8 @@ from .packing import Packing, pack
 from .padded import padded_forward
 from .patches import patched
 from .precision import computed_in
-from .sight.inputs import SeeingModel
 from .token_scores import score_tokens
+from .vision.inputs import VisionModel
 from .windows import short_windows
 
 IMPLEMENTATION = "grpo_tui_packed"
@@ -109,7 +109,7 @@ class PackedForward:
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
         self.model = model
         self.temperature = temperature
-        self.seeing = SeeingModel.of(model)
+        self.seeing = VisionModel.of(model)
         self.layers = decoder_layers(model)
         self.short_tail = bool(self.layers) and all(hasattr(self.layers[-1], part) for part in TAIL)
         if self.seeing is not None and self.seeing.deep_layers >= model.config.get_text_config().num_hidden_layers:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .attention_layout import Cut, Layout, Pieces, lay_out, lay_out_last
 
 if TYPE_CHECKING:
-    from .sight.processor import ModelImage
+    from .vision.processor import ModelImage
 
 
 @dataclass(frozen=True)

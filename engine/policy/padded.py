@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .sight.inputs import Images, SeeingModel
 from .unwrap import base_of, device_of
+from .vision.inputs import Images, VisionModel
 
 
 class AgentForward(NamedTuple):
@@ -83,7 +83,7 @@ def padded_scores(
 
 
 def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) -> dict[str, object]:
-    seeing = SeeingModel.of(base_of(model)) if images is not None and any(images) else None
+    seeing = VisionModel.of(base_of(model)) if images is not None and any(images) else None
     return {} if seeing is None or images is None else seeing.padded(token_ids, images)
 
 

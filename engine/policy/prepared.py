@@ -35,9 +35,9 @@ from .packing import Packing, pack
 from .padded import padded_forward
 from .patches import patched
 from .precision import sampling_arithmetic
-from .sight.inputs import Images
 from .token_scores import turn_embeddings, turn_means
 from .unwrap import base_of, device_of
+from .vision.inputs import Images
 
 
 @dataclass(frozen=True)

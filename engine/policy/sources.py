@@ -19,7 +19,7 @@ BUILTIN_MODELS = {"builtin:tiny": "base", "builtin:tiny-vl": "seeing/base"}
 
 
 class ModelLoadError(GrpoTuiError, RuntimeError):
-    """A model or its adapters cannot be loaded. The message names them and the remedy."""
+    """A model or its adapters cannot be loaded. The message names them and the fix."""
 
 
 def base_source(config: ModelConfig) -> tuple[str, str | None]:

@@ -197,7 +197,7 @@ def signals(method: AdvantageMethod, returns: Sequence[Group], training: Trainin
         returns,
         training.replay.min_group_std * filters,
         goal_only=filters and training.replay.signal == "task",
-        solved=training.compare_shaping == "equals" and training.replay.mode == "ssr",
+        solved=training.compare_shaping == "peers" and training.replay.mode == "ssr",
     )
 
 

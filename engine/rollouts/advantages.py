@@ -20,7 +20,7 @@ class AdvantageError(GrpoTuiError, ValueError):
     """There is no such method of computing advantages; the message lists those there are."""
 
 
-def advantage_method(name: str, among: Among = "equals") -> AdvantageMethod:
+def advantage_method(name: str, among: Among = "peers") -> AdvantageMethod:
     """Return the method of `METHODS` called `name`, or the user's class at `package.module.Class` or `file.py:Class`.
 
     among: what `group` and `gdpo` compare shaping with. Raises AdvantageError.

@@ -12,7 +12,7 @@ from ...configs.sections import TrainingConfig
 from ...envs.agent import Message, call_reader
 from ...envs.content import text_of
 from ...envs.multi_turn import MultiTurnEnv
-from ..policy.sight.processor import SightError
+from ..policy.vision.processor import VisionError
 from .runner import DataError, Row, TrialEnv
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
     limit: maximum tokens of a prompt with its answer.
     """
     until = time.monotonic() + CHECK_SECONDS / 4
-    refused: dict[int, SightError] = {}
+    refused: dict[int, VisionError] = {}
     begins = False
     for number, row in enumerate(rows[:CHECKED_ROWS]):
         env = environment(row)
-        if getattr(env, "needs_sight", False) and not agent.sees:
+        if getattr(env, "needs_vision", False) and not agent.sees:
             raise DataError(
                 f"{row.env_class_path} asks about pictures that it shows, and model.base takes no images: name a model "
                 "that does, such as builtin:tiny-vl"
@@ -133,7 +133,7 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
         except Exception:  # a malformed task fails its own rollouts, and says so there
             continue
         begun = agent.chat.begun(prompt.messages, prompt.tools)
-        if isinstance(begun, SightError):  # such as a broken file, which fails its own rollouts
+        if isinstance(begun, VisionError):  # such as a broken file, which fails its own rollouts
             refused[number] = begun
             continue
         begins = True

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ..policy.sight.storing import read_images, stored_images
+from ..policy.vision.storing import read_images, stored_images
 from .rollout import Rollout
 
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages", "importance")

@@ -24,7 +24,7 @@ from ...envs.trajectory import TokenArrays, Trajectory
 from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
 
 if TYPE_CHECKING:
-    from ..policy.sight.processor import ModelImage
+    from ..policy.vision.processor import ModelImage
 
 Selected = Literal["", "trained", "filtered", "replaced", "unscored"]
 """trained: it is in the step's batch. filtered: its group has no signal. replaced: so it has, and a replayed rollout

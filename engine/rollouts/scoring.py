@@ -32,7 +32,7 @@ class Scorer:
 
     group_size: rollouts per prompt. orchestrator: shaped rewards; without one the environment's own count, as they
     are. min_group_std: a group whose returns have a smaller standard deviation carries no signal; signal: whether these
-    are the whole returns, or those of task and environment; solved: shaping that decides between equals is signal
+    are the whole returns, or those of task and environment; solved: shaping that decides between peers is signal
     enough where all rollouts of a group are right. distillation: adds the advantages of a teacher, from which every
     group can learn.
     """

@@ -73,7 +73,7 @@ ENDED = ("finished", "stopped", "crashed")
 EventKind = Literal[
     "beta",  # data: from, to, reason, mean_kl, target_kl, tolerance
     "snapshot",  # data: version, action (published | loaded | held | rolled_back), path
-    "alert",  # a finding of a detector: data: detector, subject, grade, value, threshold, trajectories (ids)
+    "alert",  # a finding of a detector: data: detector, subject, severity, value, threshold, trajectories (ids)
     "note",  # a finding that is no trouble: the same data
     "checkpoint",  # data: path
     "eval",  # data: split, greedy, sampled, n

@@ -15,9 +15,9 @@ from ..agents.remote.agent import RemoteAgent
 from ..agents.remote.opening import open_remote_agent, tolerance_of
 from ..agents.remote.pool import event_of
 from ..agents.sampling import AgentSettings
-from ..agents.sight_check import check_sight
 from ..agents.transformers_agent import TransformersAgent
-from ..policy.sight.processor import Sight
+from ..agents.vision_check import check_vision
+from ..policy.vision.processor import VisionProcessor
 from ..record.step_recorder import StepRecorder
 from ..rollouts.correction import Weighting
 from .env_trainer import GRPOEnvTrainer
@@ -28,10 +28,10 @@ def make_agent(
     config: RunConfig,
     model: PeftModel | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sight: Sight | None,
+    vision: VisionProcessor | None,
     run_dir: Path,
 ) -> TransformersAgent | RemoteAgent:
-    """Make the agent that `rollouts.engine` names. sight: of a model that takes images.
+    """Make the agent that `rollouts.engine` names. vision: of a model that takes images.
 
     Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, of which servers get the text only.
     """
@@ -40,8 +40,10 @@ def make_agent(
     if config.rollouts.engine != "transformers":
         return open_remote_agent(config, model, tokenizer, AgentSettings(**settings), run_dir)
     template, native = config.model.chat_template_kwargs, config.model.native_calls
-    agent = TransformersAgent(model, tokenizer, **settings, template_kwargs=template, sight=sight, native_calls=native)
-    check_sight(agent)
+    agent = TransformersAgent(
+        model, tokenizer, **settings, template_kwargs=template, vision=vision, native_calls=native
+    )
+    check_vision(agent)
     return agent
 
 

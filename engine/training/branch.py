@@ -26,7 +26,7 @@ from ..agents.replay_session import RecordedTurn, ReplaySession
 from ..agents.transformers_agent import TransformersAgent
 from ..evaluation.branch import DIFFERS, PLACE, REPLAY, SIDE
 from ..evaluation.results import EvaluationError
-from ..policy.models import load_policy, load_sight
+from ..policy.models import load_policy, load_vision
 from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -60,7 +60,7 @@ def run_branch(
         rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
-    agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
+    agent = make_agent(config, model, tokenizer, load_vision(config.model, model, tokenizer), run_dir)
     assert isinstance(agent, TransformersAgent)
     runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
     row = _task(record, load_rows(config.environment, record.split, config.seed, tokenizer, config.data), runner)

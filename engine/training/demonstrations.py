@@ -25,7 +25,7 @@ from ...envs.content import Content, blocks_of, pictures_of, text_of
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.trajectory import TokenArrays, Trajectory
 from ..agents.scripted import ScriptedAgent, ScriptedSession
-from ..policy.sight.processor import ModelImage, Sight, SightError
+from ..policy.vision.processor import ModelImage, VisionError, VisionProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ RouteChoice = Callable[[Mapping[str, object], Sequence[str], random.Random], str
 
 
 class DemonstrationError(GrpoTuiError, ValueError):
-    """There is nothing to learn from. The message has the reason and the remedy."""
+    """There is nothing to learn from. The message has the reason and the fix."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def play_demonstrations(
     max_tokens: int | None = None,
     knows: Callable[[str], bool] = lambda environment: True,
     template_kwargs: Mapping[str, object] | None = None,
-    sight: Sight | None = None,
+    vision: VisionProcessor | None = None,
 ) -> list[Demonstration]:
     """Play one demonstration of each task in `env`; by default the right route.
 
-    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). sight: of a policy that
+    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). vision: of a policy that
     takes images. Demonstrations longer than `max_tokens` and those in which the environment failed are left out.
     Raises DemonstrationError when none is left, or when the environment shows none.
     """
@@ -102,7 +102,7 @@ def play_demonstrations(
             tokenizer,
             knows=knows,
             template_kwargs=template_kwargs,
-            sight=sight,
+            vision=vision,
         )
         trial = env.run_trial(part, agent, 1)
         for trajectory, tokens, shown in zip(trial["trajectories"], trial["tokens"], trial["images"], strict=True):
@@ -123,13 +123,13 @@ def read_conversations(
     *,
     max_tokens: int | None = None,
     template_kwargs: Mapping[str, object] | None = None,
-    sight: Sight | None = None,
+    vision: VisionProcessor | None = None,
 ) -> list[Demonstration]:
     """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line; `tools` in a line are
     the schemas that the chat template shows.
 
     The agent wrote the turns with role `assistant`; they alternate with observations, which have the role `user`. For
-    a policy that takes images (`sight`) the content of all others may be blocks, `{"type": "image", "image":
+    a policy that takes images (`vision`) the content of all others may be blocks, `{"type": "image", "image":
     "file.png"}` among them. Conversations longer than `max_tokens` are left out, and, with a line in the log, those
     with a picture that cannot be shown. Raises DemonstrationError with file and line.
     """
@@ -143,8 +143,8 @@ def read_conversations(
             continue
         where = f"{path}, line {number}"
         try:
-            shown = _conversation(line, where, tokenizer, template_kwargs, sight)
-        except SightError as problem:
+            shown = _conversation(line, where, tokenizer, template_kwargs, vision)
+        except VisionError as problem:
             logger.warning("%s is left out: %s", where, problem)
             why = f"; line {number}: {problem}"
             continue
@@ -160,9 +160,9 @@ def _conversation(
     where: str,
     tokenizer: PreTrainedTokenizerBase,
     template_kwargs: Mapping[str, object] | None,
-    sight: Sight | None,
+    vision: VisionProcessor | None,
 ) -> Demonstration:
-    """Read one line of a file. Raises DemonstrationError, or SightError for an unreadable image."""
+    """Read one line of a file. Raises DemonstrationError, or VisionError for an unreadable image."""
     try:
         row = json.loads(line)
         messages, tools = row["messages"], row.get("tools") or None
@@ -172,7 +172,7 @@ def _conversation(
         right = 'each line must be {"messages": [{"role": "user", "content": "..."}, ...]}'
         raise DemonstrationError(f"{where}: {right}") from error
     said = [_content(role, content, where) for role, content in zip(roles, given, strict=True)]
-    if sight is None and pictures_of([{"content": content} for content in said]):
+    if vision is None and pictures_of([{"content": content} for content in said]):
         raise DemonstrationError(f"{where}: it shows a picture, and model.base takes no images")
     if "assistant" not in roles or roles[0] == "assistant":
         raise DemonstrationError(f"{where}: a conversation must begin with a user's message and have an assistant's")
@@ -191,14 +191,14 @@ def _conversation(
         [list(map(text_of, turns))],
         tokenizer,
         template_kwargs=template_kwargs,
-        sight=sight,
+        vision=vision,
         native_calls=tools is not None,
     )
     session = cast(ScriptedSession, agent.start([prompt], tools=tools))
     for answer in [*answers, None][: len(turns)]:
         turn = session.act([0])[0]
         if turn.stop_reason == "refused":
-            raise SightError(turn.problem)
+            raise VisionError(turn.problem)
         if answer is not None:
             words = "\n".join(block["text"] for block in blocks_of(answer) if block["type"] == "text")
             session.observe_seen([0], [words], [pictures_of([{"content": answer}])])

@@ -26,9 +26,9 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.packing import Packing
 from ..policy.padded import padded_scores
 from ..policy.prepared import PreparedModel
-from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of
 from ..policy.versions import is_checkpointing
+from ..policy.vision.inputs import VisionModel
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import EnvKey, RolloutRunner, Row, TrialEnv, parse_row
 from ..rollouts.scoring import Scorer
@@ -96,7 +96,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         if args.ddp_find_unused_parameters is None:
             # Every adapter is used in every pass, so there is no search for others; but for those of a vision tower,
             # which is idle where no row of a batch has an image.
-            seeing = SeeingModel.of(base_of(model))
+            seeing = VisionModel.of(base_of(model))
             args.ddp_find_unused_parameters = seeing is not None and seeing.tower.trained
         self.rows = [parse_row(row, f"row {n}") for n, row in enumerate(cast(Iterable[Any], train_dataset), 1)]
         prompts = args.generation_batch_size // args.num_generations  # type: ignore[operator]

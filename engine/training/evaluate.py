@@ -23,7 +23,7 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.chat_agent import ChatAgent
 from ..agents.endpoint import EndpointAgent
 from ..evaluation.results import TASK, finished_tasks, read_evaluation
-from ..policy.models import load_policy, load_sight
+from ..policy.models import load_policy, load_vision
 from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -56,7 +56,7 @@ def run_eval(
         agent = EndpointAgent(config)
     else:
         model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
-        agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
+        agent = make_agent(config, model, tokenizer, load_vision(config.model, model, tokenizer), run_dir)
     rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
     prompts = config.data.source is not None and not holds_tasks(config.data.source)

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from ...configs.errors import GrpoTuiError
 from ..evaluation.card import model_card
 from ..launch.settings import read_config
-from ..policy.models import load_policy, load_sight
+from ..policy.models import load_policy, load_vision
 from ..policy.sources import base_source
 from ..policy.unwrap import base_of
 from .checkpoints import replacing
@@ -29,14 +29,14 @@ def merge(run_dir: Path, adapters: str, folder: Path) -> None:
     )
     model, tokenizer = load_policy(config, adapters=adapters, trainable=False)
     assert isinstance(model, PeftModel)
-    sight = load_sight(config, model, tokenizer)
+    vision = load_vision(config, model, tokenizer)
     source, revision = base_source(config)
     dtype = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).dtype or torch.float32
     merged = base_of(model.merge_and_unload()).to(dtype)  # type: ignore[call-overload]
     merged.config.dtype = dtype
     with replacing(folder) as temporary:
         merged.save_pretrained(str(temporary))
-        (tokenizer if sight is None else sight.processor).save_pretrained(str(temporary))
+        (tokenizer if vision is None else vision.processor).save_pretrained(str(temporary))
         (temporary / "README.md").write_text(model_card(run_dir, Path(adapters), merged=True), encoding="utf-8")
 
 

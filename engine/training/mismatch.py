@@ -115,10 +115,10 @@ def check_unchanged(kl: float, half: bool) -> None:
     half: the pass is in half precision.
     """
     if not kl <= LIMIT:
-        remedy = "Rounding in half precision adds to it: try model.compute: float32. " if half else ""
+        fix = "Rounding in half precision adds to it: try model.compute: float32. " if half else ""
         raise ChangedPolicyError(
             f"the log-probs of the loss are not those of the policy that acted: before the first update their KL is "
-            f"{kl:.2g} nats a token, and {LIMIT:g} is allowed. {remedy}An environment that gives log-probs must give "
+            f"{kl:.2g} nats a token, and {LIMIT:g} is allowed. {fix}An environment that gives log-probs must give "
             "those of this policy. Otherwise the model computes something else in training than in rollouts: report "
             "it with its config.json"
         )

@@ -147,7 +147,7 @@ class PlayedRun:
                 knows=self.policy.knows,
                 template_kwargs=config.model.chat_template_kwargs,
                 native_calls=config.model.native_calls,
-                sight=self.policy.chat.sight,
+                vision=self.policy.chat.vision,
             )
             for script in (self._ask, self._continue)
         )
@@ -278,7 +278,7 @@ class PlayedRun:
 
     def _model_turn(self, agent: Any) -> str:
         from ..policy.prepared import acting
-        from ..policy.sight.processor import Encoded
+        from ..policy.vision.processor import Encoded
 
         images = tuple(shown.image for shown in agent.session.shown(0))
         with acting(self.trainer.policy.model):

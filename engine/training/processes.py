@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class UnsupportedProcessesError(GrpoTuiError, ValueError):
-    """Training does not support this setup of processes. The message has the remedy."""
+    """Training does not support this setup of processes. The message has the fix."""
 
 
 FSDP, DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"

@@ -21,7 +21,7 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.activations import bytes_of_token, room, spare_memory
 from ..policy.kl import BetaController, BetaSettings
 from ..policy.memory import micro_batch
-from ..policy.models import load_policy, load_sight, save_policy
+from ..policy.models import load_policy, load_vision, save_policy
 from ..policy.sources import foreign_template
 from ..policy.unwrap import base_of, device_of
 from ..record.reporters import reported
@@ -98,7 +98,7 @@ def build_trainer(
     sharded = take_sharding() and world > 1
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
-    agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
+    agent = make_agent(config, model, tokenizer, load_vision(config.model, model, tokenizer), run_dir)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     if config.data.source is not None and not holds_tasks(config.data.source):
@@ -137,7 +137,7 @@ def build_trainer(
     unread = unread_calls(rows, trainer.runner.environment, agent)
     for name, told in (("native_calls", unread), ("other_template", foreign_template(config.model, tokenizer))):
         if told:
-            recorder.event("alert", told, detector=name, grade="warning")
+            recorder.event("alert", told, detector=name, severity="warning")
             diagnosis.noted(told, 0, {"detector": name})
             logger.warning(told)
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)

@@ -20,10 +20,10 @@ from ...configs.schema import RunConfig
 from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.activations import spare_memory
-from ..policy.models import load_policy, load_sight, save_policy
-from ..policy.sight.inputs import Images, SeeingModel
-from ..policy.sight.processor import Sight
+from ..policy.models import load_policy, load_vision, save_policy
 from ..policy.unwrap import base_of
+from ..policy.vision.inputs import Images, VisionModel
+from ..policy.vision.processor import VisionProcessor
 from ..record.reporters import reported
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -44,7 +44,7 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *more: Any, **options: Any) -> Any:
         """Encode the images inside the loss, because the vision tower may be trained."""
         images = inputs.pop("images", None)
-        if images is not None and (seeing := SeeingModel.of(base_of(self.accelerator.unwrap_model(model)))) is not None:
+        if images is not None and (seeing := VisionModel.of(base_of(self.accelerator.unwrap_model(model)))) is not None:
             inputs |= seeing.padded(inputs["input_ids"], images)
         return super().compute_loss(model, inputs, *more, **options)
 
@@ -78,18 +78,18 @@ def run_sft(
     model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
     args = _arguments(config, run_dir)
     spare_memory(base_of(model), config.model.gradient_checkpointing, args.per_device_train_batch_size * sft.max_tokens)
-    sight = load_sight(config.model, model, tokenizer)
+    vision = load_vision(config.model, model, tokenizer)
     recorder.vocabulary(tokenizer)
     agent = TransformersAgent(
         model,
         tokenizer,
-        sight=sight,
+        vision=vision,
         max_turn_tokens=config.training.max_turn_tokens,
         max_trajectory_tokens=config.training.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
         native_calls=False,  # demonstrations are written in JSON
     )
-    demonstrations = collect(config, tokenizer, agent.knows, sight)
+    demonstrations = collect(config, tokenizer, agent.knows, vision)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
     assert isinstance(tokenizer.pad_token_id, int)  # every tokenizer that is loaded has one
     padded = DataCollatorForLanguageModeling(tokenizer.pad_token_id)
@@ -97,7 +97,7 @@ def run_sft(
         model=model,
         args=args,
         train_dataset=Dataset.from_list([{**d.to_features(), "number": i} for i, d in enumerate(demonstrations)]),
-        data_collator=None if sight is None else partial(with_images, padded, [d.images for d in demonstrations]),
+        data_collator=None if vision is None else partial(with_images, padded, [d.images for d in demonstrations]),
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)  # the recording writes lines of its own
@@ -123,10 +123,13 @@ def run_sft(
 
 
 def collect(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callable[[str], bool], sight: Sight | None = None
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    knows: Callable[[str], bool],
+    vision: VisionProcessor | None = None,
 ) -> list[Demonstration]:
     """Collect demonstrations from a file of conversations, or played in the environments of the rows. Raises DataError
-    or DemonstrationError. knows, sight: see `play_demonstrations`."""
+    or DemonstrationError. knows, vision: see `play_demonstrations`."""
     sft = config.sft
     if sft.data is not None:
         return read_conversations(
@@ -134,7 +137,7 @@ def collect(
             tokenizer,
             max_tokens=sft.max_tokens,
             template_kwargs=config.model.chat_template_kwargs,
-            sight=sight,
+            vision=vision,
         )
     environment = config.environment.model_copy(update={"train_tasks": sft.demonstrations})
     rows = load_rows(environment, "train", config.seed, tokenizer, config.data)[: sft.demonstrations]
@@ -153,7 +156,7 @@ def collect(
             max_tokens=sft.max_tokens,
             knows=knows,
             template_kwargs=config.model.chat_template_kwargs,
-            sight=sight,
+            vision=vision,
         )
     return found
 

@@ -167,7 +167,7 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def _why_not(target: str, problem: BaseException) -> str:
-    """Explain why the tools of a server are not available, and the remedy."""
+    """Explain why the tools of a server are not available, and the fix."""
     reason = _reason(problem)
     if target.startswith(("http://", "https://")):
         return f"no MCP server answers there ({reason}); start it first, or correct the address"

@@ -26,7 +26,7 @@ def __getattr__(name: str) -> tuple[str, ...]:
     return get_args(Advantages)
 
 
-def packaged_method(name: str, among: Among = "equals") -> AdvantageMethod:
+def packaged_method(name: str, among: Among = "peers") -> AdvantageMethod:
     """Return the method of the package called `name`. among: what `group` and `gdpo` compare shaping with."""
     module = importlib.import_module(f".{name}", __package__)
     method = getattr(module, f"{name.capitalize()}Advantage")

@@ -28,7 +28,7 @@ ROUNDING = 1e-6
 """Centred returns below this are equal returns that were summed in another order."""
 
 Scale = Literal["group", "batch", "none"]
-Among = Literal["group", "equals"]
+Among = Literal["group", "peers"]
 """What shaping is compared with: the whole group, or those rollouts of it that succeeded alike."""
 
 
@@ -243,7 +243,7 @@ class GroupParts:
         part = (rollout.parts or {}).get(name)
         if part is None:
             return None
-        right = rollout.right if self.among == "equals" and part.shaping else None
+        right = rollout.right if self.among == "peers" and part.shaping else None
         if (name, right) not in self._spreads:
             values = [self._value(other, name, right) for other in self.group]
             self._spreads[name, right] = spread(values)

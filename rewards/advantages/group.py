@@ -1,7 +1,7 @@
 """`group`: every agent token of rollout i gets R[i] − mean_G R, R the sum of its rewards (GRPO, arXiv 2402.03300).
 
-Shaping need not be part of R. With `among="equals"`, R is the rest of the reward, and each shaping component c with
-weight w_c, R_c[i] its normalised values summed over the turns, decides between equals:
+Shaping need not be part of R. With `among="peers"`, R is the rest of the reward, and each shaping component c with
+weight w_c, R_c[i] its normalised values summed over the turns, decides between peers:
 
     A[i] = (R[i] − mean R) / (std R + ε) + Σ_c w_c · (R_c[i] − mean R_c) / (std R_c + ε)
 
@@ -24,9 +24,9 @@ class GroupAdvantage(AdvantageMethod):
     name = "group"
     compares = "the return"
 
-    def __init__(self, among: Among = "equals") -> None:
+    def __init__(self, among: Among = "peers") -> None:
         self.among: Among = among
-        self.shaping_apart = among == "equals"
+        self.shaping_apart = among == "peers"
 
     def returns(self, rollout: Returns) -> Sequence[float]:
         return [total(rollout.turns)]

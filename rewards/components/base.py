@@ -17,7 +17,7 @@ Correctness = bool | float | None
 
 
 class RewardError(GrpoTuiError, ValueError):
-    """Rewards cannot be computed as configured. The message names the fault and the remedy."""
+    """Rewards cannot be computed as configured. The message names the fault and the fix."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def found(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dic
 def test_a_sound_dump_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "sound.jsonl", lambda step, i: i / 8)
     code, findings = found(file, capsys)
-    assert code == 0 and not [f for f in findings if f["grade"] in ("warning", "failure")]
+    assert code == 0 and not [f for f in findings if f["severity"] in ("warning", "failure")]
     assert run(["check", str(file)]) == 0
 
 
@@ -69,15 +69,15 @@ def test_calls_that_cannot_be_read_are_told_with_what_helps(tmp_path: Path, caps
     file = write(tmp_path / "calls.jsonl", lambda step, i: i / 8, lambda step, i: broken if i < 2 else f"{step} {i}")
     code, findings = found(file, capsys)
     told = next(f for f in findings if f["detector"] == "unreadable_calls")
-    assert code == 1 and told["value"] == 0.25 and told["trajectories"] and "Constrain" in told["remedy"]
+    assert code == 1 and told["value"] == 0.25 and told["trajectories"] and "Constrain" in told["suggestion"]
 
 
 def test_what_is_not_recorded_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "unknown.jsonl", lambda step, i: None)
     _, findings = found(file, capsys)
-    lacking = {f["detector"]: f["message"] for f in findings if f["grade"] == "not checked"}
+    lacking = {f["detector"]: f["message"] for f in findings if f["severity"] == "not checked"}
     assert lacking["groups_without_variance"] == "not checked: groups_without_variance needs rewards"
-    assert not any("reward" in f["detector"] for f in findings if f["grade"] != "not checked")
+    assert not any("reward" in f["detector"] for f in findings if f["severity"] != "not checked")
 
 
 def test_nothing_to_open_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def record(home: Path, *, entropy: Any = lambda step: 1.0, length: Any = lambda 
 def found(home: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, Any]]]:
     code = run(["check", "mine", "--runs-dir", str(home), "--json"])
     findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return code, {f["detector"]: f for f in findings if f["grade"] != "not checked"}
+    return code, {f["detector"]: f for f in findings if f["severity"] != "not checked"}
 
 
 def test_an_entropy_that_collapses_is_found_in_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from grpo_tui.engine.runs.control.alerts import REMEDIES
+from grpo_tui.engine.runs.control.alerts import SUGGESTIONS
 from grpo_tui.rewards.causes import EXPLAINS, SYMPTOMS, Found, ranked
-from grpo_tui.rewards.detectors import Finding, Grade
+from grpo_tui.rewards.detectors import Finding, Severity
 from grpo_tui.rewards.text_detectors import DETECTORS
 
 
-def found(detector: str, began: int, grade: Grade = "warning") -> Found:
-    return Found(Finding(detector, "It is broken.", 1.0, 0.5, grade=grade), began + 2, began + 3, 2, began)
+def found(detector: str, began: int, severity: Severity = "warning") -> Found:
+    return Found(Finding(detector, "It is broken.", 1.0, 0.5, severity=severity), began + 2, began + 3, 2, began)
 
 
 def causes(*faults: Found) -> list[tuple[str, str]]:
@@ -19,7 +19,7 @@ def causes(*faults: Found) -> list[tuple[str, str]]:
 
 
 def test_the_table_names_detectors():
-    assert {*EXPLAINS, *itertools.chain(*EXPLAINS.values()), *SYMPTOMS} <= {*DETECTORS, *REMEDIES}
+    assert {*EXPLAINS, *itertools.chain(*EXPLAINS.values()), *SYMPTOMS} <= {*DETECTORS, *SUGGESTIONS}
 
 
 def test_of_two_that_explain_each_other_the_earlier_is_the_cause():

@@ -88,7 +88,7 @@ def test_a_bonus_on_entropy_is_the_cause_of_an_entropy_and_a_kl_that_rise():
             entropy, kl = 0.3 * 1.4 ** max(0, s - 3), 0.5 * max(0, s - 2)
             metrics: dict[str, Any] = {"train__entropy": entropy, "kl__mean": kl, "train__entropy_weight": bonus}
             diagnosis.observe(batch(s, task=lambda i, s=s: float(i > s), **metrics))
-        return [f.finding.detector for f in diagnosis.found() if f.finding.grade == "warning"]
+        return [f.finding.detector for f in diagnosis.found() if f.finding.severity == "warning"]
 
     assert causes(0.3)[:2] == ["entropy_rise", "kl_rise"]
     assert causes(0.0)[0] == "kl_rise"
@@ -102,7 +102,7 @@ def test_groups_of_two_are_too_small_where_larger_ones_would_differ():
             success = rate(draw.random())
             verdicts = [draw.random() < success for _ in range(size)]
             rollouts += [RolloutSummary(f"{g}-{i}", str(g), float(v), {}, v) for i, v in enumerate(verdicts)]
-        return [(f.subject, f.grade) for f in find("groups_without_variance", [Batch(1, rollouts)])]
+        return [(f.subject, f.severity) for f in find("groups_without_variance", [Batch(1, rollouts)])]
 
     assert found(2, lambda x: 0.4 + 0.4 * x) == [("size", "warning")]
     assert found(8, lambda x: 0.4 + 0.4 * x) == [], "these are large enough"
@@ -134,7 +134,7 @@ def test_a_component_that_makes_most_of_the_advantage():
     assert finding.subject == "coherence"
     assert finding.value > finding.threshold == 0.5
     assert finding.message.startswith("coherence") and "lower w_coherence" in finding.message[:80]
-    assert finding.grade == "warning"
+    assert finding.severity == "warning"
     assert finding.trajectories == ("4-2", "4-5", "4-1", "4-4", "4-7")  # those with most of it first
     apart = frozenset({"coherence"})
     between_equals = [replace(b, rollouts=[replace(r, apart=apart) for r in b.rollouts]) for b in batches]
@@ -182,10 +182,10 @@ def test_no_action_collapse_with_one_tool():
 def test_entropy_collapse():
     fell = [*HEALTHY[:5], batch(5, train__entropy=0.1)]
     [finding] = find("entropy_collapse", fell)
-    assert finding.value == pytest.approx(0.1) and finding.grade == "warning"
+    assert finding.value == pytest.approx(0.1) and finding.severity == "warning"
     solved = [batch(s, task=lambda i: float(i > 0), train__entropy=1 / (1 + s)) for s in range(10)]
     [sure] = find("entropy_collapse", solved)
-    assert sure.grade == "hint" and "success stays at 88%" in sure.message
+    assert sure.severity == "hint" and "success stays at 88%" in sure.message
 
 
 def test_logprob_mismatch():
@@ -211,9 +211,9 @@ def test_groups_without_variance():
     flat = [batch(s, task=lambda i: 1.0) for s in range(5, 10)]
     [finding] = find("groups_without_variance", flat)
     assert finding.value == 1.0
-    assert finding.grade == "good" and finding.message.startswith("solved"), "all right is no trouble"
+    assert finding.severity == "good" and finding.message.startswith("solved"), "all right is no trouble"
     [wrong] = find("groups_without_variance", [batch(s, task=lambda i: 0.0) for s in range(5, 10)])
-    assert wrong.grade == "warning" and "easier tasks" in wrong.message
+    assert wrong.severity == "warning" and "easier tasks" in wrong.message
     assert find("groups_without_variance", HEALTHY) == []
 
 
@@ -250,9 +250,11 @@ def test_a_hint_does_not_hide_a_warning():
     success = [lambda i, s=s: float(i < s) for s in (1, 2, 3)]
     for s, task in enumerate(success):
         diagnosis.observe(batch(s, task=task, train__entropy=1.0))
-    assert [f.grade for f in diagnosis.observe(batch(3, task=lambda i: float(i < 4), train__entropy=0.1))] == ["hint"]
+    assert [f.severity for f in diagnosis.observe(batch(3, task=lambda i: float(i < 4), train__entropy=0.1))] == [
+        "hint"
+    ]
     found = [f for s in (4, 5, 6, 7) for f in diagnosis.observe(batch(s, task=lambda i: 0.0, train__entropy=0.05))]
-    assert [f.grade for f in found] == ["warning"]
+    assert [f.severity for f in found] == ["warning"]
 
 
 def test_a_sampler_that_differs_by_as_much_as_was_learned_is_reported():

@@ -63,7 +63,7 @@ def findings(
 
 
 def names(found: Sequence[Finding]) -> set[tuple[str, str]]:
-    return {(f.detector, f.grade) for f in found}
+    return {(f.detector, f.severity) for f in found}
 
 
 def test_equal_success_is_no_finding():
@@ -73,20 +73,20 @@ def test_equal_success_is_no_finding():
 
 def test_success_in_training_alone_is_a_warning_unless_held_out_success_improves():
     [found] = findings(lambda s: 0.3 + 0.03 * s, lambda s: 0.2)
-    assert found.grade == "warning" and "training alone" in found.message
+    assert found.severity == "warning" and "training alone" in found.message
     assert names(findings(lambda s: 0.6 + 0.02 * s, lambda s: 0.1 + 0.03 * s)) == {("held_out_gap", "hint")}
 
 
 def test_steps_of_few_prompts_are_compared_as_well():
     [found] = findings(lambda s: 0.5 + 0.02 * s, lambda s: 0.1, tasks=2)
-    assert (found.detector, found.grade) == ("held_out_gap", "warning")
+    assert (found.detector, found.severity) == ("held_out_gap", "warning")
     for seed in range(10):
         assert "held_out_gap" not in {f.detector for f in findings(lambda s: 0.4, lambda s: 0.4, seed=seed, tasks=2)}
 
 
 def test_training_that_is_graded_wrongly_falls_behind():
     [found] = findings(lambda s: 0.05, lambda s: 0.5)
-    assert found.grade == "warning" and "graded wrongly" in found.message
+    assert found.severity == "warning" and "graded wrongly" in found.message
 
 
 def test_answers_in_prompts_of_training_alone_are_a_leak():

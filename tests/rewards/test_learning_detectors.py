@@ -255,7 +255,7 @@ def test_rewards_that_differ_without_a_gradient_are_found():
 
     for size in (1.0, 1e-4):
         [found] = find("no_movement", batches(size, *[0.0] * 5))
-        assert (found.subject, found.grade, found.began) == ("gradient", "failure", 1)
+        assert (found.subject, found.severity, found.began) == ("gradient", "failure", 1)
     assert find("no_movement", batches(1.0, 0.0, 0.0, 0.0, 0.0, 0.1)) == []
     assert find("no_movement", batches(1.0, *[0.0] * 4)) == [], "too few steps"
     assert find("no_movement", batches(0.0, *[0.0] * 5)) == [], "equal rewards have no gradient"
@@ -269,8 +269,8 @@ def test_a_reference_that_differs_before_any_update():
     assert find("reference_mismatch", [with_metrics(7, kl=0.9)]) == [], "a record that begins later"
 
 
-@pytest.mark.parametrize(("after", "grade"), [(lambda i: i < 8, "hint"), (lambda i: i < 1, "warning")])
-def test_a_kl_that_rises_is_a_warning_if_success_falls(after: Callable[[int], bool], grade: str):
+@pytest.mark.parametrize(("after", "severity"), [(lambda i: i < 8, "hint"), (lambda i: i < 1, "warning")])
+def test_a_kl_that_rises_is_a_warning_if_success_falls(after: Callable[[int], bool], severity: str):
     batches = [
         replace(
             with_metrics(s, kl=0.1 * s),
@@ -278,7 +278,7 @@ def test_a_kl_that_rises_is_a_warning_if_success_falls(after: Callable[[int], bo
         )
         for s in range(1, 6)
     ]
-    assert [f.grade for f in find("kl_rise", batches)] == [grade]
+    assert [f.severity for f in find("kl_rise", batches)] == [severity]
 
 
 @pytest.mark.parametrize(("entropy", "first", "found"), [(5.5, 1, True), (3.5, 1, False), (5.5, 2, False)])

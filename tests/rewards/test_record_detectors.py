@@ -70,7 +70,7 @@ def warnings(batches: Sequence[Batch]) -> list[Finding]:
     for batch in batches:
         diagnosis.observe(batch)
     diagnosis.end()
-    return [f.finding for f in diagnosis.found() if f.finding.grade in ("warning", "failure")]
+    return [f.finding for f in diagnosis.found() if f.finding.severity in ("warning", "failure")]
 
 
 def scored(r: RolloutSummary, reward: float, correct: bool | None = None) -> RolloutSummary:
@@ -277,7 +277,7 @@ def test_tokens_are_surprising_also_where_no_group_has_a_signal():
 def test_the_loss_uses_the_advantages_of_the_rollouts():
     assert warnings(training(lambda r, *_: replace(r, used=(r.advantage or 0.0) * 1.02))) == []
     [found] = warnings(training(lambda r, s, t, i: replace(r, used=right(s, t, (i + 1) % GROUP).advantage)))
-    assert (found.detector, found.subject, found.grade) == ("advantage_order", "loss", "failure")
+    assert (found.detector, found.subject, found.severity) == ("advantage_order", "loss", "failure")
 
 
 def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them():
@@ -287,8 +287,8 @@ def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them()
     assert "untrained_tokens" not in {f.detector for f in warnings(cut)}
 
 
-@pytest.mark.parametrize(("right", "grade"), [(0.4, "hint"), (0.05, "warning"), (0.0, "warning")])
-def test_a_limit_that_ends_answered_rollouts_is_a_hint(right: float, grade: str):
+@pytest.mark.parametrize(("right", "severity"), [(0.4, "hint"), (0.05, "warning"), (0.0, "warning")])
+def test_a_limit_that_ends_answered_rollouts_is_a_hint(right: float, severity: str):
     """Three quarters of the rollouts are cut. The others are right half of the time."""
 
     def limited(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
@@ -298,7 +298,7 @@ def test_a_limit_that_ends_answered_rollouts_is_a_hint(right: float, grade: str)
     diagnosis = Diagnosis()
     for batch in training(limited):
         diagnosis.observe(batch)
-    assert {f.finding.grade for f in diagnosis.found() if f.finding.detector == "truncation"} == {grade}
+    assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "truncation"} == {severity}
 
 
 def test_steps_of_one_kind_of_task_are_found():
@@ -421,14 +421,14 @@ def test_failures_of_most_rollouts_are_found_before_the_window_is_full():
 
 def test_failed_calls_of_a_policy_that_learns_its_tools_are_a_hint():
     """Half of the calls fail; success rises in the first training and stays in the second."""
-    for rises, grade in ((True, "hint"), (False, "warning")):
+    for rises, severity in ((True, "hint"), (False, "warning")):
         learns = training(lambda r, s, t, i, rises=rises: replace(r, call_failed=i % 2 == 0, correct=rises and i < s))
         diagnosis = Diagnosis()
         for batch in learns[:6]:
             diagnosis.observe(batch)
         diagnosis.end()
         found = next(f.finding for f in diagnosis.found() if f.finding.detector == "errors")
-        assert found.grade == grade and ("while success rose from" in found.message) == rises
+        assert found.severity == severity and ("while success rose from" in found.message) == rises
 
 
 def sampled(temperature: float, seed: int) -> list[Batch]:

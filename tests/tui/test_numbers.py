@@ -383,14 +383,14 @@ def test_the_time_of_a_step_is_not_that_of_the_last_one_alone(tmp_path: Path) ->
 def test_repeats_are_one_finding_and_good_news_is_no_alert() -> None:
     data = {"detector": "advantage_share", "subject": "coherence", "trajectories": ["a"]}
     events = [Event("alert", f"coherence {n}", n, data, float(n), n) for n in (4, 24, 44)]
-    events.append(Event("alert", "curiosity", 30, {**data, "subject": "curiosity", "grade": "hint"}, 30.0, 9))
-    events.append(Event("note", "solved", 50, {"detector": "groups_without_variance", "grade": "good"}, 50.0, 10))
+    events.append(Event("alert", "curiosity", 30, {**data, "subject": "curiosity", "severity": "hint"}, 30.0, 9))
+    events.append(Event("note", "solved", 50, {"detector": "groups_without_variance", "severity": "good"}, 50.0, 10))
     found = merged(events)
-    assert [(f.grade, f.times, f.first, f.last, f.message) for f in found] == [
+    assert [(f.severity, f.times, f.first, f.last, f.message) for f in found] == [
         ("warning", 3, 4, 44, "coherence 44"), ("hint", 1, 30, 30, "curiosity"), ("good", 1, 50, 50, "solved"),
     ]  # fmt: skip
     shown = findings(Reading(RunInfo("r", "/r", "rft", "finished"), findings=events[::-1]))
-    assert [f.grade for f in shown] == ["warning", "hint", "good"]
+    assert [f.severity for f in shown] == ["warning", "hint", "good"]
     assert tally(shown) == "1 warning, 1 hint"
 
 

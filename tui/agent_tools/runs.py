@@ -16,7 +16,7 @@ from ...configs.metric_names import meaning
 from ...engine.evaluation.results import compare, evaluations_of, read_evaluation
 from ...engine.imports.check import diagnose
 from ...engine.recompute import Wrong
-from ...engine.runs.control.alerts import remedy
+from ...engine.runs.control.alerts import suggestion
 from ...engine.runs.notes import Note
 from ...engine.runs.types import Event, RunInfo
 from ...rewards.diagnosis import Found
@@ -48,7 +48,7 @@ class Diagnosed:
     """A fault, the step at which it began, and what helps."""
 
     found: Found
-    remedy: str
+    suggestion: str
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RunTools(Workspace):
         return Answer(untrusted=rows, next_offset=after, total=len(found))
 
     def findings(self, run: Run, offset: Offset = 0) -> Answer[Diagnosis]:
-        """Diagnose a run: faults of rewards, tokens and learning, with numbers, ids of rollouts and a remedy."""
+        """Diagnose a run: faults of rewards, tokens and learning, with numbers, ids of rollouts and a suggestion."""
         with self.open(run) as reader:
             try:
                 config = config_of(self.find(run))
@@ -107,7 +107,7 @@ class RunTools(Workspace):
                 config = None
             diagnosis = diagnose(reader, config)
             found = diagnosis.found()
-            made = (Diagnosed(each, remedy(each.finding.detector, each.finding.subject)) for each in found[offset:])
+            made = (Diagnosed(each, suggestion(each.finding.detector, each.finding.subject)) for each in found[offset:])
             shown, after = page(made, offset)
             told = Diagnosis(shown, diagnosis.unchecked())
             return Answer(untrusted=told, next_offset=after, total=len(found), untrusted_notes=notes(reader))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...configs import metric_names as metric
-from ...engine.runs.control.alerts import remedy_of
+from ...engine.runs.control.alerts import suggestion_of
 from ...engine.runs.control.live import LiveState, read_live
 from ...engine.runs.control.requests import AnsweredRequest, asked
 from ...engine.runs.errors import RecordError
@@ -19,8 +19,8 @@ from ...engine.runs.health.headline import RATE_WINDOW
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
 
-Grade = Literal["failure", "warning", "asked", "hint", "good"]
-GRADES: tuple[Grade, ...] = ("failure", "warning", "asked", "hint", "good")
+Severity = Literal["failure", "warning", "asked", "hint", "good"]
+SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "asked", "hint", "good")
 """From urgent to good news. `asked`: a user's request to the run, and its answer."""
 
 
@@ -28,7 +28,7 @@ GRADES: tuple[Grade, ...] = ("failure", "warning", "asked", "hint", "good")
 class LiveFinding:
     """One finding with all its repeats. `event` is the newest."""
 
-    grade: Grade
+    severity: Severity
     message: str
     event: Event
     first: int = 0
@@ -36,8 +36,8 @@ class LiveFinding:
     times: int = 1
 
     @property
-    def remedy(self) -> str:
-        return "" if self.grade in ("asked", "good") else remedy_of(self.event.data)
+    def suggestion(self) -> str:
+        return "" if self.severity in ("asked", "good") else suggestion_of(self.event.data)
 
     @property
     def trajectories(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def findings(reading: Reading) -> list[LiveFinding]:
     if reading.info.error and not any(e.kind == "error" and reading.info.error in e.message for e in events):
         events.append(Event("error", reading.info.error, step=reading.info.step))
     found = [*merged(events), *(_of_request(asked) for asked in reading.asked)]
-    return sorted(found, key=lambda f: (GRADES.index(f.grade), -f.last, -f.event.time))
+    return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), -f.last, -f.event.time))
 
 
 def merged(events: Iterable[Event]) -> list[LiveFinding]:
@@ -64,23 +64,23 @@ def merged(events: Iterable[Event]) -> list[LiveFinding]:
         subject = str(event.data.get("subject") or ("" if detector else event.message))
         groups.setdefault((event.kind, detector, subject), []).append(event)
     return [
-        LiveFinding(_grade(same[-1]), same[-1].message, same[-1], same[0].step, same[-1].step, len(same))
+        LiveFinding(_severity(same[-1]), same[-1].message, same[-1], same[0].step, same[-1].step, len(same))
         for same in groups.values()
     ]
 
 
 def tally(found: Sequence[LiveFinding]) -> str:
-    """Count the serious grades: `1 failure, 2 warnings`."""
+    """Count the serious severities: `1 failure, 2 warnings`."""
     words = []
-    for grade in ("failure", "warning", "hint"):
-        n = sum(f.grade == grade for f in found)
+    for severity in ("failure", "warning", "hint"):
+        n = sum(f.severity == severity for f in found)
         if n:
-            words.append(f"{n} {grade}{'' if n == 1 else 's'}")
+            words.append(f"{n} {severity}{'' if n == 1 else 's'}")
     return ", ".join(words)
 
 
-def _grade(event: Event) -> Grade:
-    said = event.data.get("grade")
+def _severity(event: Event) -> Severity:
+    said = event.data.get("severity")
     if event.kind in ("error", "record"):
         return "failure"
     if event.kind == "note":

@@ -13,7 +13,7 @@ from ...configs.errors import ConfigError
 from ...engine.imports.coverage import NO_FORMAT
 from ...engine.imports.readers import open_reader
 from ...engine.launch.settings import read_config
-from ...engine.runs.control.alerts import remedy
+from ...engine.runs.control.alerts import suggestion
 from ...engine.runs.errors import RecordError
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.types import RunInfo
@@ -70,13 +70,13 @@ def check(
     named = argument_of(info) if info.mode == "dump" else quote(reference)
     for each in found:
         finding = each.finding
-        helps = "" if finding.grade == "good" else remedy(finding.detector, finding.subject)
+        helps = "" if finding.severity == "good" else suggestion(finding.detector, finding.subject)
         if as_json:
             steps = {"step": each.step, "strongest": each.strongest, "steps": each.count}
             steps |= {"began": each.began, "cause": each.cause}
-            say(json_line({**vars(finding), "remedy": helps, **steps}))
+            say(json_line({**vars(finding), "suggestion": helps, **steps}))
             continue
-        say(f"{finding.grade}: {_steps(each)}{finding.message}")
+        say(f"{finding.severity}: {_steps(each)}{finding.message}")
         if each.cause:
             say(f"  likely a symptom of {each.cause}")
         elif helps:
@@ -93,10 +93,10 @@ def check(
         )
     for name, needs in diagnosis.unchecked().items():
         message = f"not checked: {name} needs {needs}"
-        lacking = {"detector": name, "grade": "not checked", "message": message, "trajectories": [], "step": None}
+        lacking = {"detector": name, "severity": "not checked", "message": message, "trajectories": [], "step": None}
         say(json_line(lacking) if as_json else message)
     unread = [s for s in info.facts.get("skipped") or () if NO_FORMAT not in s["why"]]  # as printed above
-    if problems or unread or any(each.finding.grade in ("warning", "failure") for each in found):
+    if problems or unread or any(each.finding.severity in ("warning", "failure") for each in found):
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -266,7 +266,7 @@ class _Progress:
             return
         if event.step < self.skip_until:
             return
-        mark = "! " if event.kind in ("alert", "error", "record") and event.data.get("grade") != "hint" else ""
+        mark = "! " if event.kind in ("alert", "error", "record") and event.data.get("severity") != "hint" else ""
         where = f"step {event.step}: " if event.step else ""
         self.out(f"{mark}{where}{literal(event.message)}")
 

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from ...engine.imports.check import diagnose
-from ...engine.runs.control.alerts import remedy
+from ...engine.runs.control.alerts import suggestion
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo
@@ -117,10 +117,16 @@ def _of_run(run: RunInfo, reader: RunReader) -> str:
     tables = ""
     if found:
         rows = [
-            (f.grade, "" if step is None else step, f.message, remedy(f.detector, f.subject), ", ".join(f.trajectories))
+            (
+                f.severity,
+                "" if step is None else step,
+                f.message,
+                suggestion(f.detector, f.subject),
+                ", ".join(f.trajectories),
+            )
             for f, step in ((each.finding, each.step) for each in found)
         ]
-        tables += _table(f"Findings of {run.id}", ("grade", "step", "what", "what helps", "trajectories"), rows)
+        tables += _table(f"Findings of {run.id}", ("severity", "step", "what", "what helps", "trajectories"), rows)
     if events:
         rows = [(e.step, e.kind, e.message) for e in events]
         tables += _table(f"Events of {run.id}", ("step", "kind", "what"), rows)

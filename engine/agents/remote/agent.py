@@ -12,7 +12,7 @@ from peft import PeftModel
 
 from ....envs.agent import AgentTurn, AsyncAgentSession, Seed
 from ....envs.seeds import seed_of
-from ...policy.sight.processor import Encoded, SightError
+from ...policy.vision.processor import Encoded, VisionError
 from ...runs.control.live import BatchTexts
 from ..chat import ChatBridge
 from ..chat_agent import ChatAgent, seeds_of, taught
@@ -37,7 +37,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         adapter: Adapter,
         chat: ChatBridge,
         settings: AgentSettings,
-        prompts: Sequence[Encoded | SightError],
+        prompts: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seeds: Sequence[int],
         watched: BatchTexts | None = None,
@@ -153,7 +153,7 @@ class RemoteAgent(ChatAgent):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | SightError],
+        begun: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
 from ....envs.agent import Message
-from ...policy.sight.inputs import SeeingModel
 from ...policy.unwrap import base_of
+from ...policy.vision.inputs import VisionModel
 from ..chat import ChatBridge
 from ..decoder import UnsupportedModelError, stop_ids_of
 from ..sampling import AgentSettings
@@ -53,7 +53,7 @@ def open_remote_agent(
     servers get text only.
     """
     rollouts = config.rollouts
-    if SeeingModel.of(base_of(model)) is not None:
+    if VisionModel.of(base_of(model)) is not None:
         raise UnsupportedModelError(
             "rollouts.engine: vllm sends only token ids, and this policy sees images. Use transformers instead."
         )

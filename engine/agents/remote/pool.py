@@ -426,7 +426,7 @@ class ServerPool:
 def event_of(good: bool) -> tuple[Literal["note", "alert"], dict[str, Any]]:
     """Return the kind and the facts of the event of a run's record that reports a server."""
     facts = {"detector": "rollout_servers", "subject": "", "value": 0.0, "threshold": 0.0, "trajectories": []}
-    return ("note" if good else "alert"), {**facts, "grade": "good" if good else "warning"}
+    return ("note" if good else "alert"), {**facts, "severity": "good" if good else "warning"}
 
 
 def _log(sentence: str, good: bool) -> None:

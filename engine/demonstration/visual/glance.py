@@ -56,7 +56,7 @@ class GlanceEnv(MultiTurnEnv):
 
     name = "glance"
     modality = "image"
-    needs_sight = True
+    needs_vision = True
 
     def __init__(
         self,

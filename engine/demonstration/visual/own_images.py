@@ -21,7 +21,7 @@ EVAL_SHARE = 51
 
 
 def read_tasks(path: str | Path) -> dict[Split, list[dict[str, object]]]:
-    """Return all tasks by split. Raises ValueError with file, line, fault and remedy."""
+    """Return all tasks by split. Raises ValueError with file, line, fault and fix."""
     file = Path(path).expanduser()
     if file.is_dir():
         found = [file / name for name in NAMES if (file / name).is_file()]

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ....configs.sections.online import OnlineConfig
 from ...policy.forward import forward_agent_tokens, vocabulary_of
 from ...policy.kl import BetaChange, BetaController, BetaSettings, kl_directions
-from ...policy.sight.processor import ModelImage
 from ...policy.token_scores import DENSE_LOGITS
+from ...policy.vision.processor import ModelImage
 from ...training.losses import LossInputs, clipped_surrogate, sum_over_tokens
 from ..store.images import ImageFolder
 from ..store.snapshots import check_fit, weights_in_place

@@ -25,7 +25,7 @@ from ...agents.sampling import SamplingSettings
 from ...agents.transformers_agent import TransformersAgent
 from ...policy.merged import MergedWeights
 from ...policy.prepared import acting
-from ...policy.sight.processor import Encoded
+from ...policy.vision.processor import Encoded
 from ...rollouts.rollout import Rollout
 from .answers import Answer
 from .conversations import continued, with_calls

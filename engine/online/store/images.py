@@ -13,8 +13,8 @@ from pathlib import Path
 import safetensors
 from safetensors.numpy import load_file, save
 
-from ...policy.sight.processor import ModelImage
-from ...policy.sight.storing import read_images, stored_images
+from ...policy.vision.processor import ModelImage
+from ...policy.vision.storing import read_images, stored_images
 from ...runs.durable import replace_file
 
 KEPT = 256

@@ -23,8 +23,8 @@ from ..masking import mask
 
 log = logging.getLogger(__name__)
 
-Grade = Literal["failure", "warning", "hint"]
-GRADES: tuple[Grade, ...] = ("failure", "warning", "hint")
+Severity = Literal["failure", "warning", "hint"]
+SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "hint")
 TIMEOUT_SECONDS = 10.0
 """How long a command or a webhook may take."""
 AGAIN_SECONDS = 3600.0
@@ -34,11 +34,11 @@ WAITING = 200
 
 @dataclass(frozen=True)
 class AlertDestination:
-    """Where alerts go. command: program and arguments. grades: which are sent."""
+    """Where alerts go. command: program and arguments. severities: which are sent."""
 
     command: Sequence[str] = ()
     webhook: str = ""
-    grades: Sequence[Grade] = ("failure", "warning")
+    severities: Sequence[Severity] = ("failure", "warning")
     every_seconds: float = 60.0
 
 
@@ -49,9 +49,9 @@ class Alert:
     run: str
     folder: str
     step: int
-    grade: Grade
+    severity: Severity
     message: str
-    remedy: str = ""
+    suggestion: str = ""
     detector: str = ""
     trajectories: tuple[str, ...] = ()
     more: int = 0
@@ -60,8 +60,8 @@ class Alert:
     def to_json(self) -> dict[str, object]:
         """Return the JSON for commands and webhooks. Chat programs show `text` and `content`."""
         others = f" (and {self.more} more)" if self.more else ""
-        text = f"{self.grade}: {self.run}, step {self.step}: {self.message}{others}"
-        text += f" What helps: {self.remedy}" if self.remedy else ""
+        text = f"{self.severity}: {self.run}, step {self.step}: {self.message}{others}"
+        text += f" What helps: {self.suggestion}" if self.suggestion else ""
         return mask({**asdict(self), "trajectories": list(self.trajectories), "text": text, "content": text[:1900]})
 
 
@@ -86,16 +86,16 @@ class AlertSender:
         """Take an event of the record; ignore events that are no alerts."""
         if kind not in ("alert", "error", "record"):
             return
-        said = data.get("grade")
-        grade: Grade = "failure" if kind != "alert" else said if said in GRADES else "warning"
-        if grade not in self.destination.grades or data.get("grade") == "good":
+        said = data.get("severity")
+        severity: Severity = "failure" if kind != "alert" else said if said in SEVERITIES else "warning"
+        if severity not in self.destination.severities or data.get("severity") == "good":
             return
         ids = data.get("trajectories")
         shown = tuple(str(i) for i in ids[:5]) if isinstance(ids, (list, tuple)) else ()
         detector = str(data.get("detector") or "")
         key = (detector or kind, str(data.get("subject") or ("" if detector else message)))
         run, folder = self.run_dir.name, str(self.run_dir)
-        alert = Alert(run, folder, step, grade, message, remedy_of(data), detector, shown)
+        alert = Alert(run, folder, step, severity, message, suggestion_of(data), detector, shown)
         with self._condition:
             now = time.monotonic()
             if now - self._sent.get(key, -AGAIN_SECONDS) < AGAIN_SECONDS:
@@ -124,7 +124,7 @@ class AlertSender:
                     self._condition.wait(max(0.01, self._next - time.monotonic()) if self._alerts else None)
                 alerts, lost, self._alerts, self._lost = self._alerts, self._lost, [], 0
                 self._next = time.monotonic() + self.destination.every_seconds
-            first = min(alerts, key=lambda a: GRADES.index(a.grade))
+            first = min(alerts, key=lambda a: SEVERITIES.index(a.severity))
             self._send(replace(first, more=len(alerts) - 1 + lost))
 
     def _send(self, alert: Alert) -> None:
@@ -161,7 +161,7 @@ class AlertSender:
             answer.read(1)
 
 
-REMEDIES: Mapping[str, str] = {
+SUGGESTIONS: Mapping[str, str] = {
     "advantage_share": (
         "Lower the weight of {subject}, or normalise it. Check whether the task's own reward differs within the groups."
     ),
@@ -274,12 +274,14 @@ REMEDIES: Mapping[str, str] = {
 }
 
 
-def remedy(detector: str, subject: str = "") -> str:
+def suggestion(detector: str, subject: str = "") -> str:
     """Return the advice for a detector; empty if there is none."""
-    return REMEDIES.get(detector, "").replace("{subject}", subject or "it")
+    return SUGGESTIONS.get(detector, "").replace("{subject}", subject or "it")
 
 
-def remedy_of(data: Mapping[str, object]) -> str:
+def suggestion_of(data: Mapping[str, object]) -> str:
     """Return the advice of an event: the one that its writer gave, else that for its detector."""
-    said = data.get("remedy")
-    return said if isinstance(said, str) else remedy(str(data.get("detector") or ""), str(data.get("subject") or ""))
+    said = data.get("suggestion")
+    return (
+        said if isinstance(said, str) else suggestion(str(data.get("detector") or ""), str(data.get("subject") or ""))
+    )

@@ -28,7 +28,7 @@ MARK = b"grpo-tui reads this record from "
 
 
 class AddressError(RecordError, OSError):
-    """An address cannot be read. The message names it without its password, and the remedy."""
+    """An address cannot be read. The message names it without its password, and the fix."""
 
 
 def is_address(reference: object) -> bool:

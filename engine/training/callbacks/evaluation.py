@@ -114,4 +114,4 @@ class HeldOutEvaluation(RunCallback):
         self.recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **told)
         if graded and not self._told_graded:
             self._told_graded = True
-            self.recorder.event("note", GRADED, step=step, detector="graded_reward", grade="hint")
+            self.recorder.event("note", GRADED, step=step, detector="graded_reward", severity="hint")

@@ -100,12 +100,12 @@ class Findings(RunCallback):
     def _record(self, step: int, found: Iterable[Finding]) -> None:
         for finding in found:
             self.recorder.event(
-                "note" if finding.grade == "good" else "alert",
+                "note" if finding.severity == "good" else "alert",
                 finding.message,
                 step=step,
                 detector=finding.detector,
                 subject=finding.subject,
-                grade=finding.grade,
+                severity=finding.severity,
                 value=finding.value,
                 threshold=finding.threshold,
                 trajectories=list(finding.trajectories),

@@ -28,7 +28,7 @@ from grpo_tui.engine.agents.decoder import Decoder, stop_ids_of
 from grpo_tui.engine.agents.sampling import AgentSettings
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.engine.policy.prepared import PreparedModel, acting, inference
-from grpo_tui.engine.policy.sight.processor import Encoded
+from grpo_tui.engine.policy.vision.processor import Encoded
 
 Written = tuple[list[int], list[float], bool]
 """Tokens, their log-probs, and whether the turn ended by itself."""

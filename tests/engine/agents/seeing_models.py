@@ -36,8 +36,8 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.policy.sight.loading import without_video
-from grpo_tui.engine.policy.sight.processor import Sight
+from grpo_tui.engine.policy.vision.loading import without_video
+from grpo_tui.engine.policy.vision.processor import VisionProcessor
 from grpo_tui.envs.content import Picture
 
 from .models import SHAPE, TEXTS, make_likelier
@@ -192,8 +192,8 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
 def agent(architecture: str, net: torch.nn.Module | None = None, **settings: Any) -> TransformersAgent:
     net = model(architecture) if net is None else net
     inner: Any = getattr(net, "get_base_model", lambda: net)()
-    sight = Sight(processor(architecture), tokenizer(architecture), inner.config)
-    return TransformersAgent(net, tokenizer(architecture), sight=sight, **{"max_turn_tokens": 8, **settings})
+    vision = VisionProcessor(processor(architecture), tokenizer(architecture), inner.config)
+    return TransformersAgent(net, tokenizer(architecture), vision=vision, **{"max_turn_tokens": 8, **settings})
 
 
 def picture(width: int, height: int, seed: int = 0) -> Picture:

@@ -11,13 +11,13 @@ from peft import get_peft_model
 
 from grpo_tui.configs.sections.model import LoraSection
 from grpo_tui.engine.agents.session import TransformersSession
-from grpo_tui.engine.agents.sight_check import check_sight
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.agents.vision_check import check_vision
 from grpo_tui.engine.policy.models import lora_config
 from grpo_tui.engine.policy.prepared import PreparedModel
-from grpo_tui.engine.policy.sight.inputs import SeeingModel
-from grpo_tui.engine.policy.sight.processor import SightError, stack_inputs
 from grpo_tui.engine.policy.versions import OLD_CHECKPOINTING
+from grpo_tui.engine.policy.vision.inputs import VisionModel
+from grpo_tui.engine.policy.vision.processor import VisionError, stack_inputs
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
 
@@ -60,17 +60,17 @@ def play(acting: TransformersAgent, seed: int = 0, later: int = 0, ends: tuple[i
 def test_before_training_acting_is_compared_with_the_models_own_pass(architecture, monkeypatch):
     net = model(architecture, end_bias=0.0)
     acting = agent(architecture, net)
-    check_sight(acting)
-    seeing = SeeingModel.of(net)
+    check_vision(acting)
+    seeing = VisionModel.of(net)
     assert seeing is not None
     if seeing.has_own_positions:  # as if it had none
-        monkeypatch.setattr(SeeingModel, "has_own_positions", False)
+        monkeypatch.setattr(VisionModel, "has_own_positions", False)
     elif seeing.two_way:
         seeing.two_way = False
     else:
         return
-    with pytest.raises(SightError, match=r"gives other log-probs when it acts on a cache .* nats apart"):
-        check_sight(acting)
+    with pytest.raises(VisionError, match=r"gives other log-probs when it acts on a cache .* nats apart"):
+        check_vision(acting)
 
 
 def fresh(net: Any, architecture: str, session: TransformersSession, row: int) -> np.ndarray:
@@ -147,7 +147,7 @@ def scored(net: Any, session: TransformersSession, *, packed: bool = True) -> tu
 def test_the_passes_of_a_training_step_see_what_the_policy_saw_and_share_its_encoding(architecture):
     net = model(architecture).requires_grad_(False)
     session, _ = play(agent(architecture, net))
-    seeing = SeeingModel.of(net)
+    seeing = VisionModel.of(net)
     assert seeing is not None
     different = {shown.image.key for row in range(6) for shown in session.shown(row)}
     shown = sum(len(session.shown(row)) for row in range(6))
@@ -182,7 +182,7 @@ def test_log_probs_are_exact_with_adapters_and_features_follow_those_on_the_towe
         arrays, expected = session.tokens(row), fresh(net, architecture, session, row)
         mask = arrays.agent_mask[1:]
         np.testing.assert_allclose(arrays.logprobs[1:][mask], expected[mask], atol=1e-4)
-    seeing = SeeingModel.of(base)
+    seeing = VisionModel.of(base)
     assert seeing is not None
     images = [shown.image for shown in session.shown(0)][:1]
     with net.disable_adapter():
@@ -224,13 +224,13 @@ def test_a_row_that_skips_turns_is_encoded_again_with_its_images():
 
 def test_tools_answer_as_users_where_the_template_drops_a_tools_images():
     chat = agent("qwen3_vl").chat
-    assert chat.sight is not None
+    assert chat.vision is not None
     assert chat.answering_tools().observation_role == "tool"
-    shows = str(chat.sight.processor.chat_template)
+    shows = str(chat.vision.processor.chat_template)
     dropping = shows.replace("b['type'] == 'image'", "b['type'] == 'image' and m['role'] != 'tool'")
     dropping = dropping.replace("{{ b['text'] }}", "{{ b['text'] if b['type'] == 'text' else '' }}")
-    chat.sight.processor.chat_template = dropping
+    chat.vision.processor.chat_template = dropping
     try:
         assert chat.answering_tools().observation_role == "user"
     finally:
-        chat.sight.processor.chat_template = shows
+        chat.vision.processor.chat_template = shows

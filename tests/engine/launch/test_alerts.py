@@ -69,8 +69,8 @@ def test_a_command_and_a_webhook_of_the_settings_get_the_alerts_of_a_recorded_ru
         )
     for alerts in (kept(), posted[1]):
         (alert,) = alerts
-        assert (alert["run"], alert["step"], alert["grade"], alert["trajectories"]) == ("mine", 2, "warning", ["a"])
-        assert "Reward rises" in alert["text"] and alert["remedy"] in alert["text"] and alert["remedy"]
+        assert (alert["run"], alert["step"], alert["severity"], alert["trajectories"]) == ("mine", 2, "warning", ["a"])
+        assert "Reward rises" in alert["text"] and alert["suggestion"] in alert["text"] and alert["suggestion"]
         assert "hf_" not in json.dumps(alert), "secrets stay here"
     with RunReader(tmp_path / "runs" / "mine") as reader:
         assert [e.kind for e in reader.events(("note", "alert"))] == ["note", "alert"]
@@ -86,8 +86,8 @@ def test_what_comes_too_soon_is_told_together_the_gravest_first_and_repeats_once
     for step in range(2, 50):
         sender.event("alert", "first again", step, {"detector": "a"})
         sender.event("alert", "second", step, {"detector": "b"})
-        sender.event("alert", "gravest", step, {"detector": "c", "grade": "failure"})
-        sender.event("alert", "only a hint", step, {"detector": "d", "grade": "hint"})
+        sender.event("alert", "gravest", step, {"detector": "c", "severity": "failure"})
+        sender.event("alert", "only a hint", step, {"detector": "d", "severity": "hint"})
     assert len(kept()) == 1, "the others wait"
     sender.close()
     assert [(a["message"], a["more"]) for a in kept()] == [("first", 0), ("gravest", 1)]
@@ -129,4 +129,4 @@ def test_a_run_that_crashes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError), Recorder(tmp_path / "run"):
         raise RuntimeError("out of memory")
     (alert,) = kept()
-    assert alert["grade"] == "failure" and "out of memory" in alert["message"]
+    assert alert["severity"] == "failure" and "out of memory" in alert["message"]

@@ -19,7 +19,7 @@ from grpo_tui.engine.online.serve.live_answers import LiveAnswers
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
 from grpo_tui.engine.online.voting import canonical
-from grpo_tui.engine.policy.sight.processor import Encoded
+from grpo_tui.engine.policy.vision.processor import Encoded
 from grpo_tui.engine.rollouts.rollout import Rollout
 
 from .answering import conversation, engine, requests

@@ -12,7 +12,7 @@ from grpo_tui.configs.sections.online import KLConfig
 from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.record.wandb_sink import WandbSink
-from grpo_tui.engine.runs.control.alerts import REMEDIES
+from grpo_tui.engine.runs.control.alerts import SUGGESTIONS
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
 
@@ -51,4 +51,4 @@ def test_a_reverted_update_is_an_alert_with_its_reason(tmp_path: Path) -> None:
         [alert] = [e for e in reader.events() if e.kind == "alert"]
     assert alert.data["detector"] == "kl_limit" and too_far in alert.message
     assert alert.data["threshold"] == KLConfig().limit and alert.data["value"] == 2.0
-    assert alert.data["detector"] in REMEDIES
+    assert alert.data["detector"] in SUGGESTIONS

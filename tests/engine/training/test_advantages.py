@@ -349,7 +349,7 @@ def test_shaping_decides_between_equals(rows_and_valid, scale):
     rows, valid = rows_and_valid
     rows = [_failed(row) if not ok else row for row, ok in zip(rows, valid, strict=True)]
     batch = in_groups(rows, GROUP)
-    method = advantage_method("group", "equals")
+    method = advantage_method("group", "peers")
     formulas = [formula for group in method.compare(batch, scale) for formula in group]
     advantages = advantages_of(method, batch, scale, 3)
     every = [r.final_reward for r, counts in zip(rows, valid, strict=True) if counts]
@@ -384,7 +384,7 @@ def test_however_much_shaping_pays_an_advantage_moves_by_its_weights(rows_and_va
     """Of n values none lies further than (n - 1) / sqrt(n) standard deviations from their mean."""
     rows, _ = rows_and_valid
     batch = in_groups([_louder(r, louder) for r in rows], GROUP)
-    shaped = advantages_of(advantage_method("group", "equals"), batch, "group", 3)
+    shaped = advantages_of(advantage_method("group", "peers"), batch, "group", 3)
     goals = [[dataclasses.replace(r.goal) for r in group] for group in batch]
     goal = advantages_of(advantage_method("group"), goals, "group", 3)
     assert np.abs(shaped - goal).max() <= sum(SHAPES.values()) * (GROUP - 1) / np.sqrt(GROUP) + 1e-9
@@ -412,7 +412,7 @@ def _louder(row, factor):
 
 def test_without_shaping_equals_is_plain_grpo():
     batch = groups(np.array([[1.0], [0.0], [0.0], [1.0]]), np.ones((4, 1)))
-    plain, equals = (advantage_method("group", among).compare(batch, "group") for among in ("group", "equals"))
+    plain, equals = (advantage_method("group", among).compare(batch, "group") for among in ("group", "peers"))
     assert plain == equals
 
 

@@ -36,7 +36,7 @@ class Recorded:
     metrics: dict[int, dict[str, float]]
 
 
-@pytest.fixture(scope="module", params=["group", "equals"])
+@pytest.fixture(scope="module", params=["group", "peers"])
 def recorded(tmp_path_factory, request) -> Recorded:
     place = tmp_path_factory.mktemp("recompute")
     # a small clip range and large steps, so that ratios are clipped
@@ -102,7 +102,7 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ({"replay": {"mode": "dapo"}, "scale_advantages": "none"}, {"normalization": {"curiosity": "scale_only"}}),
         ({"replay": {"signal": "task"}}, {}),
         ({"advantages": "gdpo", "compare_shaping": "group"}, {"anneal_steps": 3}),
-        ({"advantages": "gdpo", "compare_shaping": "equals", "replay": {"mode": "off"}}, {"anneal_steps": 5}),
+        ({"advantages": "gdpo", "compare_shaping": "peers", "replay": {"mode": "off"}}, {"anneal_steps": 5}),
         ({"advantages": "gigpo"}, {}),
         ({"advantages": "tree"}, {"normalization": {"penalty": "group"}}),
         ({"advantages": "tree", "scale_advantages": "batch", "replay": {"mode": "dapo"}}, {}),
@@ -119,7 +119,7 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ),
     ],
     ids=[
-        *("turns", "rewards", "dapo", "task", "gdpo", "equals", "states", "tree", "trees of rounds", "summed"),
+        *("turns", "rewards", "dapo", "task", "gdpo", "peers", "states", "tree", "trees of rounds", "summed"),
         *("batch", "off"),
     ],
 )

@@ -185,8 +185,8 @@ def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base, monkeypatch):
     def cut(shown: Any) -> Any:
         return shown._replace(ids=shown.ids[-3:])
 
-    for compared in ("group", "equals"):
-        if compared == "equals":
+    for compared in ("group", "peers"):
+        if compared == "peers":
             monkeypatch.setattr(ChatBridge, "seen", lambda *args, **named: cut(seen(*args, **named)))
         folder = make_run(tmp_path / compared, base, max_steps=12, compare_shaping=compared, eval_every=4)
         settings = yaml.safe_load((folder / "config.yaml").read_text())
@@ -202,17 +202,17 @@ def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base, monkeypatch):
             again = diagnose(reader, config).found()
         first: dict[tuple[str, ...], Any] = {}
         for event in alerts:
-            key = tuple(event.data[name] for name in ("detector", "subject", "grade"))
+            key = tuple(event.data[name] for name in ("detector", "subject", "severity"))
             first.setdefault(key, (event.step, event.data["threshold"]))
         assert first == {
-            (f.finding.detector, f.finding.subject, f.finding.grade): (f.step, f.finding.threshold) for f in again
+            (f.finding.detector, f.finding.subject, f.finding.severity): (f.step, f.finding.threshold) for f in again
         }, "the record gives the same faults at the same steps as the training did"
         assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
         found[compared] = {a.data["detector"] for a in alerts}
     assert all("no_movement" in names for names in found.values())
-    assert "prompt_cut" in found["equals"] and "prompt_cut" not in found["group"]
+    assert "prompt_cut" in found["peers"] and "prompt_cut" not in found["group"]
     # A random policy only writes what cannot be parsed: shaping is all that its returns differ by.
-    assert "advantage_share" in found["group"] and "advantage_share" not in found["equals"]
+    assert "advantage_share" in found["group"] and "advantage_share" not in found["peers"]
 
 
 def test_a_chosen_cause_stops_the_run_with_a_checkpoint(tmp_path, base, monkeypatch):

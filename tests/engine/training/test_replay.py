@@ -171,10 +171,10 @@ def test_a_group_that_is_all_right_stays_in_its_place():
 @pytest.mark.parametrize(
     ("among", "taught", "rewards", "expected"),
     [
-        ("equals", True, [1.0] * 4, True),
-        ("equals", False, [1.0] * 4, False),
+        ("peers", True, [1.0] * 4, True),
+        ("peers", False, [1.0] * 4, False),
         ("group", True, [1.0] * 4, False),
-        ("equals", True, [1.0, 1.0, 1.0, 1.0005], False),  # the goal differs by noise, which must not be made loud
+        ("peers", True, [1.0, 1.0, 1.0, 1.0005], False),  # the goal differs by noise, which must not be made loud
     ],
 )
 def test_shaping_teaches_a_group_that_is_all_right_where_it_decides_between_equals(among, taught, rewards, expected):

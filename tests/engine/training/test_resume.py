@@ -128,7 +128,7 @@ def test_a_run_that_is_over_makes_no_further_step(copied, whole):
 
 
 def test_a_resumed_run_takes_the_learning_rate_of_its_configuration(copied):
-    """Lowering it is the remedy of a run whose policy moves too fast."""
+    """Lowering it is the suggestion of a run whose policy moves too fast."""
 
     def rates() -> dict[int, float]:
         with RunReader(copied) as reader:

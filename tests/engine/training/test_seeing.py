@@ -19,10 +19,10 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.demonstration.visual.glance import GlanceEnv
-from grpo_tui.engine.policy.models import load_policy, load_sight, lora_config
-from grpo_tui.engine.policy.sight.inputs import SeeingModel
-from grpo_tui.engine.policy.sight.processor import stack_inputs
+from grpo_tui.engine.policy.models import load_policy, load_vision, lora_config
 from grpo_tui.engine.policy.versions import OLD_CHECKPOINTING
+from grpo_tui.engine.policy.vision.inputs import VisionModel
+from grpo_tui.engine.policy.vision.processor import stack_inputs
 from grpo_tui.engine.rollouts.prompts import check_images
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import DataError, Row
@@ -170,7 +170,7 @@ def test_training_over_several_turns_learns_and_encodes_each_picture_once(tmp_pa
     net = policy("qwen3_vl", lora=True, vision=vision)
     trainer = trainer_of(tmp_path, "qwen3_vl", net, turns=3, beta=0.1, max_steps=2)
     base = net.get_base_model()
-    seeing = SeeingModel.of(base)
+    seeing = VisionModel.of(base)
     assert seeing is not None
     before = {n: p.detach().clone() for n, p in net.named_parameters() if p.requires_grad}
     trainer.train()
@@ -276,8 +276,8 @@ def test_a_task_that_cannot_fit_or_be_seen_is_said_before_training():
     check_images(tasks, lambda row: env, acting, 512)
     with pytest.raises(DataError, match=r"36 of them for 1 images; with its answer it may have 40"):
         check_images(tasks, lambda row: env, acting, 40)
-    assert acting.chat.sight is not None
-    acting.chat.sight.max_images = 0
+    assert acting.chat.vision is not None
+    acting.chat.vision.max_images = 0
     with pytest.raises(DataError, match=r"shows 1 images, and model.max_images is 0"):
         check_images(tasks, lambda row: env, acting, 512)
     blind = TransformersAgent(words(), text_tokenizer())
@@ -292,7 +292,7 @@ def test_the_built_in_policy_that_sees_answers_from_the_picture_and_has_a_habit_
         config = ModelConfig(base="builtin:tiny-vl", sft_adapters=adapters)
         net, words_of = load_policy(config, adapters=adapters, trainable=False)
         acting = TransformersAgent(
-            net, words_of, sight=load_sight(config, net, words_of), temperature=temperature, max_turn_tokens=8
+            net, words_of, vision=load_vision(config, net, words_of), temperature=temperature, max_turn_tokens=8
         )
         trajectories = GlanceEnv(blank=blank).run_trial(tasks, acting, 1, seed=0)["trajectories"]
         assert [(s.width, s.height, s.tokens) for s in trajectories[0].seen] == [(48, 48, 9)]

@@ -13,10 +13,10 @@ import torch
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.engine.policy.models import load_policy, load_sight
-from grpo_tui.engine.policy.sight.processor import stack_inputs
+from grpo_tui.engine.policy.models import load_policy, load_vision
 from grpo_tui.engine.policy.unwrap import base_of
 from grpo_tui.engine.policy.versions import OLD_CHECKPOINTING
+from grpo_tui.engine.policy.vision.processor import stack_inputs
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training.demonstrations import DemonstrationError, read_conversations
@@ -71,7 +71,7 @@ def test_what_is_seen_is_learnt(tmp_path: Path, pictures: dict[str, str]):
 def test_the_loss_is_that_of_the_models_own_pass(tmp_path: Path):
     config = settings(tmp_path, "sft.demonstrations=8", "sft.max_steps=1")
     model, words = load_policy(config.model, adapters=None, trainable=True)
-    shown = collect(config, words, lambda name: True, load_sight(config.model, model, words))
+    shown = collect(config, words, lambda name: True, load_vision(config.model, model, words))
     own: Any = base_of(model)
     total, count = 0.0, 0
     for one in shown:
@@ -94,19 +94,19 @@ def test_a_picture_that_cannot_be_shown_costs_its_own_conversation(
     path.write_text("\n".join(conversation((pictures[kind], "red")) for kind in kinds))
     config = settings(tmp_path, f"sft.data={path}", "sft.max_steps=1")
     model, words = load_policy(config.model, adapters=None, trainable=True)
-    sight = load_sight(config.model, model, words)
+    vision = load_vision(config.model, model, words)
     with caplog.at_level(logging.WARNING):
-        found = collect(config, words, lambda name: True, sight)
+        found = collect(config, words, lambda name: True, vision)
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert len(left_out) == len(kinds) - len(found)
     for number, why in ((2, "cannot be read as a picture"), (4, "7,000 x 7,000 pixels")):
         assert any(f"line {number} is left out" in said and why in said for said in left_out), left_out
     path.write_text(conversation((pictures["broken"], "red")))
     with pytest.raises(DemonstrationError, match=r"holds no conversation of at most .* tokens; line 1: .*broken"):
-        collect(config, words, lambda name: True, sight)
+        collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["missing"], "red")))
     with pytest.raises(DemonstrationError, match=r"line 1: there is no picture .*missing.png"):
-        collect(config, words, lambda name: True, sight)
+        collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["red"], "red")))
     with pytest.raises(DemonstrationError, match=r"line 1: it shows a picture, and model.base takes no images"):
         read_conversations(path, text_tokenizer())

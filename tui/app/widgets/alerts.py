@@ -8,11 +8,11 @@ from itertools import accumulate
 from rich.style import Style
 
 from ...text import wrap
-from ..live_data import Grade, LiveFinding, tally
+from ..live_data import LiveFinding, Severity, tally
 from .line import Line
 from .pane import Pane
 
-_SIGNS: dict[Grade, str] = {"failure": "✗", "warning": "⚠", "asked": "↳", "hint": "·", "good": "✓"}
+_SIGNS: dict[Severity, str] = {"failure": "✗", "warning": "⚠", "asked": "↳", "hint": "·", "good": "✓"}
 _LONGEST = 2000
 """Characters of a message that are shown at the most."""
 
@@ -65,10 +65,10 @@ class Alerts(Pane):
     def _finding(self, width: int, index: int, *, full: bool) -> list[Line]:
         p, found = self.palette, self.found[index]
         here = self.active and index == self.cursor
-        tones: dict[Grade, Style] = {
+        tones: dict[Severity, Style] = {
             "failure": p.bad_bold, "warning": p.warn_bold, "asked": p.accent, "hint": p.muted, "good": p.good,
         }  # fmt: skip
-        head = Line(p).add("▸" if here else " ", p.accent).add(_SIGNS[found.grade] + " ", tones[found.grade])
+        head = Line(p).add("▸" if here else " ", p.accent).add(_SIGNS[found.severity] + " ", tones[found.severity])
         where = f"{found.first}–{found.last}" if found.first != found.last else f"{found.last}" if found.last else ""
         if where:
             head.offer(Line(p).add(f"{where} ", p.muted), width - 12)
@@ -79,7 +79,7 @@ class Alerts(Pane):
         if ids:
             end.add(f" → {len(ids)} trajector{'y' if len(ids) == 1 else 'ies'}", p.accent)
         room = max(1, width - head.width)
-        text_style = p.text if found.grade in ("failure", "warning", "asked") else p.muted
+        text_style = p.text if found.severity in ("failure", "warning", "asked") else p.muted
         texts = wrap(found.message, room, _LONGEST) or [""]
         if not full:
             rest = room - end.width
@@ -94,8 +94,8 @@ class Alerts(Pane):
             for t in wrap(" ".join(texts[1:]), width - 4, _LONGEST)
             if t
         ]
-        if found.remedy:
-            helps = wrap(f"what helps: {found.remedy}", width - 4, _LONGEST)
+        if found.suggestion:
+            helps = wrap(f"what helps: {found.suggestion}", width - 4, _LONGEST)
             lines += [Line(p).gap(min(4, width - 1)).add(t, p.accent) for t in helps if t]
         if ids and not here:
             lines[-1].offer(end, width)

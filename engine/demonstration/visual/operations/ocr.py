@@ -26,7 +26,7 @@ MIN_CONFIDENCE = 0.75
 
 
 class OcrUnavailableError(GrpoTuiError, RuntimeError):
-    """Text recognition is not available. The message names the remedy."""
+    """Text recognition is not available. The message names the fix."""
 
 
 def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ..packing import SeenBatch
 from ..unwrap import device_of
-from .processor import ModelImage, SightError
+from .processor import ModelImage, VisionError
 from .tower import VisionTower
 
 Images = Sequence[ModelImage]
@@ -46,7 +46,7 @@ class TokenPositions:
         return out
 
 
-class SeeingModel:
+class VisionModel:
     """A vision-language model as this program calls it. image_id: the token of an image patch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -59,17 +59,17 @@ class SeeingModel:
         self.two_way = "token_type_ids" in inspect.signature(model.forward).parameters
 
     @staticmethod
-    def of(model: PreTrainedModel) -> SeeingModel | None:
+    def of(model: PreTrainedModel) -> VisionModel | None:
         """Return the model's object, or None for a text model."""
         if not hasattr(model.base_model, "get_image_features"):
             return None
         if "mm_encoder_outputs" not in inspect.signature(type(model.base_model).forward).parameters:
-            raise SightError(
+            raise VisionError(
                 f"{type(model).__name__} of transformers {transformers.__version__} does not take image features that "
                 "were computed before (mm_encoder_outputs): policies that see need transformers 5.23 or newer"
             )
-        if not isinstance(found := getattr(model, "seeing", None), SeeingModel):
-            found = SeeingModel(model)
+        if not isinstance(found := getattr(model, "seeing", None), VisionModel):
+            found = VisionModel(model)
             model.seeing = found  # type: ignore[assignment]
         return found
 

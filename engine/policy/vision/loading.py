@@ -7,11 +7,11 @@ from typing import Any
 from transformers import AutoProcessor, PreTrainedConfig, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from .processor import SightError
+from .processor import VisionError
 
 
 def load_processor(source: str, revision: str | None, config: PreTrainedConfig) -> ProcessorMixin:
-    """Load the processor at `source` (a folder or hub id). Raises SightError and the errors of loading."""
+    """Load the processor at `source` (a folder or hub id). Raises VisionError and the errors of loading."""
     pinned: dict[str, Any] = {"trust_remote_code": False} | ({} if revision is None else {"revision": revision})
     try:
         processor: Any = AutoProcessor.from_pretrained(source, **pinned)
@@ -21,7 +21,7 @@ def load_processor(source: str, revision: str | None, config: PreTrainedConfig) 
         kind: Any = PROCESSOR_MAPPING[type(config)]
         processor = without_video(kind).from_pretrained(source, **pinned)
     if not isinstance(processor, ProcessorMixin):
-        raise SightError(f"{source} has no processor for images: a {type(processor).__name__} is all that is there")
+        raise VisionError(f"{source} has no processor for images: a {type(processor).__name__} is all that is there")
     return processor
 
 

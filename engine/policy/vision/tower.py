@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from .kinds import apart_from_language
-from .processor import ModelImage, SightError, stack_inputs
+from .processor import ModelImage, VisionError, stack_inputs
 
 CACHED_BYTES = 512 << 20
 """Of features that are kept."""
@@ -66,7 +66,7 @@ class VisionTower:
     def features(self, images: Sequence[ModelImage]) -> dict[str, BaseModelOutputWithPooling]:
         """Return `mm_encoder_outputs` of a forward pass for these images, in the order of their tokens.
 
-        Raises SightError when the tower makes of an image more or fewer features than it has tokens.
+        Raises VisionError when the tower makes of an image more or fewer features than it has tokens.
         """
         by_key = {image.key: image for image in images}
         if self.fixed:
@@ -103,7 +103,7 @@ class VisionTower:
                 made = [one for image in group for one in self._call([image], whole=True) or ()]
             for image, features in zip(group, made, strict=True):
                 if len(features.pooled) != image.tokens:
-                    raise SightError(
+                    raise VisionError(
                         f"an image of {image.size[0]} x {image.size[1]} pixels has {image.tokens} image tokens and "
                         f"the vision tower makes {len(features.pooled)} features of it"
                     )

@@ -15,8 +15,8 @@ from ...envs.agent import Message
 from ...envs.content import ImageBlock, Picture, TextBlock
 from ..policy.precision import computed_in
 from ..policy.prepared import inference
-from ..policy.sight.inputs import SeeingModel
-from ..policy.sight.processor import ModelImage, SightError, stack_inputs
+from ..policy.vision.inputs import VisionModel
+from ..policy.vision.processor import ModelImage, VisionError, stack_inputs
 from .session import TransformersSession
 from .transformers_agent import TransformersAgent
 
@@ -27,21 +27,21 @@ COARSE = 0.3
 """Tolerance in nats, in half precision."""
 
 
-def check_sight(agent: TransformersAgent) -> None:
-    """Raise SightError when acting on a cache gives other log-probs than the model's own forward pass."""
+def check_vision(agent: TransformersAgent) -> None:
+    """Raise VisionError when acting on a cache gives other log-probs than the model's own forward pass."""
     seeing = agent.decoder.seeing
-    if agent.chat.sight is None or seeing is None:
+    if agent.chat.vision is None or seeing is None:
         return
     with agent.settings(max_turn_tokens=3, max_trajectory_tokens=1 << 16, temperature=1.0):
         session = agent.start([_asked(_noise(0))], 1, seed=0)
         assert isinstance(session, TransformersSession)
         first = session.act([0])[0]
         if first.stop_reason == "refused":
-            raise SightError(first.problem)
+            raise VisionError(first.problem)
         session.observe_seen([0], ["now this"], [[_noise(1)]])
         last = session.act([0])[0]
         if last.stop_reason == "refused":
-            raise SightError(last.problem)
+            raise VisionError(last.problem)
     arrays = session.tokens(0)
     expected = plain_logprobs(agent, arrays.token_ids, [shown.image for shown in session.shown(0)])
     session.close()
@@ -49,7 +49,7 @@ def check_sight(agent: TransformersAgent) -> None:
     off = float(np.abs(arrays.logprobs[1:] - expected)[mask].max(initial=0.0))
     allowed = TOLERANCE.get(computed_in(seeing.model), COARSE)
     if not off <= allowed:
-        raise SightError(
+        raise VisionError(
             f"{type(seeing.model).__name__} gives other log-probs when it acts on a cache than in one pass over the "
             f"same conversation with its images ({off:.2g} nats apart, {allowed:g} allowed): it cannot learn from them"
         )
@@ -73,7 +73,7 @@ def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list
     return logprobs.numpy()
 
 
-def _forget_positions(seeing: SeeingModel) -> None:
+def _forget_positions(seeing: VisionModel) -> None:
     """Reset the offset of the last conversation, which some models keep in the module."""
     if hasattr(seeing.tower.body, "rope_deltas"):
         seeing.tower.body.rope_deltas = None

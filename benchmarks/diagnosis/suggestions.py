@@ -1,6 +1,6 @@
-"""Whether remedies help: a broken training stops on its cause, and continues from there with the remedy.
+"""Whether suggestions help: a broken training stops on its cause, and continues from there with the suggestion.
 
-`rewards.diagnosis.stop_on` stops it. The same training that continues without the remedy is the baseline.
+`rewards.diagnosis.stop_on` stops it. The same training that continues without the suggestion is the baseline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import fmean
 from .recipes import RECIPES, STEPS
 from .training import HOME, LEFT_OUT, RESULT, held_out, in_a_fork, prepare, settings_of, steps_of, trained
 
-REMEDIES: Mapping[str, Mapping[str, object]] = {
+SUGGESTIONS: Mapping[str, Mapping[str, object]] = {
     "lr_high": {"training.learning_rate": 0.002},
     "lr_low": {"training.learning_rate": 0.002},
     "kl_weight": {"training.beta": 0.01},
@@ -28,19 +28,19 @@ REMEDIES: Mapping[str, Mapping[str, object]] = {
 """By recipe, the settings that `check` recommends for its cause."""
 
 
-def remedies(names: Sequence[str], seeds: int) -> None:
+def suggestions(names: Sequence[str], seeds: int) -> None:
     """Train what is missing, and print held-out success at the alert, and after further steps with and without."""
     print(f"{'fault':18}{'alert at':>9}{'then':>7}{'without':>9}{'with':>7}  seeds")
-    for name in (n for n in REMEDIES if n in names):
+    for name in (n for n in SUGGESTIONS if n in names):
         rows = [row for seed in range(seeds) if (row := _continued(name, seed)) is not None]
         if rows:
-            step, then, without, remedied = (fmean(values) for values in zip(*rows, strict=True))
-            print(f"{name:18}{step:>9.1f}{then:>7.2f}{without:>9.2f}{remedied:>7.2f}  {len(rows)}", flush=True)
+            step, then, without, helped = (fmean(values) for values in zip(*rows, strict=True))
+            print(f"{name:18}{step:>9.1f}{then:>7.2f}{without:>9.2f}{helped:>7.2f}  {len(rows)}", flush=True)
 
 
 def _continued(name: str, seed: int) -> tuple[float, float, float, float] | None:
-    """Return the step of the alert, success there, and success with and without the remedy; None without an alert."""
-    recipe, folder = RECIPES[name], HOME / "remedies" / f"{name}-{seed}"
+    """Return the step of the alert, success there, without the suggestion, and with it; None without an alert."""
+    recipe, folder = RECIPES[name], HOME / "suggestions" / f"{name}-{seed}"
     if (folder / RESULT).is_file():
         return json.loads((folder / RESULT).read_text())
     broken = trained(recipe, seed)
@@ -56,7 +56,7 @@ def _continued(name: str, seed: int) -> tuple[float, float, float, float] | None
     steps = steps_of(folder)
     if steps >= STEPS:
         return None
-    changed = [f"{key}={value}" for key, value in REMEDIES[name].items()]
+    changed = [f"{key}={value}" for key, value in SUGGESTIONS[name].items()]
     more = [f"training.max_steps={steps + STEPS}"]
     if in_a_fork(folder, [*settings, *changed, *more], recipe.patch, resume=True) is None:
         return None

@@ -1,8 +1,8 @@
 """Pictures and text as a vision-language model reads them, by the model's own processor.
 
 The processor gets one image at a time. So an image that repeats (in each rollout of a group, in each pass) is processed
-once, and a text with several images is assembled from known pieces. `Sight.encode` checks that image tokens and pixels
-agree. It refuses an input that does not agree and gives the reason.
+once, and a text with several images is assembled from known pieces. `VisionProcessor.encode` checks that image tokens
+and pixels agree. It refuses an input that does not agree and gives the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PIXEL_TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 UNUSED = frozenset({"text_replacement_offsets", "num_crops", "rows", "cols"})
 
 
-class SightError(GrpoTuiError, ValueError):
+class VisionError(GrpoTuiError, ValueError):
     """A picture cannot be shown to the model, or its tokens and its pixels do not agree. The message has the reason."""
 
 
@@ -68,8 +68,8 @@ class Encoded(NamedTuple):
     images: tuple[ModelImage, ...]
 
 
-class Sight:
-    """A processor of transformers with its tokenizer. Raises SightError for one that has no sign for an image.
+class VisionProcessor:
+    """A processor of transformers with its tokenizer. Raises VisionError for one that has no sign for an image.
 
     config: of the model; it names the token of an image patch. max_pixels: larger pictures are scaled down to this
     number before they are processed. max_images: the most images in a conversation (None: any number).
@@ -90,7 +90,7 @@ class Sight:
         self.max_images = max_images
         sign = getattr(processor, "image_token", None)
         if not isinstance(sign, str) or not hasattr(processor, "replace_image_token"):
-            raise SightError(f"{type(processor).__name__} does not say what stands for an image in a text")
+            raise VisionError(f"{type(processor).__name__} does not say what stands for an image in a text")
         self.sign = sign
         self.image_id = int(config.image_token_id)
         self.never = tuple(sorted({int(i) for name in PIXEL_TOKENS if (i := getattr(config, name, None)) is not None}))
@@ -109,12 +109,12 @@ class Sight:
     def encode(self, text: str, pictures: Sequence[Picture]) -> Encoded:
         """Tokens of a rendered text whose signs stand for `pictures`, in order.
 
-        Raises SightError when a picture cannot be shown, when the text holds more or fewer signs than pictures, or when
-        the number of tokens does not fit the pixels.
+        Raises VisionError when a picture cannot be shown, when the text holds more or fewer signs than pictures, or
+        when the number of tokens does not fit the pixels.
         """
         parts = text.split(self.sign)
         if len(parts) != len(pictures) + 1:
-            raise SightError(
+            raise VisionError(
                 f"the text holds {len(parts) - 1} signs for an image ({self.sign}) and there are {len(pictures)} "
                 "images: such a sign stands in a message's own words, or the chat template drops images"
             )
@@ -123,21 +123,21 @@ class Sight:
         return self.agreed(self.tokenizer.encode(whole, add_special_tokens=False), images)
 
     def agreed(self, ids: Sequence[int], images: Sequence[ModelImage]) -> Encoded:
-        """Return tokens and their images. Raises SightError if the image tokens do not match the images."""
+        """Return tokens and their images. Raises VisionError if the image tokens do not match the images."""
         found, expected = list(ids).count(self.image_id), sum(image.tokens for image in images)
         if found != expected:
-            raise SightError(
+            raise VisionError(
                 f"the text has {found} image tokens and its {len(images)} images stand for {expected}: a message's own "
                 "words hold the model's token for an image"
             )
         return Encoded(list(ids), tuple(images))
 
     def image(self, picture: Picture) -> ModelImage:
-        """Prepare a picture for the model. Raises SightError."""
+        """Prepare a picture for the model. Raises VisionError."""
         try:
             pixels = picture.load()
         except Exception as error:  # a picture is the author's code, or a file that may be anything
-            raise SightError(f"the picture {picture.name} cannot be loaded: {error}") from error
+            raise VisionError(f"the picture {picture.name} cannot be loaded: {error}") from error
         pixels = _as_rgb(pixels, picture.name)
         key = hashlib.sha1(repr((pixels.shape, self.max_pixels)).encode() + pixels.tobytes()).hexdigest()
         if key in self._known:
@@ -158,7 +158,7 @@ class Sight:
         try:
             out = process(images=[shown], return_tensors="pt", **asked)
         except Exception as error:  # processors raise whatever they like for sizes that they cannot take
-            raise SightError(
+            raise VisionError(
                 f"the picture {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"
             ) from error
         text, tokens = known or self._stand(out, shown.size, name)
@@ -171,11 +171,11 @@ class Sight:
         """Return the processor's text for an image of a size, and its number of image tokens."""
         replaced = out.get("text_replacement_offsets")
         if not replaced or len(replaced[0]) != 1:
-            raise SightError(f"{type(self.processor).__name__} does not say what it puts in the place of an image")
+            raise VisionError(f"{type(self.processor).__name__} does not say what it puts in the place of an image")
         text = str(replaced[0][0]["replacement"])
         tokens = list(self.tokenizer.encode(text, add_special_tokens=False)).count(self.image_id)
         if tokens == 0:
-            raise SightError(f"the picture {name} became no token")
+            raise VisionError(f"the picture {name} became no token")
         if len(self._stands) >= KNOWN_SIZES:
             self._stands.clear()
         self._stands[size] = text, tokens
@@ -206,7 +206,7 @@ def _as_rgb(pixels: object, name: str) -> np.ndarray:
     """Return uint8 [H, W, 3]. A mask [H, W] becomes grey."""
     array = np.asarray(pixels)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (3,)):
-        raise SightError(
+        raise VisionError(
             f"the picture {name} is {array.dtype} {list(array.shape)}; right would be uint8 [height, width, 3]"
         )
     return np.ascontiguousarray(np.repeat(array[..., None], 3, axis=2) if array.ndim == 2 else array)
