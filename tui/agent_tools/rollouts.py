@@ -25,7 +25,7 @@ from ...engine.runs.types import (
 from ..advantage import equation
 from ..cli.output import json_line
 from ..plain import read_whole
-from .answers import TEXT, Answer, page, visible
+from .answers import TEXT, ToolAnswer, page, visible
 from .workspace import Limit, Offset, Rollout, Run, ToolError, Workspace, notes, number
 
 Filter = Annotated[str, Field(description=f"A condition such as `reward<0.2 and not correct`. {HELP}")]
@@ -111,14 +111,14 @@ class RolloutTools(Workspace):
         descending: bool = False,
         offset: Offset = 0,
         limit: Limit = 20,
-    ) -> Answer[list[TrajectoryRow]]:
+    ) -> ToolAnswer[list[TrajectoryRow]]:
         """List the rollouts that match a filter and a full-text search, in an order: n, step, reward, advantage, …"""
         query = Query(filter, search, sort, descending)
         with self.open(run) as reader:
             told = reader.rollouts.filter_notes(filter)
             rows, after = page(reader.rollouts.page(query, offset=offset, limit=limit + 1), offset, limit)
             total = int(reader.rollouts.count(query))
-            return Answer(untrusted=rows, next_offset=after, total=total, untrusted_notes=[*told, *notes(reader)])
+            return ToolAnswer(untrusted=rows, next_offset=after, total=total, untrusted_notes=[*told, *notes(reader)])
 
     def groups(
         self,
@@ -128,14 +128,14 @@ class RolloutTools(Workspace):
         descending: bool = False,
         offset: Offset = 0,
         limit: Limit = 20,
-    ) -> Answer[list[GroupRow]]:
+    ) -> ToolAnswer[list[GroupRow]]:
         """List groups that hold a match, with mean and std of their rewards. With a std of 0 there is no gradient."""
         with self.open(run) as reader:
             found = reader.rollouts.groups(Query(filter, "", sort, descending))
             rows, after = page(found.page(offset, limit + 1), offset, limit)
-            return Answer(untrusted=rows, next_offset=after, total=found.count(), untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=rows, next_offset=after, total=found.count(), untrusted_notes=notes(reader))
 
-    def read_rollout(self, run: Run, rollout: Rollout, offset: Offset = 0) -> Answer[Read]:
+    def read_rollout(self, run: Run, rollout: Rollout, offset: Offset = 0) -> ToolAnswer[Read]:
         """Read one rollout: prompt, outcome, and the turns from `offset` on. read_text continues texts that are cut."""
         with self.open(run) as reader:
             whole = read_whole(reader, number(reader, rollout))
@@ -145,20 +145,20 @@ class RolloutTools(Workspace):
             tools = [tool.signature for tool in t.tools]
             note = None if whole.note is None else whole.note.text
             told = Read(row, replace(t, steps=tuple(turns), tools=()), len(t.steps), tools, note)
-            return Answer(untrusted=told, next_offset=after, untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=told, next_offset=after, untrusted_notes=notes(reader))
 
     def read_text(
         self, run: Run, rollout: Rollout, part: Part, turn: Turn = 0, offset: Offset = 0
-    ) -> Answer[list[Passage]]:
+    ) -> ToolAnswer[list[Passage]]:
         """Read one text of a rollout from character `offset` on, 5,000 characters at a time."""
         with self.open(run) as reader:
             text = _text(reader.bodies.trajectory(number(reader, rollout)), part, turn)
         end = offset + PART
         passage = visible(text[offset:end])
         pieces = [Passage(passage[i : i + TEXT], len(text)) for i in range(0, len(passage), TEXT)]
-        return Answer(untrusted=pieces, next_offset=end if end < len(text) else None)
+        return ToolAnswer(untrusted=pieces, next_offset=end if end < len(text) else None)
 
-    def explain_reward(self, run: Run, rollout: Rollout, offset: Offset = 0) -> Answer[Explained]:
+    def explain_reward(self, run: Run, rollout: Rollout, offset: Offset = 0) -> ToolAnswer[Explained]:
         """Explain the reward by turn (from `offset` on) and component, and the advantage within its group."""
         with self.open(run) as reader:
             whole = read_whole(reader, number(reader, rollout))
@@ -179,9 +179,9 @@ class RolloutTools(Workspace):
                 whole.uses,
                 record.unknown,
             )
-            return Answer(untrusted=told, next_offset=after, untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=told, next_offset=after, untrusted_notes=notes(reader))
 
-    def tokens(self, run: Run, rollout: Rollout, offset: Offset = 0, limit: Limit = 100) -> Answer[list[Token]]:
+    def tokens(self, run: Run, rollout: Rollout, offset: Offset = 0, limit: Limit = 100) -> ToolAnswer[list[Token]]:
         """List tokens of a rollout with mask, log-prob, advantage and the values of the trainer."""
         with self.open(run) as reader:
             arrays = reader.bodies.tokens(number(reader, rollout))
@@ -190,7 +190,7 @@ class RolloutTools(Workspace):
             here = range(offset, min(len(arrays), offset + limit + 1))
             texts = reader.bodies.token_texts([arrays.token_ids[i] for i in here])
             found, after = page((_token(arrays, i, t) for i, t in zip(here, texts, strict=True)), offset, limit)
-            return Answer(untrusted=found, next_offset=after, total=len(arrays))
+            return ToolAnswer(untrusted=found, next_offset=after, total=len(arrays))
 
 
 def _text(record: TrajectoryRecord, part: Part, turn: int) -> str:

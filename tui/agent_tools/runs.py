@@ -24,7 +24,7 @@ from ..cli.check import config_of
 from ..cli.recompute import report_of
 from ..cli.run_table import headline
 from ..evaluation_text import difference
-from .answers import ENTRIES, Answer, page
+from .answers import ENTRIES, ToolAnswer, page
 from .workspace import Limit, Offset, Rollout, Run, ToolError, Workspace, notes, number
 
 LAST = 10
@@ -52,7 +52,7 @@ class Diagnosed:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class RunFindings:
     """Findings, the gravest first. not_checked: detectors without the data that they need."""
 
     findings: Sequence[Diagnosed]
@@ -92,13 +92,13 @@ class Compared:
 class RunTools(Workspace):
     """Tools that read whole runs."""
 
-    def list_runs(self, offset: Offset = 0, limit: Limit = 20) -> Answer[list[ListedRun]]:
+    def list_runs(self, offset: Offset = 0, limit: Limit = 20) -> ToolAnswer[list[ListedRun]]:
         """List dumps and runs, newest first, with status, reward and success."""
         found = self.list()
         rows, after = page(map(_listed, found[offset : offset + limit + 1]), offset, limit)
-        return Answer(untrusted=rows, next_offset=after, total=len(found))
+        return ToolAnswer(untrusted=rows, next_offset=after, total=len(found))
 
-    def findings(self, run: Run, offset: Offset = 0) -> Answer[Diagnosis]:
+    def findings(self, run: Run, offset: Offset = 0) -> ToolAnswer[RunFindings]:
         """Diagnose a run: faults of rewards, tokens and learning, with numbers, ids of rollouts and a suggestion."""
         with self.open(run) as reader:
             try:
@@ -109,10 +109,10 @@ class RunTools(Workspace):
             found = diagnosis.found()
             made = (Diagnosed(each, suggestion(each.finding.detector, each.finding.subject)) for each in found[offset:])
             shown, after = page(made, offset)
-            told = Diagnosis(shown, diagnosis.unchecked())
-            return Answer(untrusted=told, next_offset=after, total=len(found), untrusted_notes=notes(reader))
+            told = RunFindings(shown, diagnosis.unchecked())
+            return ToolAnswer(untrusted=told, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 
-    def recompute(self, run: Run, offset: Offset = 0) -> Answer[Recomputed]:
+    def recompute(self, run: Run, offset: Offset = 0) -> ToolAnswer[Recomputed]:
         """Compute the numbers of a training or dump again from its record, and list those that differ."""
         with self.open(run) as reader:
             try:
@@ -121,15 +121,15 @@ class RunTools(Workspace):
                 raise ToolError("the configuration of this run cannot be read") from None
             shown, after = page(islice(report.wrong, offset, None), offset)
             told = Recomputed(report.total, shown, report.given)
-            return Answer(untrusted=told, next_offset=after, total=len(report.wrong), untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=told, next_offset=after, total=len(report.wrong), untrusted_notes=notes(reader))
 
-    def metric_names(self, run: Run, contains: str = "", offset: Offset = 0) -> Answer[list[Metric]]:
+    def metric_names(self, run: Run, contains: str = "", offset: Offset = 0) -> ToolAnswer[list[Metric]]:
         """List metrics with meaning and last value. contains: a part of the name, such as `kl/`."""
         with self.open(run) as reader:
             last = reader.metrics.latest_points()
             found = [Metric(name, meaning(name), *at) for name, at in last.items() if contains in name]
             shown, after = page(found[offset:], offset)
-            return Answer(untrusted=shown, next_offset=after, total=len(found), untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=shown, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 
     def metrics(
         self,
@@ -138,23 +138,23 @@ class RunTools(Workspace):
         from_step: int = 0,
         to_step: int | None = None,
         points: Annotated[int, Field(ge=1, le=ENTRIES - 2)] = 50,
-    ) -> Answer[Mapping[str, list[tuple[int, float]]]]:
+    ) -> ToolAnswer[Mapping[str, list[tuple[int, float]]]]:
         """Read metrics by name, as (step, value). Of more steps than `points`, means of equal spans."""
         with self.open(run) as reader:
             read = reader.metrics.points
             curves = {n: read(n, after_step=from_step - 1, until_step=to_step, max_points=points) for n in names}
-            return Answer(untrusted=curves, untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=curves, untrusted_notes=notes(reader))
 
-    def events(self, run: Run, kinds: Kinds = (), offset: Offset = 0) -> Answer[list[Event]]:
+    def events(self, run: Run, kinds: Kinds = (), offset: Offset = 0) -> ToolAnswer[list[Event]]:
         """List events, newest first: alerts, evaluations, errors, checkpoints, changes of rewards."""
         with self.open(run) as reader:
             found = reader.events(kinds or None, limit=offset + ENTRIES + 1)[::-1]
             shown, after = page(found[offset:], offset)
-            return Answer(untrusted=shown, next_offset=after, untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=shown, next_offset=after, untrusted_notes=notes(reader))
 
     def compare_runs(
         self, runs: Annotated[list[Run], Field(min_length=2, max_length=6)], offset: Offset = 0
-    ) -> Answer[Compared]:
+    ) -> ToolAnswer[Compared]:
         """Compare runs: settings that differ, metrics at the end, and evaluations with intervals.
 
         Checkpoints are compared by their evaluations, which are runs of mode `eval`.
@@ -168,26 +168,26 @@ class RunTools(Workspace):
         shown, after = page(differ[offset:], offset)
         last = {name: values for name in FIRST if any(values := [self._last(run, name) for run in runs])}
         told = Compared([info.id for info in found], last, dict(shown), _evaluations(found))
-        return Answer(untrusted=told, next_offset=after, total=len(differ))
+        return ToolAnswer(untrusted=told, next_offset=after, total=len(differ))
 
     def _last(self, run: str, name: str) -> float | None:
         with self.open(run) as reader:
             values = [value for _, value in reader.metrics.points(name)]
         return fmean(values[-max(1, len(values) // LAST) :]) if values else None
 
-    def notes(self, run: Run, offset: Offset = 0) -> Answer[list[Note]]:
+    def notes(self, run: Run, offset: Offset = 0) -> ToolAnswer[list[Note]]:
         """List the notes on rollouts of a run. Words with # are labels."""
         with self.open(run) as reader:
             found = list(reader.notes.read().values())
             shown, after = page(found[offset:], offset)
-            return Answer(untrusted=shown, next_offset=after, total=len(found))
+            return ToolAnswer(untrusted=shown, next_offset=after, total=len(found))
 
-    def write_note(self, run: Run, rollout: Rollout, text: str) -> Answer[Note | None]:
+    def write_note(self, run: Run, rollout: Rollout, text: str) -> ToolAnswer[Note | None]:
         """Put a note of one line on a rollout, in place of its note before. An empty text removes it."""
         with self.open(run) as reader:
             (row,) = reader.rollouts.rows([number(reader, rollout)])
             reader.notes.put(row.id, text)
-            return Answer(untrusted=reader.notes.read().get(row.id))
+            return ToolAnswer(untrusted=reader.notes.read().get(row.id))
 
 
 def _listed(info: RunInfo) -> ListedRun:

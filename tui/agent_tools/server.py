@@ -14,7 +14,7 @@ from typing import Any
 from ...configs.errors import GrpoTuiError
 from ...engine.runs.errors import RecordDamaged
 from ..cli.common import HOST
-from .answers import Answer, visible
+from .answers import ToolAnswer, visible
 from .rollouts import RolloutTools
 from .runs import RunTools
 from .workspace import Workspace
@@ -91,5 +91,5 @@ def _answer(tool: Callable[..., Any], arguments: dict[str, object]) -> tuple[obj
 
 
 @functools.cache
-def _schema(kind: type[Answer[object]]) -> dict[str, object]:
+def _schema(kind: type[ToolAnswer[object]]) -> dict[str, object]:
     return kind.model_json_schema()
