@@ -259,8 +259,8 @@ class Indexer(AbstractContextManager["Indexer"]):
             return
         found = self.db.execute(
             "SELECT path, count(*) FROM named JOIN sources ON sources.id = source "
-            "WHERE NOT EXISTS (SELECT 1 FROM cards WHERE cards.id = named.id) "
-            "OR EXISTS (SELECT 1 FROM expected WHERE expected.id = named.id) GROUP BY path ORDER BY path"
+            "WHERE NOT EXISTS (SELECT 1 FROM cards JOIN rows ON rows.n = cards.n "
+            "WHERE cards.id = named.id AND turns IS NOT NULL) GROUP BY path ORDER BY path"
         ).fetchall()
         told = [(path, f"it names {n:,} rollout{'s' * (n > 1)} that no readable file holds") for path, n in found]
         self.store.begin()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..runs.errors import RecordVersion
-from ..runs.labels import clean
 from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
 from .groups import DumpGroups
 
-VERSION = "14"
+VERSION = "15"
 """The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
 """Reported problems. Ten times as many are kept."""
@@ -42,7 +40,6 @@ CREATE TABLE IF NOT EXISTS skipped (id INTEGER PRIMARY KEY, path TEXT NOT NULL, 
 CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY, rollouts INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS named (id TEXT PRIMARY KEY, source INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS logged (name TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS expected (id TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 """
 _STARTS = {
     "searchable": "0", "searchable_bytes": "0", "measured": "", "means": "{}", "diagnosed": "", "looked_for": "",
@@ -78,8 +75,7 @@ class IndexStore:
         self.groups = DumpGroups(self.db, self.meta("groups"))
         self._first: str | None = None
         self.problems: int = self.one("SELECT count(*) FROM skipped")
-        self.expecting = bool(self.one("SELECT 1 FROM expected LIMIT 1"))
-        self._filled = False
+        self.look_for_expected()
         if self.meta("index") is None:
             self.forget()
 
@@ -113,23 +109,10 @@ class IndexStore:
         tables = ("places", "amendments")
         return any(self.one(f"SELECT 1 FROM {table} WHERE source = ? LIMIT 1", source) for table in tables)
 
-    def expect(self, rows: Mapping[str, int]) -> None:
-        """Add rows by id that come from the writer's own index, and are replaced when the rollout is read."""
-        self.db.executemany("INSERT INTO expected VALUES (?, ?)", ((clean(id_), n) for id_, n in rows.items()))
-        self.expecting = self.expecting or bool(rows)
-
-    def expected(self, id_: str) -> int | None:
-        return self.one("SELECT n FROM expected WHERE id = ?", clean(id_))
-
-    def found(self, id_: str) -> None:
-        self.db.execute("DELETE FROM expected WHERE id = ?", (clean(id_),))
-        self._filled = True
-
-    def shown_whole(self) -> bool:
-        """Return whether rows were replaced since the last call."""
-        filled, self._filled = self._filled, False
-        self.expecting = bool(self.one("SELECT 1 FROM expected LIMIT 1"))
-        return filled
+    def look_for_expected(self) -> None:
+        """Note whether rows come from the writer's own index alone, and that open lists show the others as they are."""
+        self.expecting = bool(self.one("SELECT 1 FROM rows WHERE turns IS NULL LIMIT 1"))
+        self.replaced = False
 
     def scope(self, format_: str) -> str:
         """Return a prefix for the groups of a format. Groups of the dump's first format have none."""
@@ -155,4 +138,4 @@ class IndexStore:
         self.record.rollback()  # forget the names that were known
         self._first = None
         self.problems = 0
-        self.expecting = self._filled = False
+        self.look_for_expected()

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..runs import codec
 from ..runs.columns import Flag, Listed
@@ -66,10 +67,9 @@ class FilePart:
         self.seen: dict[str, tuple[int, int]] = {}
         self.lacking: Counter[tuple[str, str]] = Counter()
         self.words: Counter[str] = Counter()
-        self.ids: set[str] = set()
         self.again: list[tuple[str, Rollout]] = []
-        self.expected: dict[str, int] = {}
-        self.growing: dict[str, int] = {}
+        self.known: dict[str, tuple[int | None, int | None]] = {}
+        """The place in this part, or the number, of rows whose ids another rollout may have."""
         self.replaced: list[tuple[str, str]] = []
         """Groups that are written again, and the new names for their earlier rollouts."""
         self.read: dict[int, tuple[Listed, tuple[int, int, int, int]]] = {}
@@ -150,9 +150,7 @@ class FilePart:
         """Drop the rows from this one on, because their document cannot be read."""
         del self.rows[rows:], self.places[rows:]
         self.last = ((), None, None)
-        for known in (self.expected, self.growing):
-            for id_ in [id_ for id_, at in known.items() if at >= rows]:
-                del known[id_]
+        self.known = {id_: row for id_, row in self.known.items() if row[0] is None or row[0] < rows}
 
     def _see(self, format_: str, rollouts: int, documents: int = 1) -> None:
         known, before = self.seen.get(format_, (0, 0))
@@ -172,28 +170,24 @@ class FilePart:
         return self.format
 
     def _add(self, rollout: Rollout, found: FoundDocument, part: int, scope: str) -> None:
-        expected = rollout.id in self.expected or (self.store.expecting and self.store.expected(rollout.id) is not None)
-        if rollout.same_as_id and rollout.id and not expected:
-            if rollout.id in self.ids or self.store.one("SELECT 1 FROM cards WHERE id = ?", rollout.id):
-                self.again.append((rollout.id, rollout))
-                return
-            self.ids.add(rollout.id)
+        unique = bool(rollout.id) and (rollout.same_as_id or rollout.grows)
+        at, n, turns = self._row_of(rollout.id) if unique or self.store.expecting else (None, None, None)
+        if turns is not None and not unique:  # another rollout of the same id
+            at = n = None
+        elif turns is not None and not rollout.grows:
+            self.again.append((rollout.id, rollout))
+            return
+        elif turns is not None and turns > sum(m.is_agent for m in rollout.completion):
+            return
         fallback = f"{self.origin.relative}:{found.line}"
         fallback = f"{fallback}.{part}" if part else fallback
         named = identity(rollout, scope, fallback)
         place = (self.source, found.offset, found.length, part)
-        at, n = self.expected.pop(rollout.id, None), None
-        if at is None and self.store.expecting:
-            n = self.store.expected(rollout.id)
-        if any(m.is_agent for m in rollout.prompt) and at is None and n is None:
+        if any(m.is_agent for m in rollout.prompt) and at is None and n is None and not rollout.grows:
             talk, before, number_ = self.last
             if talk and rollout.prompt[: len(talk)] == talk:  # a later step of the previous rollout
                 at, n, rollout = before, number_, with_turns_of_prompt(rollout)
                 place = (*place[:3], ~part)
-        if rollout.grows and rollout.id:
-            at, n, turns = self._grown(rollout.id)
-            if turns is not None and turns > sum(m.is_agent for m in rollout.completion):
-                return
         if at is not None or n is not None:  # the list shows it already
             group, position = self._shown(at, n)
             named = named if not group.endswith(named[1]) else (named[0], group)
@@ -202,11 +196,13 @@ class FilePart:
                 self.rows[at], self.places[at] = listed, place
             elif n is not None:
                 self.read[n] = (listed, place)
+            if unique:
+                self.known[rollout.id] = at, n
             self.last = ((*rollout.prompt, *rollout.completion), at, n)
             return
         group, position = self._placed(rollout, named[1])
-        if rollout.grows:
-            self.growing[rollout.id] = len(self.rows)
+        if unique:
+            self.known[rollout.id] = len(self.rows), None
         self.last = ((*rollout.prompt, *rollout.completion), len(self.rows), None)
         self.rows.append(listed_of(rollout, (named[0], group), fallback_id=fallback, index=position))
         self.places.append(place)
@@ -230,26 +226,26 @@ class FilePart:
         sql = "SELECT name, rollout FROM rows JOIN groups ON groups.id = grp WHERE n = ?"
         return self.store.db.execute(sql, (n,)).fetchone()  # type: ignore[no-any-return]
 
-    def _grown(self, id_: str) -> tuple[int | None, int | None, int | None]:
-        """Return the place of the row of a rollout that has grown, in this part or in the index, and its turns."""
-        if (at := self.growing.get(id_)) is not None:
-            return at, None, len(self.rows[at].labels or ())
+    def _row_of(self, id_: str) -> tuple[int | None, int | None, Any]:
+        """Return the place of the row of an id in this part, or its number, and its turns (None: not read yet)."""
+        at, n = self.known.get(id_, (None, None))
+        if at is not None:
+            return at, None, self.rows[at].values["turns"]
         sql = "SELECT rows.n, turns FROM cards JOIN rows ON rows.n = cards.n WHERE cards.id = ? ORDER BY 1 DESC LIMIT 1"
-        row = self.store.db.execute(sql, (clean(id_),)).fetchone()
-        if row is not None and row[0] in self.read:
-            return None, row[0], len(self.read[row[0]][0].labels or ())
-        return (None, None, None) if row is None else (None, int(row[0]), int(row[1] or 0))
+        n, turns = (n, None) if n is not None else self.store.db.execute(sql, (clean(id_),)).fetchone() or (None, None)
+        return None, n, self.read[n][0].values["turns"] if n in self.read else turns
 
     def _expect(self, item: Expected, format_: str) -> None:
         """Add a row for a rollout that is read later, unless it is known or its file is missing."""
         rollout = item.rollout
-        known = rollout.id in self.expected or self.store.one("SELECT 1 FROM cards WHERE id = ?", rollout.id)
+        at, n, _ = self._row_of(rollout.id)
         source = self.source if item.path is None else self._source_of(item.path)
-        if known or source is None:
+        if at is not None or n is not None or source is None:
             return
         prompt_id, group = identity(rollout, self.store.scope(format_))
         group, position = self._placed(rollout, group)
-        self.expected[rollout.id] = len(self.rows)
+        self.known[rollout.id] = len(self.rows), None
+        self.store.expecting = True
         row = listed_of(rollout, (prompt_id, group), fallback_id="", index=position)
         self.rows.append(row._replace(labels=None, values={**row.values, "turns": None}))
         self.places.append((source, item.at, item.length, 0))
@@ -273,8 +269,9 @@ class FilePart:
                     (self.after, self.line, tail_of(str(self.origin.path), self.after), self.source),
                 )
             if done:
-                if self.store.shown_whole():
+                if self.store.replaced:
                     record.set_meta("epoch", str(time.time_ns()))  # open lists start again
+                self.store.look_for_expected()
                 db.execute("UPDATE sources SET done = 1 WHERE id = ?", (self.source,))
             record.set_meta("groups", self.store.groups.state())
             record.commit()
@@ -295,14 +292,13 @@ class FilePart:
             places = ((first + i, *place) for i, place in enumerate(self.places))
             db.executemany("INSERT INTO places VALUES (?, ?, ?, ?, ?)", places)
             self._amend_new(first)
-            self.store.expect({id_: first + i for id_, i in self.expected.items()})
             if self.last[1] is not None:
                 self.last = (self.last[0], None, first + self.last[1])
         for n, (listed, place) in self.read.items():
             record.rows.replace(n, listed)
             self._measure_again("n = ?", n)
             db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
-            self.store.found(listed.id)
+            self.store.replaced = True
             self._amend_again(listed.id)
 
     def _write_amendments(self) -> None:
