@@ -104,10 +104,7 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
     root = next((s for s in spans if s.is_root), spans[0])
     known = root.attributes
     prompt, said = split(messages)
-    evaluated = {k: v for span in spans for k, v in _evaluations(span).items()}
-    reward = evaluated.pop("reward", None)
-    if reward is None:
-        reward = Score(number(next((known[k] for k in _REWARDS if k in known), None)))
+    reward, evaluated = _scores(spans, known)
     usage = summed([source.attributes.get(f"gen_ai.usage.{k}_tokens") for k in ("input", "output")])
     step = whole(known.get("training.step", known.get("step")))
     return Rollout(
@@ -120,7 +117,7 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
         env=text(known.get("gen_ai.agent.name")) or (root.name if root.said is not None else ""),
         split=origin.split,
         model=next((m for s in spans if (m := text(s.attributes.get("gen_ai.request.model")) or s.model)), ""),
-        reward=reward.value,
+        reward=reward,
         components=evaluated,
         error=root.error,
         stop=next((m.stop for m in reversed(said) if m.stop), ""),
@@ -150,14 +147,12 @@ def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Messa
 def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
     """Return the values that spans without a conversation add to a rollout of another document, or None."""
     known = {k: v for span in spans for k, v in span.attributes.items()}
-    evaluated = {k: v.value for span in spans for k, v in _evaluations(span).items()}
+    reward, evaluated = _scores(spans, known)
     step = whole(known.get("training.step"))
-    reward = evaluated.pop("reward", None)
-    reward = number(next((known[k] for k in _REWARDS if k in known), None)) if reward is None else reward
     error = next((span.error for span in spans if span.is_root and span.error), None)
     if not evaluated and step is None and reward is None and error is None:
         return None
-    extra = _columns(known) | {f"component.{name}": value for name, value in evaluated.items()}
+    extra = _columns(known) | {f"component.{name}": score.value for name, score in evaluated.items()}
     return Amendment(_conversation(spans) or trace, step=step, reward=reward, extra=extra, error=error)
 
 
@@ -171,15 +166,20 @@ def _conversation(spans: list[Span]) -> str:
     return next((str(span.attributes[key]) for span in spans if key in span.attributes), "")
 
 
-def _evaluations(span: Span) -> dict[str, Score]:
-    """Return scores by name: attributes of a span, or events on it (`gen_ai.evaluation.result`). A score without a
-    name is the reward."""
-    given = {
-        text(values.get("gen_ai.evaluation.name")) or "reward": Score(number(values["gen_ai.evaluation.score.value"]))
-        for values in (span.attributes, *(about for _, about in span.events))
-        if "gen_ai.evaluation.score.value" in values
-    }
-    return {**given, **span.components}
+def _scores(spans: list[Span], attributes: Document) -> tuple[float | None, dict[str, Score]]:
+    """Return the reward and the scores by name: attributes of a span, or events on it (`gen_ai.evaluation.result`). A
+    score without a name is the reward, else an attribute `reward` is."""
+    found: dict[str, Score] = {}
+    for span in spans:
+        for values in (span.attributes, *(about for _, about in span.events)):
+            if "gen_ai.evaluation.score.value" in values:
+                name = text(values.get("gen_ai.evaluation.name")) or "reward"
+                found[name] = Score(number(values["gen_ai.evaluation.score.value"]))
+        found.update(span.components)
+    reward = found.pop("reward", Score(None)).value
+    if reward is None:
+        reward = number(next((attributes[k] for k in _REWARDS if k in attributes), None))
+    return reward, found
 
 
 def _with_stop(said: tuple[Message, ...], attributes: Document) -> tuple[Message, ...]:

@@ -167,26 +167,24 @@ def weighted(values: Sequence[float], weights: Sequence[float]) -> float:
 
 def score(values: Sequence[Sequence[float]], weights: Sequence[float], settings: Settings) -> Scored:
     """Return rewards and advantages of rollouts. values: [N, K], those of K functions, group after group."""
-    rewards = [weighted(row, weights) for row in values]
-    if settings.multi_objective_aggregation == "normalize_then_sum":
-        normal = _normalized(values, settings.num_generations)
+    rewards, n = [weighted(row, weights) for row in values], settings.num_generations
+    normalized = settings.multi_objective_aggregation == "normalize_then_sum"
+    if normalized:
+        columns = [_groups(column, n) for column in zip(*values, strict=True)]
+        normal = list(zip(*([v for group in groups for v in _normal(group)] for groups in columns), strict=True))
         compared = [weighted(row, weights) for row in normal]
-        means = [nan_mean(compared)] * len(compared)
-        stds = [nan_std(compared)] * len(compared)
-        size = [1.0 + max((abs(v) for v in row if not math.isnan(v)), default=0.0) for row in normal]
-        inner = max((abs(v) for row in values for v in row if not math.isnan(v)), default=0.0)
-        spread = min((s for s in _spreads(values, settings.num_generations) if s > FLOOR), default=FLOOR)
-        size = [s * (1.0 + inner / spread) for s in size]
+        spreads = [std for groups in columns for group in groups if (std := nan_std(group)) > FLOOR]
+        inner = max(map(_largest, values), default=0.0) / min(spreads, default=FLOOR)
+        size = [(1.0 + _largest(row)) * (1.0 + inner) for row in normal]
+        groups = [compared]
     else:
-        compared, n = rewards, settings.num_generations
-        groups = [compared[at : at + n] for at in range(0, len(compared), n)]
-        means = [nan_mean(group) for group in groups for _ in group]
-        stds = [nan_std(group) for group in groups for _ in group]
-        if settings.scale_rewards == "batch":
-            stds = [nan_std(compared)] * len(compared)
-        size = [max((abs(v) for v in group if not math.isnan(v)), default=0.0) for group in groups for _ in group]
-    scaled = settings.scale_rewards != "none" or settings.multi_objective_aggregation == "normalize_then_sum"
-    divisors = [std + FLOOR if scaled else 1.0 for std in stds]
+        compared, groups = rewards, _groups(rewards, n)
+        size = [_largest(group) for group in groups for _ in group]
+    means = [nan_mean(group) for group in groups for _ in group]
+    stds = [nan_std(group) for group in groups for _ in group]
+    if settings.scale_rewards == "batch":
+        stds = [nan_std(compared)] * len(compared)
+    divisors = [std + FLOOR if normalized or settings.scale_rewards != "none" else 1.0 for std in stds]
     raw = [(c - m) / d for c, m, d in zip(compared, means, divisors, strict=True)]
     advantages = [0.0 if math.isnan(a) else a for a in raw]
     slack = [
@@ -194,22 +192,18 @@ def score(values: Sequence[Sequence[float]], weights: Sequence[float], settings:
         for s, d, a in zip(size, divisors, advantages, strict=True)
     ]
     close = sum(std <= 1e-8 + ROUNDING * (1 + z) for std, z in zip(stds, size, strict=True))
-    exact = settings.num_generations & (settings.num_generations - 1) == 0  # then the mean of equal values is exact
+    exact = n & (n - 1) == 0  # then the mean of equal values is exact
     return Scored(rewards, advantages, slack, (sum(std == 0 for std in stds) if exact else 0, close))
 
 
-def _spreads(values: Sequence[Sequence[float]], n: int) -> list[float]:
-    columns = list(zip(*values, strict=True))
-    return [nan_std(column[at : at + n]) for column in columns for at in range(0, len(column), n)]
+def _groups(values: Sequence[float], n: int) -> list[Sequence[float]]:
+    return [values[at : at + n] for at in range(0, len(values), n)]
 
 
-def _normalized(values: Sequence[Sequence[float]], n: int) -> list[list[float]]:
-    columns: list[list[float]] = []
-    for column in zip(*values, strict=True):
-        normal: list[float] = []
-        for at in range(0, len(column), n):
-            group = column[at : at + n]
-            mean, std = nan_mean(group), nan_std(group)
-            normal += [(v - mean) / (std + FLOOR) for v in group]
-        columns.append(normal)
-    return [list(row) for row in zip(*columns, strict=True)]
+def _normal(group: Sequence[float]) -> list[float]:
+    mean, std = nan_mean(group), nan_std(group)
+    return [(v - mean) / (std + FLOOR) for v in group]
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((abs(v) for v in values if not math.isnan(v)), default=0.0)
