@@ -24,8 +24,7 @@ from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.demonstration import policies
 from grpo_tui.engine.demonstration.visual.glance import ASKED, COLOURS, PLACES, QUESTIONS, GlanceEnv, make_task
 from grpo_tui.engine.policy.vision.inputs import Images
-from grpo_tui.engine.policy.vision.loading import without_video
-from grpo_tui.engine.policy.vision.processor import VisionProcessor
+from grpo_tui.engine.policy.vision.processor import VisionProcessor, without_video
 from grpo_tui.envs.trajectory import TokenArrays
 
 from .common import LARGEST, Clock, adapters_of, main, save_adapters, success_by_question, write_quality

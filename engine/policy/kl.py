@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -130,25 +130,17 @@ class BetaController:
     in between (bounds included) it stays. It never leaves `[min_beta, max_beta]`; with `fixed` it never moves.
     """
 
-    HISTORY = 1000
-    """Changes kept in memory; the record of the run has all of them."""
-
     def __init__(self, config: BetaSettings) -> None:
         self.config = config
         self._automatic = config.beta_update_mode == "auto"
         self.beta = self._clamped(config.initial_beta) if self._automatic else config.initial_beta
         self._recent: deque[float] = deque(maxlen=config.window)
         self._start: deque[float] = deque(maxlen=config.window)
-        self._history: deque[BetaChange] = deque(maxlen=self.HISTORY)
 
     @property
     def mean_kl_divergence(self) -> float:
         """Mean KL of the last `window` updates, nats per token; 0 before the first."""
         return math.fsum(self._recent) / len(self._recent) if self._recent else 0.0
-
-    @property
-    def history(self) -> list[BetaChange]:
-        return list(self._history)
 
     @property
     def leaving(self) -> bool:
@@ -189,16 +181,10 @@ class BetaController:
             why += f"; held at the limit {new:g}"
         change = BetaChange(step, self.beta, new, mean, why)
         self.beta = new
-        self._history.append(change)
         return change
 
     def state_dict(self) -> dict[str, object]:
-        return {
-            "beta": self.beta,
-            "recent": list(self._recent),
-            "start": list(self._start),
-            "history": [asdict(c) for c in self._history],
-        }
+        return {"beta": self.beta, "recent": list(self._recent), "start": list(self._start)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`. The window and the clamps are those of this controller's configuration; in
@@ -207,8 +193,6 @@ class BetaController:
             self.beta = self._clamped(float(state["beta"]))
         self._recent = deque(map(float, state["recent"]), maxlen=self.config.window)
         self._start = deque(map(float, state.get("start", ())), maxlen=self.config.window)
-        changes: Iterable[Mapping[str, Any]] = state.get("history", ())
-        self._history = deque((BetaChange(**c) for c in changes), maxlen=self.HISTORY)
 
     def _clamped(self, beta: float) -> float:
         return min(max(beta, self.config.min_beta), self.config.max_beta)

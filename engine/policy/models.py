@@ -42,8 +42,7 @@ from .unwrap import base_of
 from .versions import returns_router_logits
 from .vision.inputs import VisionModel
 from .vision.kinds import apart_from_language, takes_images
-from .vision.loading import load_processor
-from .vision.processor import VisionProcessor
+from .vision.processor import VisionProcessor, load_processor
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,9 @@ TRL's loss asks for log-probs it gets those of one packed forward pass. TRL's lo
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -43,14 +41,6 @@ from .pipeline import RolloutOptions, RolloutPipeline, StepRequest, StepRollouts
 from .processes import Processes
 from .resumable import ResumableTrainer, StatePart
 from .sharding import whole
-
-ADAPTIVE_ENTROPY = ("entropy_coef", "_last_world_entropy")
-"""State of TRL's adaptive entropy bonus."""
-
-
-def environment_reward(prompts: Sequence[object], **_: object) -> list[float]:
-    """Fill the place of TRL's reward function. Rewards come with the rollouts."""
-    raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
 
 @dataclass
@@ -106,7 +96,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             args.beta, args.sync_ref_model = 0.0, False
         super().__init__(
             model=model,  # type: ignore[arg-type]
-            reward_funcs=[environment_reward],
+            reward_funcs=[trl_seam.environment_reward],
             args=args,
             train_dataset=Dataset.from_dict({"row": samples}),  # indices into `rows`
             processing_class=tokenizer,
@@ -183,7 +173,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         if replay is not None:
             self.state_parts.append(StatePart(replay.save, replay.load))
         if self.use_adaptive_entropy:
-            self.state_parts.append(StatePart(self._save_entropy, self._load_entropy, everywhere=True))
+            self.state_parts.append(trl_seam.adaptive_entropy(self))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Rollouts of these rows, scored: one row a rollout, in the order of `inputs`.
@@ -432,14 +422,6 @@ class GRPOEnvTrainer(ResumableTrainer):
         packed = packed and not self.aux_loss_enabled
         base, autocast = self.accelerator.unwrap_model(model), self.accelerator.autocast
         return PreparedModel(base, temperature=self.temperature, packed=packed, autocast=autocast)
-
-    def _save_entropy(self, folder: Path) -> None:
-        state = {name: getattr(self, name) for name in ADAPTIVE_ENTROPY}
-        (folder / "entropy.json").write_text(json.dumps(state))
-
-    def _load_entropy(self, folder: Path) -> None:
-        for name, value in json.loads((folder / "entropy.json").read_text()).items():
-            setattr(self, name, value)
 
     def _send_telemetry(self) -> None:
         """Send nothing: training contacts no server of TRL."""

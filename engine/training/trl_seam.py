@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ...configs.errors import GrpoTuiError
 from ..rollouts.rollout import Rollout
+from .resumable import StatePart
 
 TRIED = "1.14 to 1.16"
 """Versions of TRL that `make test-versions` trains with."""
@@ -67,6 +70,25 @@ def _message(hook: str) -> str:
         f"TRL {trl.__version__} has no GRPOTrainer.{hook}, which training needs; install one that was tried, "
         f"{TRIED}: pip install 'trl>=1.14,<1.17'"
     )
+
+
+def environment_reward(prompts: Sequence[object], **_: object) -> list[float]:
+    """Fill the place of TRL's reward function. Rewards come with the rollouts."""
+    raise RuntimeError("rewards come with the environment's rollouts; this is never called")
+
+
+def adaptive_entropy(trainer: GRPOTrainer) -> StatePart:
+    """Return the part of a checkpoint that keeps TRL's adaptive entropy bonus."""
+
+    def save(folder: Path) -> None:
+        state = {name: getattr(trainer, name) for name in ("entropy_coef", "_last_world_entropy")}
+        (folder / "entropy.json").write_text(json.dumps(state))
+
+    def load(folder: Path) -> None:
+        for name, value in json.loads((folder / "entropy.json").read_text()).items():
+            setattr(trainer, name, value)
+
+    return StatePart(save, load, everywhere=True)
 
 
 def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
 from ...policy.models import save_adapters
-from ...policy.probe import Probe, probe
+from ...policy.prepared import acting
+from ...policy.unwrap import base_of, device_of
 from ...runs.durable import make_folder, sync_folder, sync_tree
 from .client import ADMIN_TIMEOUT_S, ServerClient
 from .pool import ServerPool
@@ -41,6 +43,29 @@ PROBE_TOKENS = 4
 
 class AdapterError(GrpoTuiError, RuntimeError):
     """A policy version cannot be given to the servers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """The log-probs of a policy on a fixed text, by which a server is recognised as serving the same policy.
+
+    token_ids: the text, N tokens. logprobs: float32 [N - 1], nats, of each token but the first, at temperature 1.
+    next_logprobs: float32 [V], nats, of every token that could come next, at `temperature`, which is not 1."""
+
+    token_ids: tuple[int, ...]
+    logprobs: np.ndarray
+    next_logprobs: np.ndarray
+    temperature: float
+
+
+def probe(model: torch.nn.Module, token_ids: Sequence[int], temperature: float = 1.5) -> Probe:
+    """Run one forward pass over the text, in eval mode."""
+    tokens = torch.tensor([list(token_ids)], device=device_of(model))
+    with acting(model):
+        logits = base_of(model)(input_ids=tokens, use_cache=False).logits[0].float()
+    logprobs = logits[:-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
+    following = (logits[-1] / temperature).log_softmax(-1)
+    return Probe(tuple(token_ids), logprobs.cpu().numpy(), following.cpu().numpy(), temperature)
 
 
 @dataclass(frozen=True, eq=False)

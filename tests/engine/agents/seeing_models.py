@@ -36,8 +36,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.policy.vision.loading import without_video
-from grpo_tui.engine.policy.vision.processor import VisionProcessor
+from grpo_tui.engine.policy.vision.processor import VisionProcessor, without_video
 from grpo_tui.envs.content import Picture
 
 from .models import SHAPE, TEXTS, make_likelier

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from grpo_tui.configs.sections.online import KLConfig
 from grpo_tui.engine.policy.kl import (
+    BetaChange,
     BetaController,
     BetaSettings,
     kl_directions,
@@ -126,14 +127,15 @@ def controller(**changes: Any) -> BetaController:
 
 
 def test_beta_follows_the_rule_exactly() -> None:
-    beta = controller()
+    beta, changes = controller(), list[BetaChange]()
     series = [(0.061, 0.12), (0.06, 0.12), (0.05, 0.12), (0.04, 0.12), (0.0399, 0.1), (0.0, 0.1 / 1.2), (9.0, 0.1)]
     for step, (kl, expected) in enumerate(series, 1):
-        beta.update(kl, step)
+        if (change := beta.update(kl, step)) is not None:
+            changes.append(change)
         assert beta.beta == pytest.approx(expected, rel=1e-12), (step, kl)
-    assert [(c.step, c.mean_kl) for c in beta.history] == [(1, 0.061), (5, 0.0399), (6, 0.0), (7, 9.0)]
-    assert [c.new for c in beta.history[:-1]] == [c.old for c in beta.history[1:]]
-    assert "above 0.05 + 0.01" in beta.history[0].reason and "below 0.05 − 0.01" in beta.history[1].reason
+    assert [(c.step, c.mean_kl) for c in changes] == [(1, 0.061), (5, 0.0399), (6, 0.0), (7, 9.0)]
+    assert [c.new for c in changes[:-1]] == [c.old for c in changes[1:]]
+    assert "above 0.05 + 0.01" in changes[0].reason and "below 0.05 − 0.01" in changes[1].reason
 
 
 @given(st.lists(st.floats(0, 0.2), min_size=1, max_size=60), st.integers(1, 10))
@@ -160,19 +162,19 @@ def test_fixed_never_moves(series: list[float]) -> None:
     beta = controller(beta_update_mode="fixed", initial_beta=0.0)
     for step, kl in enumerate(series):
         assert beta.update(kl, step) is None
-    assert beta.beta == 0.0 and beta.history == []
+    assert beta.beta == 0.0
 
 
 def test_while_the_policy_leaves_its_start_beta_only_rises() -> None:
     """Small steps in one direction go as far as large ones: a small KL of each is then no reason for a smaller beta."""
     away, back = controller(window=4), controller(window=4)
-    for step, start in enumerate([0.1, 0.2, 0.3, 0.4], 1):
-        away.update(0.0, step, start)
-        back.update(0.0, step, 0.5 - start)
+    starts = list(enumerate([0.1, 0.2, 0.3, 0.4], 1))
+    outwards = [c for step, start in starts if (c := away.update(0.0, step, start)) is not None]
+    inwards = [c for step, start in starts if (c := back.update(0.0, step, 0.5 - start)) is not None]
     assert away.leaving and not back.leaving
-    assert [round(c.old / c.new, 6) for c in away.history] == [1.2] and len(back.history) == 4
-    away.update(9.0, 5, 0.5)
-    assert away.beta > away.history[-1].old
+    assert [round(c.old / c.new, 6) for c in outwards] == [1.2] and len(inwards) == 4
+    last = away.update(9.0, 5, 0.5)
+    assert last is not None and away.beta > last.old
 
 
 def test_nan_is_refused_and_stays_out_of_the_mean() -> None:
