@@ -280,7 +280,7 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
         ("model.sft_adapters", None if config.mode == "sft" or (adapters or "").startswith("builtin:") else adapters),
         ("model.chat_template", None if template == "chatml" else template),
     ]
-    code = [("environment.class_path", environment.class_path), ("rewards.embedder", rewards.embedder)]
+    code = [("environment.class_path", environment.class_path)]
     code += [(f"rewards.penalty_rules.{i}.class_path", r.class_path) for i, r in enumerate(rewards.penalty_rules)]
     extra = rewards.extra_components
     code += [(f"rewards.extra_components.{name}.class_path", c.class_path or "") for name, c in extra.items()]

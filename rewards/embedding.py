@@ -1,4 +1,4 @@
-"""State and action embeddings. States come from the frozen reference pass, or from a plug-in. Actions are hashed.
+"""State and action embeddings. States come from the frozen reference pass. Actions are hashed.
 
 A step's state embedding s_t is the mean of the last hidden states over the tokens that the agent wrote in that step:
 the policy's reference at the time of the action, before the environment answers. So (s_t, a_t) -> s_{t+1} is the
@@ -7,25 +7,14 @@ transition that the answer to a_t makes, and the last step has no s_{t+1}.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from hashlib import blake2b
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..envs.trajectory import Step, Trajectory
-
-
-class Embedder(Protocol):
-    """Makes state embeddings from trajectories, without a reference pass."""
-
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Return float32 [S_i, D] for each trajectory, a row a step. Equal steps get equal rows."""
-        ...
+from ..envs.trajectory import Step
 
 
 def segment_means(values: Tensor, segment: Tensor, number: int) -> Tensor:
@@ -66,37 +55,6 @@ class ActionEncoder:
         texts = [step.action or "?", *(f"{step.action} {name}={value!r}" for name, value in step.arguments.items())]
         tool, *arguments = _signs(texts, self.dimension)
         return (tool + 0.5 * sum(arguments, np.zeros_like(tool))) / np.float32(np.sqrt(self.dimension))
-
-
-class HashedEmbedder:
-    """State embeddings without a model: hashed words of the last observation and of the action.
-
-    A plug-in for training without a reference pass. It is deterministic and knows no meaning beyond equal words.
-    """
-
-    dimension = 128
-
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Return float32 [S_i, D] for each trajectory, with rows of length 1."""
-        return [self._trajectory(t) for t in trajectories]
-
-    def _trajectory(self, trajectory: Trajectory) -> Tensor:
-        rows = np.zeros((len(trajectory.steps), self.dimension), dtype=np.float32)
-        seen = trajectory.prompt
-        for i, step in enumerate(trajectory.steps):
-            for word in _WORD.findall(f"{seen[:2000]} {step.action_key[:500]}"):
-                rows[i] += _word_signs(word, self.dimension)
-            seen = step.observation
-        length = np.linalg.norm(rows, axis=1, keepdims=True)
-        return torch.from_numpy(rows / np.maximum(length, 1e-8))
-
-
-_WORD = re.compile(r"\w+")
-
-
-@lru_cache(maxsize=16384)
-def _word_signs(word: str, dimension: int) -> np.ndarray:
-    return _signs([word], dimension)[0]
 
 
 def _signs(texts: Sequence[str], dimension: int) -> np.ndarray:

@@ -17,12 +17,10 @@ from torch import Tensor
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import RewardsConfig
 from ..envs.trajectory import Trajectory
-from ..envs.user_code import UserCodeError, find_class
 from .breakdown import ComponentValue, NormalizedBy, Penalty, RewardBreakdown, StepReward
 from .components import Correctness, RewardComponent, RewardError, RewardInputs, Values, make_components
 from .components.curiosity import CuriosityDrivenRewardModule, CuriosityReward
 from .components.given import scored_components
-from .embedding import Embedder, HashedEmbedder
 from .metrics import Moments, batch_metrics
 from .normalization import RewardNormalizer, tensor_moments
 from .penalties.rules import check_steps, make_rules
@@ -99,7 +97,6 @@ class RewardOrchestrator:
             self.config.normalization, {name: self.config.normalization_of(name) for name in self.weights}
         )
         self.components = make_components(self.config, seed)
-        self.embedder = _embedder(self.config.embedder)
         self.rules = make_rules(self.config)
         self._pending: dict[str, Moments] = {}
         if embedding_dim is not None and self._curiosity.counts:
@@ -127,8 +124,8 @@ class RewardOrchestrator:
     ) -> RewardResult:
         """Compute the dense reward of each step of each trajectory, with its whole breakdown.
 
-        embeddings: [S_i, D] for each trajectory, a row a step, needed if curiosity or coherence carries weight and no
-        embedder is plugged in. env_rewards: the environment's own rewards per step (None: those in the steps). groups:
+        embeddings: [S_i, D] for each trajectory, a row a step, needed if curiosity or coherence carries weight.
+        env_rewards: the environment's own rewards per step (None: those in the steps). groups:
         the group of each trajectory (None: `trajectory.group`). step: optimiser steps made so far, by which weights are
         annealed.
 
@@ -224,12 +221,10 @@ class RewardOrchestrator:
     ) -> Tensor | None:
         """Return all steps' embeddings one after another, float32 [N, D]; None if there are none and none is needed."""
         if embeddings is None and self.config.needs_embeddings:
-            if self.embedder is None:
-                raise RewardError(
-                    "curiosity and coherence need state embeddings: pass embeddings, set rewards.embedder to hashed, "
-                    "or set w_curiosity and w_coherence to 0"
-                )
-            embeddings = self.embedder(trajectories)
+            raise RewardError(
+                "curiosity and coherence need state embeddings: pass embeddings, or set w_curiosity and w_coherence to "
+                "0"
+            )
         if embeddings is None:
             return None
         if len(embeddings) != len(counts):
@@ -313,20 +308,3 @@ def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | 
 def _tensor_name(component: str, name: str) -> str:
     """Return the name of a component's tensor. Those of curiosity have no prefix, which checkpoints rely on."""
     return name if component == "curiosity" else f"{component}.{name}"
-
-
-def _embedder(name: str) -> Embedder | None:
-    if name in ("reference", "none"):
-        return None
-    if name == "hashed":
-        return HashedEmbedder()
-    try:
-        made = find_class(name)()
-    except UserCodeError as error:
-        raise RewardError(f"rewards.embedder: {error}") from error
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise RewardError(f"rewards.embedder: {name} cannot be made without arguments ({reason})") from error
-    if not callable(made):
-        raise RewardError(f"rewards.embedder: {name} has no method __call__(self, trajectories)")
-    return cast("Embedder", made)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from .base import Section
 
@@ -15,8 +14,6 @@ COMPONENTS = ("task", "environment", "curiosity", "coherence", "penalty")
 
 SHAPED = ("curiosity", "coherence", "penalty")
 """Components that help to learn and are not the goal."""
-
-EMBEDDERS = ("reference", "hashed", "none")
 
 Normalization = Literal["zscore", "scale_only", "group", "none"]
 """How one component is normalised; docs/architecture/rewards.md compares the modes."""
@@ -50,7 +47,7 @@ class NormalizationConfig(Section):
     environment: Normalization = "none"
     """The environment's own rewards; their scale is the environment's."""
     curiosity: Normalization = "zscore"
-    """Prediction errors: their scale is the embedder's and falls as the dynamics model learns."""
+    """Prediction errors: their scale is that of the embeddings and falls as the dynamics model learns."""
     coherence: Normalization = "zscore"
     """Cosine similarities are often all near 1, so only their differences matter."""
     penalty: Normalization = "none"
@@ -66,15 +63,6 @@ class NormalizationConfig(Section):
     """Largest absolute value after `zscore` and `scale_only`, so that one outlier cannot dominate a batch."""
     min_count: ClassVar[int] = 32
     """Until a component has this many values, the batch being scored counts in its own statistics."""
-
-
-class CuriosityConfig(Section):
-    """The prediction error of the dynamics model (Pathak et al. 2017, arXiv 1705.05363)."""
-
-    hidden: int = Field(default=128, ge=64)
-    """Width of the dynamics model's hidden layer."""
-    learning_rate: float = Field(default=3e-3, gt=0)
-    """Of the dynamics model's own Adam."""
 
 
 class PenaltyAmounts(Section):
@@ -173,11 +161,6 @@ class RewardsConfig(Section):
     anneal_steps: int = Field(default=0, ge=0)
     """Steps over which the weights of curiosity, coherence and penalty fall to 0; 0: they stay."""
     normalization: NormalizationConfig = NormalizationConfig()
-    curiosity: CuriosityConfig = CuriosityConfig()
-    embedder: str = "reference"
-    """Where the state embeddings of curiosity and coherence come from: `reference` (the frozen reference pass, free
-    in reinforcement fine-tuning), `hashed` (words of actions and observations, no model), `none`, or the class path
-    of an embedder of your own."""
     penalties: PenaltyAmounts = PenaltyAmounts()
     penalty_rules: list[PenaltyRuleConfig] = Field(default_factory=list)
     """Penalty rules of your own, besides the built-in ones."""
@@ -193,24 +176,6 @@ class RewardsConfig(Section):
                 raise ValueError(f"{name} is a built-in component: give yours another name")
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name: use lower-case letters, digits and _, a letter first")
-        return value
-
-    @field_validator("embedder")
-    @classmethod
-    def _usable_embedder(cls, value: str, info: ValidationInfo) -> str:
-        if value not in EMBEDDERS:
-            near = difflib.get_close_matches(value, EMBEDDERS, n=1)
-            if near or not _CLASS_PATH.fullmatch(value):
-                raise ValueError(
-                    f"there is no embedder {value!r}{f'; did you mean {near[0]}?' if near else '.'} Use "
-                    f"{', '.join(EMBEDDERS)}, or a class: package.module.Class or path/to/file.py:Class"
-                )
-        for name in ("curiosity", "coherence") if value == "none" else ():
-            if (weight := info.data.get(f"w_{name}", 0)) > 0:
-                raise ValueError(
-                    f"{name} needs state embeddings and has weight {weight:g}: set embedder to reference or hashed, or "
-                    f"w_{name} to 0"
-                )
         return value
 
     def weight(self, component: str, step: int = 0) -> float:

@@ -49,8 +49,7 @@ class Scorer:
     @property
     def needs_embeddings(self) -> bool:
         """Whether the rewards read the reference's hidden states."""
-        shaped = self.orchestrator
-        return shaped is not None and shaped.config.needs_embeddings and shaped.embedder is None
+        return self.orchestrator is not None and self.orchestrator.config.needs_embeddings
 
     def score(self, rollouts: Sequence[Rollout], step: int = 0) -> tuple[list[Group], Metrics]:
         """Groups with `turn_rewards`, `breakdown` and `advantages`, and the rewards' metrics.

@@ -17,7 +17,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from ...configs import metric_names as metric
-from ...configs.sections.rewards import CuriosityConfig, RewardsConfig
+from ...configs.sections.rewards import RewardsConfig
 from ...envs.trajectory import Step
 from ..embedding import ActionEncoder
 from .base import RewardComponent, RewardError, RewardInputs, Values
@@ -87,19 +87,18 @@ transition is free of NaN and infinity."""
 class CuriosityDrivenRewardModule:
     """Prediction error of a `DynamicsModel` on each transition, with a cache of its predictions.
 
-    States are brought to root mean square 1, so the reward's size depends neither on the embedder's scale nor on its
-    width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2.
+    States are brought to root mean square 1, so the reward's size depends neither on the scale of the embeddings nor on
+    their width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2.
 
     Equal transitions of a batch are predicted once. Between batches an LRU cache, keyed by the model's version and the
     whole (s_t, a_t), byte for byte, is valid while the model is unchanged, as in serving. In training the model learns
     after every batch, so nothing is kept.
     """
 
-    def __init__(self, embedding_dim: int, config: CuriosityConfig | None = None, *, seed: int = 0) -> None:
-        self.config = config or CuriosityConfig()
+    def __init__(self, embedding_dim: int, *, hidden: int = 128, learning_rate: float = 3e-3, seed: int = 0) -> None:
         self.encode = ActionEncoder()
-        self.model = DynamicsModel(embedding_dim, self.encode.dimension, self.config.hidden, seed=seed)
-        self.optimizer = torch.optim.Adam(self.model.adapters().values(), lr=self.config.learning_rate)
+        self.model = DynamicsModel(embedding_dim, self.encode.dimension, hidden, seed=seed)
+        self.optimizer = torch.optim.Adam(self.model.adapters().values(), lr=learning_rate)
         self.cache: LRUCache[_Key, np.ndarray] = LRUCache(CACHE_SIZE)
         self._fresh: dict[_Key, np.ndarray] = {}
         self.hits = 0
@@ -242,7 +241,6 @@ class CuriosityReward(RewardComponent):
     """
 
     def __init__(self, config: RewardsConfig, seed: int) -> None:
-        self.config = config.curiosity
         self.counts = config.w_curiosity > 0
         self.seed = seed
         self.module: CuriosityDrivenRewardModule | None = None
@@ -250,7 +248,7 @@ class CuriosityReward(RewardComponent):
     def make(self, embedding_dim: int) -> CuriosityDrivenRewardModule:
         """Return the module for embeddings of this width. Raises RewardError if it has another width."""
         if self.module is None:
-            self.module = CuriosityDrivenRewardModule(embedding_dim, self.config, seed=self.seed)
+            self.module = CuriosityDrivenRewardModule(embedding_dim, seed=self.seed)
         known = self.module.model.embedding_dim
         if known != embedding_dim:
             raise RewardError(f"the dynamics model knows embeddings of width {known}, these have {embedding_dim}")
@@ -286,15 +284,8 @@ class CuriosityReward(RewardComponent):
         return {} if self.module is None else self.module.state_tensors()
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        if not self.counts:
-            return
-        try:
+        if self.counts:
             self.make(int(facts["embedding_dim"])).load_state(tensors, facts)
-        except (RuntimeError, KeyError) as error:
-            raise RewardError(
-                "the saved dynamics model does not fit rewards.curiosity: keep hidden as it was, or "
-                f"start a new run ({str(error).splitlines()[0]})"
-            ) from error
 
 
 def rms_normalized(states: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from grpo_tui.rewards.components import RewardError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from grpo_tui.rewards.penalties import BUILT_IN
 
-from .episodes import good, step, trajectory
+from .episodes import step, trajectory
 
 REFUSED = {
     "NaN": ("rewards:\n  w_task: .nan", 2, "rewards.w_task", ["NaN", "must be a number of at least 0"]),
@@ -44,19 +44,6 @@ REFUSED = {
         "rewards.normalization.task",
         ["zscore, scale_only, group, none"],
     ),
-    "unknown embedder": ("rewards:\n  embedder: hash", 2, "rewards.embedder", ["did you mean hashed?"]),
-    "curiosity without embeddings": (
-        "rewards:\n  embedder: none",
-        2,
-        "rewards.embedder",
-        ["curiosity needs state embeddings", "set embedder to reference or hashed, or w_curiosity to 0"],
-    ),
-    "coherence without embeddings": (
-        "rewards:\n  w_curiosity: 0\n  embedder: none",
-        3,
-        "rewards.embedder",
-        ["coherence needs state embeddings", "or w_coherence to 0"],
-    ),
     "a rule that is no class": (
         "rewards:\n  penalty_rules:\n    - class_path: my rule",
         3,
@@ -84,42 +71,15 @@ def test_every_built_in_rule_has_its_amount():
     assert {rule.id: rule.amount for rule in BUILT_IN} == amounts.model_dump()
 
 
-EMBEDDER = """
-import torch
-
-class Length:
-    def __call__(self, trajectories):
-        return [torch.tensor([[float(len(s.text)), 1.0] for s in t.steps]) for t in trajectories]
-
-class NeedsMore:
-    def __init__(self, path): ...
-
-class NotCallable: ...
-"""
-
-
-def test_an_embedder_of_the_users_own(tmp_path: Path):
-    file = tmp_path / "my_embedder.py"
-    file.write_text(EMBEDDER)
-    config = RewardsConfig(embedder=f"{file}:Length")
-    result = RewardOrchestrator(config=config).calculate_total_reward(good(), True)
-    assert "curiosity" in result.component_names
-    for name, said in {
-        "NeedsMore": "cannot be made without arguments",
-        "NotCallable": "has no method __call__",
-        "Nothing": "has no class Nothing",
-    }.items():
-        with pytest.raises(RewardError, match=rf"rewards\.embedder: .*{said}"):
-            RewardOrchestrator(config=RewardsConfig(embedder=f"{file}:{name}"))
-
-
 def test_files_of_own_classes_that_are_not_there_are_named_before_a_run(tmp_path: Path):
     file = tmp_path / "my.yaml"
-    file.write_text("rewards:\n  embedder: gone.py:E\n  penalty_rules:\n    - class_path: nowhere.py:Rule\n")
+    file.write_text(
+        "environment:\n  class_path: gone.py:E\nrewards:\n  penalty_rules:\n    - class_path: nowhere.py:R\n"
+    )
     with pytest.raises(ConfigError) as refused:
         load_config(file, paths=True)
     first, second = str(refused.value).splitlines()
-    assert first.startswith(f"{file}:2: rewards.embedder: there is no file or folder gone.py")
+    assert first.startswith(f"{file}:2: environment.class_path: there is no file or folder gone.py")
     assert "rewards.penalty_rules.0.class_path: there is no file or folder nowhere.py" in second
 
 

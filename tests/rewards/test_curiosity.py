@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.configs.sections.rewards import CuriosityConfig
 from grpo_tui.envs.trajectory import Step
 from grpo_tui.rewards.components.curiosity import CuriosityDrivenRewardModule, DynamicsModel, rms_normalized
 from grpo_tui.rewards.embedding import ActionEncoder
@@ -21,7 +20,7 @@ from grpo_tui.rewards.embedding import ActionEncoder
 from .episodes import step
 
 D = 16
-SMALL = CuriosityConfig(hidden=64, learning_rate=1e-2)
+SMALL = {"hidden": 64, "learning_rate": 1e-2}
 
 
 def pairs(states: torch.Tensor, following: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +64,7 @@ def test_at_most_a_tenth_of_the_parameters_train(width: int, hidden: int, rank: 
 
 
 def test_training_changes_the_adapters_and_never_the_base():
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
     before = {name: p.detach().clone() for name, p in module.model.named_parameters()}
     for _ in range(3):
         module.compute(*Stream().batch())
@@ -75,7 +74,7 @@ def test_training_changes_the_adapters_and_never_the_base():
 
 
 def test_the_loss_falls_on_a_stationary_stream():
-    module, stream = CuriosityDrivenRewardModule(D, SMALL), Stream()
+    module, stream = CuriosityDrivenRewardModule(D, **SMALL), Stream()
     losses = []
     for _ in range(150):
         module.compute(*stream.batch())
@@ -84,7 +83,7 @@ def test_the_loss_falls_on_a_stationary_stream():
 
 
 def test_curiosity_on_a_repeated_transition_falls():
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
     flat, has_next = pairs(torch.randn(1, D, generator=torch.Generator().manual_seed(1)), torch.ones(1, D))
     seen = []
     for _ in range(60):
@@ -99,7 +98,7 @@ def test_the_error_stays_on_noise_and_falls_where_the_world_can_be_predicted():
     early: dict[bool, float] = {}
     late: dict[bool, float] = {}
     for noisy in (False, True):
-        module, stream = CuriosityDrivenRewardModule(D, SMALL), Stream(noisy)
+        module, stream = CuriosityDrivenRewardModule(D, **SMALL), Stream(noisy)
         rewards = []
         for _ in range(150):
             batch = stream.batch()
@@ -112,7 +111,7 @@ def test_the_error_stays_on_noise_and_falls_where_the_world_can_be_predicted():
 
 
 def test_the_reward_is_the_mean_squared_error_of_the_predicted_change():
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
     generator = torch.Generator().manual_seed(3)
     flat = torch.randn(7, D, generator=generator) * 40
     has_next = torch.tensor([True, True, False, True, True, True, False])
@@ -133,13 +132,13 @@ def test_the_reward_is_the_mean_squared_error_of_the_predicted_change():
 
 def test_the_size_of_the_embeddings_does_not_matter():
     batch = Stream().batch()
-    small, large = (CuriosityDrivenRewardModule(D, SMALL) for _ in range(2))
+    small, large = (CuriosityDrivenRewardModule(D, **SMALL) for _ in range(2))
     torch.testing.assert_close(small.compute(*batch), large.compute(batch[0] * 1000, *batch[1:]), atol=1e-5, rtol=1e-5)
     assert torch.equal(rms_normalized(torch.zeros(1, D)), torch.zeros(1, D))
 
 
 def test_a_hit_saves_the_forward_pass():
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
     batch = Stream().batch(20)
     predicted: list[int] = []
     module.model.register_forward_hook(lambda model, inputs, output: predicted.append(len(output)))
@@ -157,7 +156,7 @@ def test_a_hit_saves_the_forward_pass():
 
 
 def test_the_key_is_the_whole_state_and_the_whole_action():
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
     flat, has_next = pairs(torch.ones(1, D), torch.zeros(1, D))
     base = [step(0, "LOOK", {"x": 1}), step(1, "ANSWER")]
     module.compute(flat, base, [s.action_key for s in base], has_next)
@@ -175,14 +174,14 @@ def test_the_key_is_the_whole_state_and_the_whole_action():
 
 
 def test_a_stale_prediction_is_never_served():
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
     batch = Stream().batch()
     before = module.compute(*batch)
     version = module.model.version
     module.update()
     assert module.model.version == version + 1
     after = module.compute(*batch)
-    fresh = CuriosityDrivenRewardModule(D, SMALL)
+    fresh = CuriosityDrivenRewardModule(D, **SMALL)
     fresh.load_state(module.state_tensors(), module.state_facts())
     assert torch.equal(after, fresh.compute(*batch))
     assert not torch.equal(after, before)
@@ -201,7 +200,7 @@ def test_a_stale_prediction_is_never_served():
 
 def test_the_cache_forgets_the_least_recently_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("grpo_tui.rewards.components.curiosity.CACHE_SIZE", 2)
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
 
     def look(name: str) -> int:
         flat, has_next = pairs(torch.ones(1, D), torch.zeros(1, D))
@@ -215,7 +214,7 @@ def test_the_cache_forgets_the_least_recently_used(monkeypatch: pytest.MonkeyPat
 
 
 def test_embeddings_that_are_not_finite_do_not_reach_the_weights():
-    module = CuriosityDrivenRewardModule(D, SMALL)
+    module = CuriosityDrivenRewardModule(D, **SMALL)
     flat, steps, keys, has_next = Stream().batch()
     flat[0] = float("nan")
     rewards = module.compute(flat, steps, keys, has_next)

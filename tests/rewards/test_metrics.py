@@ -14,7 +14,7 @@ import torch
 import wandb
 
 from grpo_tui.configs.sections.base import LoggingConfig
-from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
+from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.record.wandb_sink import ACTION_TABLE, WandbSink
 from grpo_tui.rewards.metrics import action_distribution, flat
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
@@ -44,7 +44,7 @@ def offline(folder: Path, **more) -> WandbSink:
 
 def test_the_offline_file_holds_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    orchestrator = RewardOrchestrator(config=RewardsConfig(curiosity=CuriosityConfig(hidden=64)))
+    orchestrator = RewardOrchestrator(config=RewardsConfig())
     problems: list[str] = []
     sink = offline(tmp_path, on_problem=problems.append)
     logged = {}

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.configs.plain_data import from_plain
-from grpo_tui.configs.sections.rewards import CuriosityConfig, NormalizationConfig, RewardsConfig
+from grpo_tui.configs.sections.rewards import NormalizationConfig, RewardsConfig
 from grpo_tui.engine.policy.token_scores import turn_means
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.batches import rollout_of
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.components import RewardError
-from grpo_tui.rewards.embedding import HashedEmbedder
 from grpo_tui.rewards.orchestrator import RewardOrchestrator, RewardResult
 from grpo_tui.rewards.reward_detectors import advantage_shares
 
@@ -42,7 +41,6 @@ def small(seed: int = 0, **more) -> RewardsConfig:
         w_curiosity=0.2,
         w_coherence=0.7,
         w_penalty=1.5,
-        curiosity=CuriosityConfig(hidden=64),
         normalization=NormalizationConfig(
             **dict(zip(["task", "environment", "curiosity", "coherence", "penalty"], modes, strict=True))  # type: ignore[arg-type]
         ),
@@ -114,7 +112,7 @@ def test_the_order_within_a_batch_does_not_matter(batch, seed: int, order: rando
 
 
 def test_where_each_component_lands():
-    config = RewardsConfig(w_environment=1.0, curiosity=CuriosityConfig(hidden=64))
+    config = RewardsConfig(w_environment=1.0)
     steps = [dataclasses.replace(s, reward=0.5) for s in good().steps]
     found = dataclasses.replace(good(), steps=tuple(steps))
     result = score(config, [found], [True], [torch.randn(3, 8)])
@@ -170,7 +168,7 @@ def test_one_trajectory_without_a_list():
 
 
 def test_scoring_changes_nothing_until_the_update():
-    orchestrator = RewardOrchestrator(0.1, 0.1, 1.0, config=RewardsConfig(curiosity=CuriosityConfig(hidden=64)))
+    orchestrator = RewardOrchestrator(0.1, 0.1, 1.0, config=RewardsConfig())
     batch, embeddings = [good("a"), good("b")], [torch.randn(3, 8), torch.randn(3, 8)]
     first = orchestrator.calculate_total_reward(batch, [True, False], embeddings=embeddings, update=False)
     again = orchestrator.calculate_total_reward(batch, [True, False], embeddings=embeddings, update=False)
@@ -197,9 +195,9 @@ def test_values_that_are_not_finite_count_as_undefined_and_are_counted():
 
 
 def test_missing_embeddings_are_an_error_that_says_what_to_do():
-    with pytest.raises(RewardError, match=r"set rewards\.embedder to hashed"):
+    with pytest.raises(RewardError, match="pass embeddings"):
         RewardOrchestrator(0.1, 0.1, 1.0).calculate_total_reward(good(), True)
-    with pytest.raises(RewardError, match=r"set rewards\.embedder to hashed"):
+    with pytest.raises(RewardError, match="pass embeddings"):
         RewardOrchestrator(0.0, 0.1, 1.0).calculate_total_reward(good(), True)
     assert score(RewardsConfig(w_curiosity=0, w_coherence=0), [good()], [True], None).component_names == (
         "task",
@@ -220,16 +218,6 @@ def test_inputs_that_do_not_fit_are_refused():
         RewardOrchestrator(0, 0, 1).calculate_total_reward([good()], [True], env_rewards=[[1.0]])
 
 
-def test_the_hashed_embedder_stands_in_for_the_reference_pass():
-    config = RewardsConfig(embedder="hashed", curiosity=CuriosityConfig(hidden=64))
-    result = score(config, [good("a"), good("b")], [True, True], None)
-    assert torch.equal(result.total[0], result.total[1])
-    assert result.component_names == ("task", "curiosity", "coherence", "penalty")
-    rows = HashedEmbedder()([good(), trajectory()])
-    assert [tuple(r.shape) for r in rows] == [(3, 128), (0, 128)]
-    torch.testing.assert_close(rows[0].norm(dim=-1), torch.ones(3))
-
-
 def test_step_embeddings_are_means_over_the_agents_tokens_of_a_step():
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 7, 4, generator=generator)
@@ -242,7 +230,7 @@ def test_step_embeddings_are_means_over_the_agents_tokens_of_a_step():
 
 
 def test_the_share_of_each_component_in_the_advantage():
-    config = RewardsConfig(curiosity=CuriosityConfig(hidden=64))
+    config = RewardsConfig()
     batch = [good(f"t{i}", group=f"g{i % 2}") for i in range(8)]
     batch[0] = trajectory(step(0, "DANCE"), step(1, None), id="t0", group="g0")
     embeddings = [torch.randn(len(t.steps), 8, generator=torch.Generator().manual_seed(i)) for i, t in enumerate(batch)]
@@ -255,7 +243,7 @@ def test_the_share_of_each_component_in_the_advantage():
 
 def test_metrics_add_up_and_agree_with_the_breakdown():
     batch = [good("a"), trajectory(step(0, "TRACK_OBJECT", {"mask": 1}, masks=["1"]), id="b")]
-    config = RewardsConfig(curiosity=CuriosityConfig(hidden=64))
+    config = RewardsConfig()
     orchestrator = RewardOrchestrator(config=config)
     embeddings = [torch.randn(3, 8), torch.randn(1, 8)]
     result = orchestrator.calculate_total_reward(batch, [True, False], embeddings=embeddings)

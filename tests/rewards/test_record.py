@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
+from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -22,7 +22,7 @@ from .episodes import batches
 @given(given_batches=st.lists(batches(), min_size=1, max_size=3))
 def test_every_number_in_the_record_is_the_orchestrators(tmp_path_factory, given_batches):
     folder: Path = tmp_path_factory.mktemp("run")
-    orchestrator = RewardOrchestrator(config=RewardsConfig(curiosity=CuriosityConfig(hidden=64)))
+    orchestrator = RewardOrchestrator(config=RewardsConfig())
     computed = []
     writer = RunWriter(folder)
     for number, (trajectories, correctness, embeddings) in enumerate(given_batches, start=1):

@@ -247,7 +247,7 @@ class InferenceEngine:
         embeddings, logits = embeddings_and_logits(
             self.model,
             samples,
-            embed=self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None,
+            embed=self.orchestrator.config.needs_embeddings,
             wanted=[answer.gate.open and c is not None for c in correct],
             top_k=self.logits_top_k,
             between=self.between,

@@ -80,7 +80,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "an environment with answers": {"environment": paying(known=True), "training": {"advantages": "turn"}},
     "shaping that fades": {
         "environment": CALCULATOR,
-        "rewards": {"embedder": "hashed", "anneal_steps": 3},
+        "rewards": {"anneal_steps": 3},
     },
     "code of one's own": {
         "environment": CALCULATOR,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
+from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.engine.policy.token_scores import turn_means
 from grpo_tui.envs.calculator import CalculatorEnv
@@ -32,7 +32,7 @@ def generate(tmp_path, packed: bool, **rewards: Any) -> tuple[Any, RewardOrchest
         for task in CalculatorEnv().make_tasks("train", 2, 0)
     ]
     model, forwards = policy(), []
-    orchestrator = RewardOrchestrator(config=RewardsConfig(curiosity=CuriosityConfig(hidden=64), **rewards))
+    orchestrator = RewardOrchestrator(config=RewardsConfig(**rewards))
     trainer = make_trainer(
         tmp_path, rows, model, ScriptedAgent(say, tokenizer()), orchestrator=orchestrator, beta=0.1, packed=packed
     )
