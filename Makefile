@@ -50,7 +50,8 @@ lint: $(VENV)/.ready-test
 
 types: $(VENV)/.ready-test
 	@echo "== types (pyright)"
-	@NODE_OPTIONS=--max-old-space-size=8192 $(BIN)/pyright  # with less it forgets its types and checks twice as long
+	@# With a smaller old space it forgets its types and checks twice as long. A larger young space saves a tenth.
+	@NODE_OPTIONS="--max-old-space-size=8192 --max-semi-space-size=128" $(BIN)/pyright
 
 unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"

@@ -1,7 +1,7 @@
 """A pretrained model learns real tasks: ours against TRL, at the same processor time.
 
     python -m benchmarks.pretrained [--tasks NAME ...] [--trainers NAME ...] [--seeds 0 1 2] [--seconds 240] [--marks 4]
-                                    [--results runs/pretrained.jsonl] [--picture FILE.png] [--device cpu|cuda]
+                                    [--results runs/pretrained.jsonl] [--picture FILE.svg] [--device cpu|cuda]
 
 SmolLM2-135M with LoRA and the default hyperparameters, 4 x 8 rollouts a step. Both trainers get the same tasks,
 rewards, prompts, limits, adapters to start from, and processor seconds of training. TRL is its `GRPOTrainer` with
@@ -16,8 +16,9 @@ greedy success on 96 held-out tasks. `--device` is that of the SFT and of the ev
 | calculator | one call of a tool, then the answer |
 | calculations | three calls, each with the result of the one before: four turns |
 
-The model cannot call tools, so both calculator tasks start from adapters of a short SFT on other tasks. Rows that
-`--results` holds are not measured again. Intervals: 95 % over the seeds, Student's t. `--picture` needs matplotlib.
+The model cannot call tools, so both calculator tasks start from adapters of a short SFT on other tasks. There TRL does
+not merge adapters while it generates (see `TunedRollout`). Rows that `--results` holds are not measured again.
+Intervals: 95 % over the seeds, Student's t. `--picture` needs matplotlib.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def main() -> None:
     for seed in given.seeds:
         for task in given.tasks:
             for trainer in given.trainers:
-                key = [trainer, task, seed, given.seconds, given.marks]
+                key = [trainer, task, seed, given.seconds]
                 before, _ = kept.get(["before", task], partial(measure_before, task, given))
                 row, _ = kept.get(key, partial(measure, trainer, task, seed, before["success"], given))
                 rows.setdefault((task, trainer), []).append(row)
@@ -231,6 +232,8 @@ def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
     """Draw success over processor seconds: a line for each seed, a colour for each trainer."""
     from matplotlib import pyplot
 
+    pyplot.rcParams["svg.fonttype"] = "none"
+    pyplot.rcParams["svg.hashsalt"] = "pretrained"  # the same file for the same rows
     tasks = list(dict.fromkeys(task for task, _ in rows))
     figure, axes = pyplot.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
@@ -241,7 +244,7 @@ def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
     axes[0][0].set_ylabel("held-out success, greedy")
     axes[0][0].legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":

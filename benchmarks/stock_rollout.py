@@ -33,6 +33,7 @@ class StockRollout:
         self.rows = rows
         self.tokenizer = tokenizer
         self.training = config.training
+        self.merges = config.model.sft_adapters is None or config.model.weights == "float32"
         self.max_turns = config.environment.config["max_turns"]
         self.env: Any = make_env(rows[0].env_class_path, rows[0].env_config, tokenizer)
         self.env._meet(TransformersAgent(model, tokenizer))  # the policy reads the same prompts as in ours
@@ -140,13 +141,17 @@ class StockRollout:
 
 
 class TunedRollout(StockRollout):
-    """The same with adapters merged into the weights while it generates, and the key-value cache kept over the turns,
-    from which rows that have ended are taken out."""
+    """The same with adapters merged into the weights while it generates, and the key-value cache kept over the turns.
+    Rows that have ended leave the cache.
+
+    Adapters of an SFT are not merged into weights in half precision: rounding loses most of what they add, and the
+    policy no longer solves the tasks that it solved."""
 
     def begin(self, trainer: Any) -> None:
         """Merge, and forget the last batch."""
         self.model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        self.model.merge_adapter()
+        if self.merges:
+            self.model.merge_adapter()
         self.model.eval()
         self.cache: Any = None
         self.rows_in_cache: list[int] = []
@@ -154,7 +159,8 @@ class TunedRollout(StockRollout):
     def end(self, trainer: Any) -> None:
         """The adapters are trained apart from the weights."""
         self.cache = None
-        self.model.unmerge_adapter()
+        if self.merges:
+            self.model.unmerge_adapter()
         self.model.train()
 
     def turn(self, trainer: Any, live: list[int], every: list[list[int]]) -> list[list[int]]:
