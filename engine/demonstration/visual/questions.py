@@ -109,13 +109,10 @@ def is_legible(scene: Scene) -> bool:
 def _stands_out(shape: Shape, background: np.ndarray, frames: int) -> bool:
     colour = opponent(np.array(shape.rgb, dtype=np.uint8))
     outline = np.array(render.outline(shape))
-    for frame in range(0, frames, 2):
-        for grow in (1.0, 1.2):
-            xy = np.rint(outline * grow + shape.at(frame)).astype(int)
-            x, y = xy[:, 0].clip(0, background.shape[1] - 1), xy[:, 1].clip(0, background.shape[0] - 1)
-            if np.percentile(lengths(background[y, x] - colour), 10) < LEGIBLE:
-                return False
-    return True
+    outlines = [outline * grow + shape.at(frame) for frame in range(0, frames, 2) for grow in (1.0, 1.2)]
+    x, y = np.moveaxis(np.rint(outlines).astype(int), -1, 0)
+    pixels = background[y.clip(0, background.shape[0] - 1), x.clip(0, background.shape[1] - 1)]
+    return bool((np.percentile(lengths(pixels - colour), 10, axis=1) >= LEGIBLE).all())
 
 
 # ---------------------------------------------------------------------------------------------------- kinds

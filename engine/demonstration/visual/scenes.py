@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ....configs.plain_data import from_plain
@@ -117,7 +117,8 @@ class Scene:
     """Of the noise."""
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        flat = {**vars(self), "background": dict(vars(self.background))}  # dataclasses.asdict takes six times as long
+        return {**flat, **{name: tuple(dict(vars(part)) for part in flat[name]) for name in ("objects", "words")}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Scene:
@@ -188,15 +189,19 @@ def place(
     if low_x > high_x or low_y > high_y:
         return None
     for _ in range(30):
-        placed = replace(shape, x=round(rng.uniform(low_x, high_x), 2), y=round(rng.uniform(low_y, high_y), 2))
-        if not any(overlap(swept(placed, scene.frames), box) for box in taken):
-            return placed
+        x, y = round(rng.uniform(low_x, high_x), 2), round(rng.uniform(low_y, high_y), 2)
+        box = swept(shape, scene.frames, start=(x, y))
+        if not any(overlap(box, other) for other in taken):
+            return replace(shape, x=x, y=y)
     return None
 
 
-def swept(shape: Shape, frames: int, margin: float = 3.0) -> tuple[float, float, float, float]:
-    """Return the box that a shape stays in over all frames."""
-    (x0, y0), (x1, y1), r = shape.at(0), shape.at(frames - 1), shape.reach + margin
+def swept(
+    shape: Shape, frames: int, *, start: tuple[float, float] | None = None, margin: float = 3.0
+) -> tuple[float, float, float, float]:
+    """Return the box that contains a shape in all frames. start: its centre in the first one, if not its own."""
+    (x0, y0), r = start or (shape.x, shape.y), shape.reach + margin
+    x1, y1 = x0 + shape.dx * (frames - 1), y0 + shape.dy * (frames - 1)
     return min(x0, x1) - r, min(y0, y1) - r, max(x0, x1) + r, max(y0, y1) + r
 
 
