@@ -1,7 +1,7 @@
 """The interface for training scripts: `from grpo_tui import Recorder, Rollout`, `import grpo_tui.trl`.
 
-The import is light: names are loaded when they are first used. This folder is the top of the package (`setup.py`), so
-its imports are absolute (`grpo_tui.engine…`).
+The import is light: each name is loaded on first use. `setup.py` installs this folder as the top of the package, so the
+imports are absolute (`grpo_tui.engine…`).
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Record a run from any training script. The app shows it as it shows runs of its own.
+"""Record a run from any training script. The app shows it like a run of grpo-tui itself.
 
     with Recorder("my-run", environment="gsm8k", model="Qwen3-0.6B") as record:
         for step in range(100):
@@ -6,8 +6,8 @@
             record.rollouts(step, rollouts)
             record.metrics(step, {"loss": loss, "kl/mean": kl})
 
-A thread of the recorder converts and writes the rows. The training waits only for a disk that is slower than the
-training, and never fails because of the record. A full or broken disk costs rows, which are counted and reported once.
+A background thread converts and writes the rows. Training waits only when rows arrive faster than they can be written,
+and recording never makes it fail. If the disk is full or broken, rows are lost, counted, and reported once.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from grpo_tui.engine.runs.write.writer import PATIENCE_SECONDS, RunWriter
 log = logging.getLogger(__name__)
 
 WAITING_ROWS = 8192
-"""The number of waiting rollouts at which the training waits. One step may exceed it."""
+"""Training waits while this many rollouts are queued. One step may exceed it."""
 
 AT_ONCE = 256
-"""The number of rollouts that are written together."""
+"""Rollouts per write."""
 
 NOT_GIVEN: Mapping[str, str] = {
     name: "not given to the recorder" for name in ("reward", "advantage", "weight", "components", "group", "tokens")
@@ -58,16 +58,16 @@ RolloutLike = Rollout | Mapping[str, Any]
 
 
 class Recorder:
-    """The record of one run of your own trainer.
+    """Records one run of your own trainer.
 
-    run: the name of the run, or a path to its folder, by default a new name under `runs_dir`. If a run of this name
-    exists, the record is a new run `NAME-2`, `NAME-3`, …. resume: continue the newest of them. resume_from_step:
-    continue the newest that reached this step, and remove later rows. process: a name such as `rank1` for each process
-    of one training. The first one (`training`) begins the run and reports its status, and the others join it. config
-    and environment variables that name secrets are masked.
+    run: the name of the run, or a path to its folder; by default a new name under `runs_dir`. If the name is taken, the
+    new run is called `NAME-2`, `NAME-3`, …. resume: continue the newest of these runs. resume_from_step: continue the
+    newest one that reached this step, and remove later rows. process: a name for each process of a distributed
+    training, such as `rank1`. The first process (`training`) creates the run and reports its status; the others join.
+    Values in `config` and environment variables whose names indicate a secret are masked.
 
-    Raises ValueError for a name that cannot be a folder, and TypeError for a step or a reward that is no number.
-    Nothing else raises into the training.
+    Raises ValueError for a name that cannot be a folder, and TypeError for a step or a reward that is not a number.
+    Nothing else raises into training.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Recorder:
         self._unread = 0
         self._warned = False
         self.stored = 0
-        """Rollouts that were given to the writer."""
+        """Number of rollouts handed to the writer."""
         self._reason = self.no_rollouts = ""
-        """The reason for a run without rollouts, shown at its end. A run of metrics has none."""
+        """The reason why the run has no rollouts, shown when it ends. Empty for a run that only records metrics."""
         if process == "training":
             self._write_facts(name, environment, model, config)
         self._writer = RunWriter(
@@ -110,10 +110,10 @@ class Recorder:
         self._count = 0
         self._misspelt: set[str] = set()
         self._rewards: list[float] = []
-        """Rewards of the step `_mean_of`."""
+        """Rewards of step `_mean_of`."""
         self._mean_of = self._step
         self._own_means = False
-        """Whether the training records means of rewards itself."""
+        """Whether training records the mean reward itself."""
         self._room = threading.Condition()
         self._waiting = 0
         self._work: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
@@ -123,20 +123,20 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """The number of rows that were not recorded: unreadable, too many at once, or no room on the disk."""
+        """Number of rows that were not recorded: unreadable, too many at once, or no space on the disk."""
         return self._unread + self._writer.dropped
 
     @property
     def missing(self) -> str:
-        """A sentence about rollouts that could not be read. The writer reports those without room on the disk."""
+        """A sentence about rollouts that were not recorded, else empty. The writer reports rows lost to a full disk."""
         if not self.stored and self.no_rollouts:
             return f"0 rollouts recorded: {self.no_rollouts}"
         return f"{self.stored:,} rollouts recorded, {self._unread:,} were not: {self._reason}" if self._unread else ""
 
     def rollouts(self, step: int, rollouts: Iterable[RolloutLike]) -> None:
-        """Record the rollouts of a step. Values that are not given stay unknown.
+        """Record the rollouts of a step. Missing values stay unknown.
 
-        Raises TypeError for a step or a number that is none.
+        Raises TypeError for a step or a value that should be a number and is not.
         """
         step = step_of(step)
         given = [checked(rollout) for rollout in rollouts]
@@ -146,9 +146,9 @@ class Recorder:
             self.later(lambda: self._store(step, given), len(given))
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record numbers of a step. Names in docs/recording.md have a place on the dashboard, and all can be charted.
+        """Record metrics of a step. The dashboard shows the names in docs/recording.md; every name can be charted.
 
-        Raises TypeError for a step that is no number.
+        Raises TypeError for a step that is not a whole number.
         """
         at = step_of(step)
         self._own_means = self._own_means or metric.REWARD_MEAN in values
@@ -156,7 +156,7 @@ class Recorder:
         self._guarded(lambda: self._writer.metrics(at, values))
 
     def event(self, kind: EventKind, message: str, *, step: int | None = None, **data: object) -> None:
-        """Record an event (`alert`, `note`, `eval`, `checkpoint`, …) with one sentence for people."""
+        """Record an event (`alert`, `note`, `eval`, `checkpoint`, …) with a one-sentence message."""
         at = self._step if step is None else step_of(step)
         self._guarded(lambda: self._writer.event(kind, message, step=at, **data))
 
@@ -166,7 +166,7 @@ class Recorder:
 
     @contextmanager
     def in_flight(self, id: str, what: str = "") -> Iterator[None]:
-        """Mark one rollout as in flight. The dashboard shows their number and durations. what: such as its task."""
+        """Mark a rollout as in flight. The dashboard shows their number and durations. what: for example its task."""
         self.begin(id, what)
         try:
             yield
@@ -181,9 +181,9 @@ class Recorder:
         self._guarded(lambda: self._writer.end(str(id)))
 
     def later(self, work: Callable[[], None], rows: int = 0) -> None:
-        """Call `work`, which records so many `rows`, on the recorder's own thread.
+        """Call `work` on the recorder's thread. rows: the number of rollouts that it records.
 
-        It waits while too many rollouts are waiting, and drops them if none is converted for `PATIENCE_SECONDS`.
+        Blocks while `WAITING_ROWS` rollouts are queued. Drops these rows if none is converted in `PATIENCE_SECONDS`.
         """
         if not self._thread.is_alive():
             return self._lost(rows, "the recorder was closed before")
@@ -198,10 +198,10 @@ class Recorder:
         self._work.put((work, rows))
 
     def close(self, *, failed: str | None = None) -> None:
-        """Write the waiting rows, and end the run: finished, or crashed with a sentence.
+        """Write the queued rows and end the run. failed: one sentence; the run then ends as crashed, else as finished.
 
-        A run whose rollouts all failed to be recorded ends with "0 rollouts recorded" and the reason. Rollouts that are
-        missing are counted in a line on standard output.
+        If no rollout could be recorded, the run ends as crashed with "0 rollouts recorded" and the reason. One line on
+        standard output counts the missing rollouts.
         """
         first = self._thread.is_alive()
         if first:
@@ -227,7 +227,7 @@ class Recorder:
         self.close(failed=None if error is None else f"{type(error).__name__}: {error}"[:500])
 
     def records(self, step: int, given: Sequence[RolloutLike]) -> list[TrajectoryRecord]:
-        """Convert rollouts for the record. A malformed one raises."""
+        """Convert rollouts to rows of the record. Raises for a malformed rollout."""
         made = []
         for index, rollout in enumerate(given):
             if isinstance(rollout, Mapping):
@@ -258,7 +258,7 @@ class Recorder:
             self._rewards += [reward for reward in rewards if reward is not None]
 
     def _write_mean(self) -> None:
-        """Record the mean reward of the ending step, unless the training does, or several processes share the run."""
+        """Record the mean reward of the last step, unless training does so or several processes share the run."""
         if self._rewards and not self._own_means and process_names(self.run_dir) == [self._process]:
             self._writer.metrics(self._mean_of, {metric.REWARD_MEAN: sum(self._rewards) / len(self._rewards)})
         self._rewards = []
@@ -283,14 +283,14 @@ class Recorder:
                 self._room.notify_all()
 
     def _guarded(self, work: Callable[[], object], rows: int = 0) -> None:
-        """Call `work`. Its error is logged once and costs `rows`, and the training continues."""
+        """Call `work`. An error is logged once, loses `rows`, and does not stop training."""
         try:
             work()
         except Exception as error:
             self.failed(error, rows)
 
     def failed(self, error: Exception, rows: int = 0) -> None:
-        """Report that `rows` rollouts cannot be recorded. A hook calls this in place of raising into the training."""
+        """Report that `rows` rollouts cannot be recorded. Hooks call this instead of raising into training."""
         self._lost(rows, f"{type(error).__name__}: {error}")
         log.debug("recording failed", exc_info=error)
 
@@ -343,7 +343,7 @@ def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[s
 
 
 def runs_named(first: Path) -> list[Path]:
-    """Return the runs of one name, `NAME`, `NAME-2`, `NAME-3`, …, the newest first."""
+    """Return the runs `NAME`, `NAME-2`, `NAME-3`, … of one name, newest first."""
     found, folder = [], first
     while os.path.exists(folder / RUN_FILE):
         found.insert(0, folder)
@@ -354,8 +354,8 @@ def runs_named(first: Path) -> list[Path]:
 def next_run(first: Path, *, joins: bool = False) -> Path:
     """Return the folder of a new run of this name.
 
-    The first process takes the newest run if only others have begun it. joins: another process takes the newest run if
-    it has not ended.
+    If other processes have already created the newest run and the first process has not joined it, that run is
+    returned. joins: for the other processes, which join the newest run unless it has ended.
     """
     runs = runs_named(first)
     if runs and (look(runs[0]).status not in ENDED if joins else not read_json(runs[0] / RUN_FILE).get("mode")):

@@ -1,9 +1,9 @@
 """Record a training of TRL's `GRPOTrainer`: `grpo_tui.trl.attach(trainer)` before `trainer.train()`.
 
 The record holds every rollout of every step, with token ids, mask, log-probs if TRL has them, the value and weight of
-each reward function, and the advantage. Callbacks of transformers see no completions. So the trainer's
-`_generate_and_score_completions` is wrapped on this instance, and its result is read but never changed: the training is
-the same to the bit. If the first batch cannot be read, the next of `SOURCES` takes over, and the reason is printed.
+each reward function, and the advantage. Transformers callbacks do not see completions, so `attach` wraps
+`_generate_and_score_completions` on the trainer instance. It reads the result and never changes it: training stays
+identical to the bit. If the first batch cannot be read, the next of `SOURCES` takes over and the reason is printed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ SOURCES = {
     "rewards": "what the reward functions are asked and answer, without advantages and tokens",
     "parquet": "the files of log_completions: the last batch before each log, without weights and tokens",
 }
-"""Where rollouts are read, the best first, and a description of each."""
+"""Where rollouts are read from, best first, with a description of each."""
 
 
 def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", **options: object) -> Attached:
-    """Record a `GRPOTrainer` from now on. `options` go to `Recorder` (`run`, `runs_dir`, `name`, …).
+    """Record a `GRPOTrainer`. `options` are passed to `Recorder` (`run`, `runs_dir`, `name`, …).
 
-    A fresh training is a new run: `name`, `name-2`, `name-3`, …. A training that is resumed from a checkpoint continues
-    the newest run that reached it, and replaces the rows after it. source: one of `SOURCES`, to take no better one.
-    Each process of a distributed training records its own rollouts. Raises TypeError for an object without the parts
-    that are read here, and nothing later. A trainer that is recorded already keeps its record.
+    A fresh training becomes a new run: `name`, `name-2`, …. A training resumed from a checkpoint continues the newest
+    run that reached the checkpoint and replaces all later rows. source: one of `SOURCES`; skip the better ones. Each
+    process of a distributed training records its own rollouts. A second call returns the existing connection. Raises
+    TypeError for a trainer that cannot be recorded and ValueError for an unknown source. Recording never raises.
     """
     for callback in trainer.callback_handler.callbacks if hasattr(trainer, "callback_handler") else ():
         if isinstance(callback, _Numbers):
@@ -82,7 +82,7 @@ def _sources(trainer: object) -> dict[str, bool]:
 
 
 def _described(trainer: Any, rank: int, options: Mapping[str, Any]) -> dict[str, object]:
-    """Return options for the recorder, from the trainer where the user gives none."""
+    """Return the options for the recorder. The user's options replace those taken from the trainer."""
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", "") or type(trainer.model).__name__
     run = options.get("run") or trainer.args.run_name or os.path.basename(os.path.abspath(trainer.args.output_dir))
     steps = trainer.args.max_steps if trainer.args.max_steps > 0 else None
@@ -91,9 +91,9 @@ def _described(trainer: Any, rank: int, options: Mapping[str, Any]) -> dict[str,
 
 
 def _runs(options: Mapping[str, Any] | None) -> tuple[Path, list[tuple[Path, int]]]:
-    """Return a folder for a new run, and earlier runs of the name with their last steps, the newest first.
+    """Return the folder for a new run, and the earlier runs of this name with their last steps, newest first.
 
-    All processes of a training call this at the same point and get the same answer.
+    A collective call: every process of the training makes it at the same point and gets the same answer.
     """
     if options is None:
         return Path(), []
@@ -103,9 +103,9 @@ def _runs(options: Mapping[str, Any] | None) -> tuple[Path, list[tuple[Path, int
 
 
 class Attached:
-    """The connection of one trainer (TRL 0.23 to 1.16) and its record. It never raises into the training.
+    """Connects one trainer (TRL 0.23 to 1.16) to its record. Never raises into training.
 
-    options: for `Recorder`; None with a recorder of the user.
+    options: for `Recorder`; None if the user passed a recorder.
     """
 
     def __init__(
@@ -119,16 +119,16 @@ class Attached:
         self.trainer = trainer
         self.rank = rank
         self.seconds = 0.0
-        """The time that recording has cost the training's own thread."""
+        """Seconds that recording has taken on the training thread."""
         self._sources = sources
-        """The source in use, then those to try after it."""
+        """The source in use, followed by the fallbacks."""
         self._problem = (
             "" if callable(getattr(trainer, GENERATE, None)) else f"{type(trainer).__name__} has no {GENERATE}"
         )
-        """The reason why the source before this one does not work."""
+        """Why the previous source does not work."""
         self._recorded = 0
         self._last: Sequence[float] = ()
-        """Advantages of the last batch in TRL's logs: each batch has number objects of its own."""
+        """Advantages of the last batch in TRL's logs, compared by identity: every batch has its own float objects."""
         self.tap: LossTap | None = None
         self.step_ended = self._start()
         self._options = options
@@ -136,20 +136,20 @@ class Attached:
         self._recorder = recorder
         self._at = (0, "")
         self._rows = 0
-        """The number of earlier rows of this step and split."""
+        """Number of earlier rows of this step and split."""
 
     @property
     def source(self) -> str:
-        """One of `SOURCES`, or nothing when no source works for this trainer."""
+        """One of `SOURCES`, or empty if no source works for this trainer."""
         return self._sources[0] if self._sources else ""
 
     @property
     def recorder(self) -> Recorder:
-        """The record. Where this name has runs already, asking before the training begins makes a new run."""
+        """The record. If the name already has runs, reading this before training begins creates a new run."""
         return self._recorder or self.begin()
 
     def _start(self) -> Callable[[TrainerState], None]:
-        """Start to read from the source. Return a function to call at the end of each step and of the training."""
+        """Start reading from the source. Return a function to call at the end of each step and of training."""
         trainer = self.trainer
         if self.source == "logs":
             return self._last_logs
@@ -166,7 +166,7 @@ class Attached:
         return self._check_called
 
     def failed(self, error: Exception, rows: int = 1) -> None:
-        """Report a batch that could not be read. If no batch could be read so far, take the next source."""
+        """Report a batch that could not be read. If no batch has been read so far, switch to the next source."""
         if self._recorded or not self._sources:
             return self.recorder.failed(error, rows)
         version = metadata.version("trl") if find_spec("trl") else "unknown"
@@ -207,7 +207,7 @@ class Attached:
         return Recorder(**{**options, "run": reached[0]}, resume=True, resume_from_step=step if first else None)
 
     def end(self) -> None:
-        """End the run with the training. Another training of the same trainer is another run."""
+        """End the run when training ends. Training the same trainer again creates another run."""
         recorder = self.recorder
         if self.tap is not None:
             self.tap.close()
@@ -219,7 +219,7 @@ class Attached:
             self._recorder = None
 
     def position(self) -> tuple[int, str]:
-        """Return the step and split of the rollouts made now. An evaluation belongs to the step before it."""
+        """Return the step and split of rollouts sampled now. An evaluation belongs to the step before it."""
         step = int(self.trainer.state.global_step)
         return (step + 1, "train") if self.trainer.model.training else (step, "eval")
 
@@ -255,7 +255,7 @@ class Attached:
         return generate_and_record
 
     def _check_called(self, state: TrainerState) -> None:
-        """Take the next source if a subclass generates with another method."""
+        """Switch to the next source if a subclass generates with another method."""
         if self.tap is not None:
             self.tap.flush()
         if not self._recorded and self.source == "generation":
@@ -266,12 +266,12 @@ class Attached:
     def _last_logs(self, state: TrainerState) -> None:
         batch, before = list(self.trainer._logs["advantages"]), self._last
         again = len(batch) == len(before) and all(map(is_, batch, before))
-        if self.rank == 0 and not again:  # every process has the logs of all
+        if self.rank == 0 and not again:  # every process has the gathered logs
             self._last = batch
             self._record(len(batch), 0, len(batch), {}, int(state.global_step), "train")
 
     def _batch(self, size: int, batch: Mapping[str, Any]) -> Rows:
-        """Record the rows of this process, which are `size` of the gathered ones, in the order of ranks."""
+        """Record this process's `size` rows of the gathered batch, which is ordered by rank."""
         processes = int(self.trainer.accelerator.num_processes)
         tensors = {k: v.detach().cpu() for k, v in batch.items() if k in TENSORS and hasattr(v, "detach")}
         return self._record(size * processes, self.rank * size, size, tensors, *self.position())
@@ -304,7 +304,7 @@ class Attached:
             split=split,
         )
         if not self._recorded:
-            for rollout in rows.rollouts()[:1]:  # the proof that this source can be read
+            for rollout in rows.rollouts()[:1]:  # proves that this source can be read
                 if rollout.tokens is not None:
                     rollout.tokens()
         self.recorded(size)
@@ -317,7 +317,7 @@ def _texts(tokenizer: Any) -> list[str]:
 
 
 class _Numbers(TrainerCallback):
-    """Hands the trainer's numbers to the recorder, and ends the run with the training."""
+    """Passes the trainer's metrics to the recorder, and ends the run when training ends."""
 
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
@@ -355,7 +355,7 @@ class _Numbers(TrainerCallback):
                 self.attached.recorder.failed(error)
 
     def _record(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Record metrics under the names that the dashboard knows, else under TRL's own."""
+        """Record metrics under the dashboard's names, or TRL's if the dashboard has none."""
         values = {METRICS.get(name, name): v for name, v in logs.items() if isinstance(v, (int, float))}
         for name, weight in self.attached.weights().items():
             mean = logs.get(f"rewards/{name}/mean")
@@ -367,6 +367,6 @@ class _Numbers(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        if self.attached.source != "logs":  # the last logs were read already
+        if self.attached.source != "logs":  # the last logs have already been read
             self._read(state)
         self.attached.end()

@@ -1,7 +1,7 @@
-"""The arithmetic of a TRL trainer's updates, for `grpo-tui check --recompute`.
+"""Record the arithmetic of a TRL trainer's updates for `grpo-tui check --recompute`.
 
-`LossTap` reads the numbers that enter the loss of each micro-batch, the loss, and its gradient for the log-prob of each
-token. It wraps two methods of this trainer and adds hooks that return nothing, so the training is the same to the bit.
+For each micro-batch, `LossTap` reads the inputs of the loss, the loss, and its gradient with respect to each token's
+log-prob. It wraps two methods of the trainer and adds hooks that return nothing, so training is identical to the bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = (
     "use_adaptive_entropy", "use_vllm", "vllm_importance_sampling_correction", "sync_ref_model", "use_liger_kernel",
     "bf16", "fp16", "max_steps",
 )  # fmt: skip
-"""Settings of `GRPOConfig` that the arithmetic depends on."""
+"""`GRPOConfig` settings that the arithmetic depends on."""
 LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
 BATCH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")
 METHODS = ("_generate_and_score_completions", "_prepare_inputs", LOSS, LOG_PROBS, "training_step", "log")
@@ -39,7 +39,7 @@ METHODS = ("_generate_and_score_completions", "_prepare_inputs", LOSS, LOG_PROBS
 
 @dataclass
 class MicroBatch:
-    """What is known of a micro-batch between its loss and its backward pass. step: the optimiser step."""
+    """A micro-batch between its loss and the end of its backward pass. step: the optimiser step."""
 
     step: int
     loss: Tensor
@@ -50,7 +50,7 @@ class MicroBatch:
     accumulated: int
     gradient: Tensor | None = None
     scale: list[Tensor] = field(default_factory=list)
-    """The gradient of the loss itself: 1, or the factor of a loss scaler."""
+    """The gradient with respect to the loss itself: 1, or the factor of a loss scaler."""
 
 
 class LossTap:
@@ -64,7 +64,7 @@ class LossTap:
         self._captured: tuple[Tensor, Tensor | None] | None = None
         self._pending: MicroBatch | None = None
         self._known: dict[bytes, list[tuple[str, float]]] = {}
-        """Rollouts of the last generation by prompt and completion: their ids and advantages."""
+        """Maps prompt and completion of a rollout of the last generation to its (id, advantage) pairs."""
         self._before: dict[str, int] = {}
         self._tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._pad = -1 if self._tokenizer.pad_token_id is None else int(self._tokenizer.pad_token_id)
@@ -73,11 +73,11 @@ class LossTap:
             setattr(trainer, LOG_PROBS, self._log_probs(getattr(trainer, LOG_PROBS)))
 
     def begin_generation(self) -> None:
-        """Note the trainer's metrics before rollouts are sampled."""
+        """Remember the trainer's metrics before rollouts are sampled."""
         self._before = self._counts()
 
     def generated(self, step: int, ids: Sequence[str], batch: Mapping[str, object]) -> None:
-        """Note the rollouts of this process that were sampled and scored together. ids: in the order of the batch."""
+        """Record the rollouts that this process sampled and scored as one batch. ids: in batch order."""
         self._guarded(lambda: self._generated(step, ids, batch))
 
     def _generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ class LossTap:
         recorder.later(lambda: self._write_generation(step, ids, tensors, items, metrics))
 
     def flush(self) -> None:
-        """Record the micro-batch whose backward pass has ended."""
+        """Record the last micro-batch. Its backward pass must have ended."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -112,14 +112,14 @@ class LossTap:
         self.attached.recorder.later(lambda: self._write_loss(pending.step, inputs, found, numbers))
 
     def logged(self, step: int, logs: Mapping[str, object]) -> None:
-        """Note the numbers that the trainer logs."""
+        """Record the metrics that the trainer logs."""
         numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
         self.attached.recorder.later(lambda: self._write(Block("log", step, {"metrics": numbers})))
 
     def close(self) -> None:
-        """Record the rest. Another training of this trainer has a file of its own."""
+        """Record the rest. If this trainer trains again, that training gets its own file."""
         self.flush()
-        self.attached.recorder.later(self._end_log)  # after the blocks that still wait
+        self.attached.recorder.later(self._end_log)  # after the queued blocks
 
     def _end_log(self) -> None:
         log, self._log = self._log, None
@@ -173,7 +173,7 @@ class LossTap:
         return {name: len(values) for name, values in _lists(self.trainer).items()}
 
     def _news(self, before: Mapping[str, int]) -> dict[str, float]:
-        """Return the metrics that were added, by name."""
+        """Return the metrics added since `before`, by name."""
         lists = _lists(self.trainer)
         return {name: float(values[-1]) for name, values in lists.items() if len(values) > before.get(name, 0)}
 
@@ -223,7 +223,7 @@ class LossTap:
         found: Mapping[str, np.ndarray],
         numbers: Mapping[str, object],
     ) -> None:
-        """Record the rows of a micro-batch, each with the tokens of its completion that the batch does not mask."""
+        """Record the rows of a micro-batch, each with the unmasked tokens of its completion."""
         rows, valid = [], inputs["completion_mask"].astype(bool)
         advantages, entropies = inputs["advantages"], found.get("entropies")
         gradient = found.get("gradient", np.zeros(valid.shape, np.float32))
@@ -254,7 +254,7 @@ class LossTap:
 
 
 def settings_of(trainer: Any) -> dict[str, object]:
-    """Return the declared settings, the version of TRL, and the methods that a subclass replaces."""
+    """Return the declared settings, TRL's version, and the methods that a subclass overrides."""
     args = trainer.args
     found = {name: _plain(getattr(args, name)) for name in SETTINGS if hasattr(args, name)}
     own = itertools.takewhile(lambda c: c.__module__.split(".")[0] != "trl", type(trainer).__mro__)
@@ -287,7 +287,7 @@ def _plain(value: Any) -> bool | float | str | list[float] | None:
 
 
 def _cpu(tensor: Tensor) -> np.ndarray:
-    """Return a tensor as an array of NumPy, which lacks bfloat16."""
+    """Return a tensor as a NumPy array. Floats become float32, because NumPy lacks bfloat16."""
     tensor = tensor.detach()
     return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
 
@@ -297,13 +297,13 @@ def _number(value: SupportsFloat | None) -> float | None:
 
 
 def _length(completion: np.ndarray, pad: int) -> int:
-    """Return the length of a completion without padding at its end."""
+    """Return the length of a completion without trailing padding."""
     written = np.flatnonzero(completion != pad)
     return int(written[-1]) + 1 if written.size else 0
 
 
 def _key(tensors: Mapping[str, np.ndarray], i: int, pad: int) -> bytes:
-    """Return the prompt and completion of a row as bytes."""
+    """Return the prompt and completion of row `i` as bytes."""
     prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].astype(bool)]
     completion = tensors["completion_ids"][i]
     return prompt.tobytes() + b"|" + completion[: _length(completion, pad)].tobytes()

@@ -1,4 +1,4 @@
-"""Sources of the rollouts of a TRL trainer: batches with their tensors, calls of reward functions, parquet files."""
+"""Sources for a TRL trainer's rollouts: batches with tensors, calls of reward functions, and parquet files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TENSORS = (
     "sampling_per_token_logps",
     "ref_per_token_logps",
 )
-"""Tensors of a batch that are read: left-padded prompts [B, P], right-padded completions [B, T]."""
+"""Tensors read from a batch: left-padded prompts [B, P], right-padded completions [B, T]."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one process in one batch. first: the number of earlier rows of the step and split."""
+    """One process's rows of a batch. first: the number of earlier rows of this step and split."""
 
     prompts: list[object]
     completions: list[object]
@@ -73,7 +73,7 @@ class Rows:
 
 
 def _value(given: Any) -> float | None:
-    """Return the value of a reward function. TRL writes NaN if the function returned None, which means no value."""
+    """Return the value of a reward function. TRL writes NaN where the function returned None (no value)."""
     return None if given is None or math.isnan(given) else float(given)
 
 
@@ -83,7 +83,7 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
     from grpo_tui.engine.runs.types import TokenArrays
 
     prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].bool()].numpy()
-    valid = tensors["completion_mask"][i].bool().numpy()  # includes the results of tools, but no padding
+    valid = tensors["completion_mask"][i].bool().numpy()  # includes tool results, but no padding
     agent = (valid & tensors["tool_mask"][i].bool().numpy())[valid] if "tool_mask" in tensors else valid[valid]
     ids = np.concatenate([prompt, tensors["completion_ids"][i].numpy()[valid]]).astype(np.int32)
     mask = np.concatenate([np.zeros(len(prompt), bool), agent])
@@ -103,7 +103,7 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
 
 
 class TrainerConnection(Protocol):
-    """The connection of the trainer and its record (`grpo_tui.trl.Attached`)."""
+    """The connection between a trainer and its record (`grpo_tui.trl.Attached`)."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -122,10 +122,10 @@ class TrainerConnection(Protocol):
 
 
 class RewardCalls:
-    """Rollouts from the calls of reward functions, without advantages and tokens.
+    """Reads rollouts from calls of the reward functions, without advantages and tokens.
 
-    TRL calls all functions with the same list of completions. A batch is recorded when the next one begins, or when
-    its step ends.
+    TRL calls all functions with the same list of completions. A batch is recorded when the next one begins or when the
+    step ends.
     """
 
     def __init__(self, attached: TrainerConnection, names: list[str], weights: Mapping[str, float]) -> None:
@@ -137,7 +137,7 @@ class RewardCalls:
         self._values: dict[str, list[float | None]] = {}
 
     def wrap(self, functions: list[Any]) -> None:
-        """Replace plain functions by wrappers. Reward models stay."""
+        """Replace plain functions with wrappers. Reward models stay."""
         for at, (name, function) in enumerate(zip(self.names, functions, strict=True)):
             if is_function(function):
                 functions[at] = self._wrapped(name, function)
@@ -171,7 +171,7 @@ class RewardCalls:
         return asked
 
     def _take(self, name: str, asked: Mapping[str, object], values: Any) -> None:
-        if self.attached.source != "rewards":  # another one has taken over
+        if self.attached.source != "rewards":  # another source has taken over
             return
         try:
             if asked.get("completions") is not self._batch.get("completions"):
@@ -186,7 +186,7 @@ class RewardCalls:
         self, batch: Mapping[str, Any], values: Mapping[str, list[float | None]], step: int, split: str
     ) -> list[Rollout]:
         made = []
-        whole = len(values) == len(self.names)  # without the value of a reward model the total is unknown
+        whole = len(values) == len(self.names)  # if a reward model's value is missing, the total is unknown
         for i, (asked, said) in enumerate(zip(batch["prompts"], batch["completions"], strict=True)):
             scores = {name: Score(column[i], self.weights.get(name)) for name, column in values.items()}
             known = [s.value * s.weight for s in scores.values() if s.value is not None and s.weight is not None]
@@ -204,7 +204,7 @@ class RewardCalls:
 
 
 class ParquetFiles:
-    """Rollouts from the files of `log_completions=True`, which hold the last batch before each log."""
+    """Reads rollouts from the files of `log_completions=True`, which hold the last batch before each log."""
 
     def __init__(self, attached: TrainerConnection, folder: Path) -> None:
         self.attached = attached
@@ -212,7 +212,7 @@ class ParquetFiles:
         self.seen = set(folder.glob("*.parquet"))
 
     def look(self) -> None:
-        """Record new files. TRL has written them when it goes on."""
+        """Record new files. TRL finishes writing them before training continues."""
         for path in sorted(set(self.folder.glob("*.parquet")) - self.seen):
             self.seen.add(path)
             rows = [found.document for found in Parquet().open(path)]
@@ -224,5 +224,5 @@ class ParquetFiles:
 
 
 def is_function(function: object) -> bool:
-    """Return whether a reward function is a plain function, and no model."""
+    """Return whether a reward function is a plain function, not a model."""
     return callable(function) and not hasattr(function, "parameters")

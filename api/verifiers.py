@@ -1,10 +1,10 @@
-"""Record rollouts of verifiers (0.4) as they end: `on_complete=grpo_tui.verifiers.on_complete(record)`.
+"""Record verifiers rollouts (0.4) as they end: `on_complete=grpo_tui.verifiers.on_complete(record)`.
 
     with Recorder("my-eval") as record:
         hook = grpo_tui.verifiers.on_complete(record)
         await asyncio.gather(*(env.run_slot(slot, ctx, semaphore, hook) for slot in env.slots(task, n)))
 
-The nodes of a trace become turns, with scores, weights, advantages at tokens and token ids.
+The nodes of a trace become turns, with scores, weights, token ids and per-token advantages.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ OnComplete = Callable[[Any], Awaitable[None]]
 
 
 def on_complete(recorder: Recorder, then: OnComplete | None = None, *, step: int = 0) -> OnComplete:
-    """Return a hook for `run_slot` that records each ended episode, then calls `then`, an earlier hook.
+    """Return a hook for `run_slot` that records each finished episode and then calls `then`, your own hook.
 
-    step: the training step of episodes that name none. An episode is verifiers' `Episode`, a pydantic model.
+    step: the training step for episodes that do not name one. An episode is verifiers' `Episode`, a pydantic model.
     """
     recorder.no_rollouts = recorder.no_rollouts or "no episode of verifiers has ended"
 
     async def record(episode: Any) -> None:
         try:
-            text = episode.model_dump_json(exclude_none=True)  # now: the episode may be changed afterwards
+            text = episode.model_dump_json(exclude_none=True)  # now, because the episode may change afterwards
             recorder.later(lambda: _store(recorder, text, step), 1)
         except Exception as error:
             recorder.failed(error, rows=1)

@@ -1,9 +1,9 @@
-"""Record a training of verl's v1 trainer (0.9) with `attach`, and give verl reward functions with `compute_score`.
+"""Record training with verl's v1 trainer (0.9) with `attach`, and use reward functions in verl with `compute_score`.
 
-Call `attach` before the trainer is made. verl looks its trainer up in a registry by `trainer.v1.trainer_mode`. The
-classes there are replaced by subclasses of themselves under their own names. So call `attach` in the process that makes
-the trainer, such as a script that imports `verl.trainer.main_ppo` and runs its task runner. verl writes rollouts only
-if `trainer.rollout_data_dir` is set.
+Call `attach` before the trainer is created. verl looks up its trainer in a registry by `trainer.v1.trainer_mode`;
+`attach` replaces the classes there with subclasses of the same names. So call it in the process that creates the
+trainer, such as a script that imports `verl.trainer.main_ppo` and runs its task runner. verl writes rollouts only if
+`trainer.rollout_data_dir` is set.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NOWHERE = Origin(Path("verl"), Path())
 
 
 class Recorded:
-    """The part of a subclass that reads the rollouts and numbers of a trainer of verl, and changes nothing."""
+    """A mixin for verl trainers that reads rollouts and metrics and changes nothing."""
 
     grpo_tui_options: Mapping[str, Any] = {}
     """Options for `Recorder`."""
     _recorder: Recorder | None = None
 
     def fit(self, *args: object, **kwargs: object) -> object:
-        """Train, and record a run that ends with the training."""
+        """Train, and record the training as one run."""
         recorder = self._recorder = Recorder(**{**_described(self), **self.grpo_tui_options})
         missing = _missing(self)
         recorder.no_rollouts = missing or f"{type(self).__name__} wrote none"
@@ -43,7 +43,7 @@ class Recorded:
             return super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name == "logger" and self._recorder is not None:  # verl sets it when `fit` begins
+        if name == "logger" and self._recorder is not None:  # verl sets it at the start of `fit`
             value = _Logger(value, self._recorder)
         super().__setattr__(name, value)
 
@@ -61,7 +61,7 @@ class Recorded:
 
 
 def _rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rollouts that verl writes, from the arguments of its `_dump_generations`."""
+    """Return the rollouts in the arguments of verl's `_dump_generations`."""
     columns = {"input": given["inputs"], "output": given["outputs"], "gts": given["gts"], "score": given["scores"]}
     columns |= {k: v for k, v in given["reward_extra_infos_dict"].items() if len(v) == len(given["inputs"])}
     return [dict(zip(columns, row, strict=True)) for row in zip(*map(list, columns.values()), strict=True)]
@@ -75,7 +75,7 @@ def _missing(trainer: Any) -> str:
 
 
 def attach(registry: MutableMapping[str, type] | None = None, **options: object) -> None:
-    """Record every trainer in verl's registry. `options` go to `Recorder` (`run`, `runs_dir`, `name`, …)."""
+    """Record every trainer in verl's registry. `options` are passed to `Recorder` (`run`, `runs_dir`, `name`, …)."""
     found = _registry() if registry is None else registry
     for name, made in list(found.items()):
         if not issubclass(made, Recorded):
@@ -110,7 +110,7 @@ def _setting(trainer: object, name: str) -> str:
 
 
 class _Logger:
-    """verl's logger, which also writes to the record."""
+    """Wraps verl's logger and also writes to the record."""
 
     def __init__(self, inner: Any, recorder: Recorder) -> None:
         self.inner = inner
@@ -140,12 +140,12 @@ def compute_score(
 ) -> dict[str, float | str]:
     """Return the weighted sum of reward functions as `score`, for verl's `custom_reward_function`.
 
-    functions: each as `file.py:name`. weights: of each (None: 1). A function gets the completion as text, and as
-    columns `answer` (the ground truth), `data_source` and the entries of `extra_info`. The result also has the score of
-    each function by its name, and its explanation as `NAME_why`. A function that does not apply counts as 0. Raises
-    RewardFunctionError.
+    functions: each as `file.py:name`. weights: one per function (None: 1 each). A function receives the completion as
+    text, and the columns `answer` (the ground truth), `data_source` and the entries of `extra_info`. The result also
+    holds each function's score under its name and its explanation as `NAME_why`. A function that does not apply counts
+    as 0. Raises RewardFunctionError.
     """
-    columns = {**(extra_info or {}), "answer": ground_truth, "data_source": data_source}  # GSM8K's has an `answer`, too
+    columns = {**(extra_info or {}), "answer": ground_truth, "data_source": data_source}  # GSM8K also has an `answer`
     judges = _functions(tuple(functions), None if weights is None else tuple(weights))
     judges.check_columns(columns)
     asked = Completions(
@@ -179,7 +179,7 @@ METRICS = {
     "actor/entropy": metric.ENTROPY,
     "actor/pg_clipfrac": metric.CLIP_FRACTION,
 }
-"""verl's names of metrics with a place on the dashboard. Other metrics keep verl's name."""
+"""verl's names for metrics that the dashboard shows. Other metrics keep verl's name."""
 
 
 def _rollout(row: Mapping[str, Any], step: int, split: str) -> Rollout:

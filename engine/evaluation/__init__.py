@@ -1,1 +1,1 @@
-"""Evaluations of policies: their statistics, comparison, and the record they are read from. Never imports torch."""
+"""Evaluations of policies: reading them from records, statistics and comparison. Never imports torch."""

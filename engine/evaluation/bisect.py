@@ -1,4 +1,4 @@
-"""The training step at which a behaviour became common."""
+"""Find the training step at which a behaviour became common."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from .statistics import LEVEL
 
 ODDS = 20.0
-"""Odds of a change, against none, from which the record decides ("strong evidence": Kass and Raftery, 1995)."""
+"""The record decides from these odds of a change against no change ("strong evidence": Kass and Raftery, 1995)."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the share of rollouts that show a behaviour.
+    """A change in the share of rollouts that show a behaviour.
 
-    step: the first step with the new share; low, high: its 95 % credible interval. seen: the first step with the
-    behaviour at all. before, after: the shares. odds: those of one change against none.
+    step: the first step with the new share; low, high: its 95 % credible interval. seen: the first step that shows the
+    behaviour at all. before, after: the shares. odds: the odds of one change against no change.
     """
 
     step: int
@@ -30,10 +30,10 @@ class Change:
 
 
 def change_point(counts: Sequence[tuple[int, int, int]]) -> Change | None:
-    """Return the change of a share at one step, or None for fewer than two steps.
+    """Return the most likely single change of the share, or None for fewer than two steps.
 
     counts: (step, rollouts, rollouts with the behaviour), by step. The model has one share before and one after an
-    unknown step, each with a uniform prior, and every step is equally likely (Carlin, Gelfand and Smith, "Hierarchical
+    unknown step, each with a uniform prior, and all steps are equally likely (Carlin, Gelfand and Smith, "Hierarchical
     Bayesian analysis of changepoint problems", 1992). The posterior is exact for independent rollouts.
     """
     counts = [c for c in counts if c[1] > 0]
@@ -41,7 +41,7 @@ def change_point(counts: Sequence[tuple[int, int, int]]) -> Change | None:
         return None
     rollouts, shown = sum(n for _, n, _ in counts), sum(k for *_, k in counts)
     n = k = 0
-    splits: list[tuple[float, int, int]] = []  # log evidence, and the counts before the split
+    splits: list[tuple[float, int, int]] = []  # log evidence, and the counts n and k before the split
     for _, more, more_shown in counts[:-1]:
         n, k = n + more, k + more_shown
         splits.append((_evidence(n, k) + _evidence(rollouts - n, shown - k), n, k))
@@ -69,14 +69,14 @@ def change_point(counts: Sequence[tuple[int, int, int]]) -> Change | None:
 
 
 def _evidence(n: int, k: int) -> float:
-    """Log probability of k of n in one order, with a uniform prior on the share."""
+    """Return the log probability of one sequence with k of n, under a uniform prior on the share."""
     return math.lgamma(k + 1) + math.lgamma(n - k + 1) - math.lgamma(n + 2)
 
 
 def first_common(steps: Sequence[int], share_at: Callable[[int], float], common: float) -> int | None:
-    """Return the first of `steps` whose share is at least `common`, or None. Asks for ⌈log₂(n + 1)⌉ of the n shares.
+    """Return the first of `steps` whose share is at least `common`, or None.
 
-    Assumes that the behaviour stays once it is common.
+    Bisects, assuming that the behaviour stays once it is common: evaluates ⌈log₂(n + 1)⌉ of the n shares.
     """
     low, high = 0, len(steps)
     while low < high:

@@ -1,4 +1,4 @@
-"""The value of a recorded step: continuations sampled before and after it (`engine.training.branch` makes them)."""
+"""The value of a recorded step, from continuations before and after it that `engine.training.branch` samples."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SIDE = "branch"
 PLACE = "sample"
 """Column of a continuation: its number on its side, from 1."""
 DIFFERS = "differs"
-"""Column of a continuation whose observations are not the recorded ones: the first such turn (0: the prompt)."""
+"""Column of a continuation: the first turn whose observation differs from the record (0: the prompt), if any."""
 REPLAY = "replay"
-"""Name of the event that holds the first difference: data `turn` (0: the prompt), `recorded`, `now`."""
+"""Name of the event with the first difference. Its data: `turn` (0: the prompt), `recorded`, `now`."""
 SAMPLES = 16
 
 
 def branch_config(
     run_dir: Path, rollout: str | int, step: int, *, token: int | None = None, samples: int = SAMPLES, policy: str = ""
 ) -> RunConfig:
-    """Return the configuration of a branch at a step, from 1. token: keep only so many of its tokens.
+    """Return the configuration of a branch at a step (from 1). token: keep only this many of the step's tokens.
 
-    policy: see `find_subject`; empty: the kept policy nearest to the one that sampled the rollout. Raises
+    policy: see `find_subject`. Empty: the saved policy nearest to the one that sampled the rollout. Raises
     EvaluationError, RunNotFound, RecordError, LookupError, ConfigError.
     """
     info = look(run_dir)
@@ -66,7 +66,7 @@ def branch_config(
     changed: dict[str, object] = {
         "mode": "eval",
         "name": "",
-        "rollouts": RolloutsConfig(),  # this process samples, also where the run used servers
+        "rollouts": RolloutsConfig(),  # this process samples, even if the run used servers
         "evaluation": EvaluationConfig(
             subject=subject.name,
             step=subject.step,
@@ -99,7 +99,7 @@ def _evaluated(config: RunConfig, name: str) -> Subject:
 
 
 def start_branch(config: RunConfig) -> RunInfo:
-    """Start the process of a branch next to its run, continue one that was stopped, or find one that is there.
+    """Start a branch next to its run. If the branch exists, resume it if it was stopped, else return it.
 
     Raises LaunchError.
     """
@@ -119,7 +119,7 @@ def start_branch(config: RunConfig) -> RunInfo:
 
 @lru_cache(maxsize=8)
 def _recorded(run: str, rollout: int) -> tuple[TrajectoryRecord, TrajectoryRow, float, float]:
-    """Return a rollout and its row, and the range of the rewards of its run."""
+    """Return a rollout, its row, and the lowest and highest reward of its run."""
     with RunReader(run) as reader:
         record, (row,) = reader.bodies.trajectory(rollout), reader.rollouts.rows([rollout])
         ((low, high, _),) = reader.rollouts.histogram(bins=1) or [(0.0, 0.0, 0)]
@@ -133,8 +133,8 @@ def _version(record: TrajectoryRecord, row: TrajectoryRow, step: int) -> int:
 
 @dataclass(frozen=True)
 class Side:
-    """The continuations on one side of the step. reward, success: over those that count; success is None where the
-    reward is graded. differing: how many saw another observation than the record."""
+    """The continuations on one side of the step. reward, success: over the continuations that count (`side_of`);
+    success is None if it is unknown. differing: how many saw an observation that differs from the record."""
 
     rows: Sequence[TrajectoryRow]
     reward: Interval
@@ -144,10 +144,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Branch:
-    """The continuations so far. version: optimiser steps of the policy that sampled the rollout.
+    """The continuations so far. version: the version of the policy that sampled the rollout.
 
-    worth: value after the step minus value before it. advantage: that of training; None if it gave none. replay: the
-    first difference from the record, see `REPLAY`.
+    worth: value after the step minus value before it. advantage: the step's advantage in training, if any. replay: the
+    first difference from the record (`REPLAY`).
     """
 
     spec: EvaluationConfig
@@ -161,7 +161,7 @@ class Branch:
 
 
 def read_branch(reader: RunReader, spec: EvaluationConfig) -> Branch:
-    """Return the branch in a record. Raises RecordError."""
+    """Read the branch in a record. Raises RecordError."""
     at = spec.branch
     record, row, low, high = _recorded(at.run, at.rollout)
     rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
@@ -183,9 +183,9 @@ def read_branch(reader: RunReader, spec: EvaluationConfig) -> Branch:
 
 
 def side_of(rows: Sequence[TrajectoryRow], step: int, low: float, high: float) -> Side:
-    """Count the rollouts that the environment did not fail, and of these, if there are any, those whose replay equals
-    the record: they are samples from the recorded situation.
+    """Return one side of a branch. Rollouts in which the environment failed do not count.
 
+    If the replay of some rollouts equals the record, only those count: they are samples from the recorded situation.
     low, high: the range of rewards.
     """
     whole = [r for r in rows if r.reward is not None and r.stop_reason not in ("error", "timeout")]

@@ -1,4 +1,4 @@
-"""The model card of a run, made from its record: README.md of the adapters in place of PEFT's blank one."""
+"""The model card of a run, generated from its record. It replaces PEFT's blank README.md of the adapters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .statistics import Interval
 
 CURVES = (metric.TRL("reward"), metric.SUCCESS_TRAIN, metric.KL_MEAN, metric.ENTROPY, metric.LOSS)
 POINTS = 6
-"""Points of a curve in the card."""
+"""Points per curve in the card."""
 
 
 def model_card(run_dir: Path, result: Path, *, merged: bool = False) -> str:
-    """Return the card of a run's result as Markdown. result: the folder of the weights, of which the card has the
-    evaluations. merged: it is about a whole model, not about adapters.
+    """Return the model card of a run's result as Markdown.
 
-    Raises ConfigError, RecordError.
+    result: the folder of the weights; the card lists evaluations of them. merged: the weights are a whole model, not
+    adapters. Raises ConfigError, RecordError.
     """
     config = read_config(run_dir)
     with RunReader(run_dir) as reader:
@@ -46,7 +46,7 @@ def model_card(run_dir: Path, result: Path, *, merged: bool = False) -> str:
 
 
 def record_hash(reader: RunReader) -> str:
-    """Return the SHA-256 of every metric, and of id, step and reward of every rollout, in the order of recording."""
+    """Return the SHA-256 of all metrics, and of the id, step and reward of all rollouts in recording order."""
     found = hashlib.sha256()
     for name in sorted(reader.metrics.names()):
         found.update(repr((name, [(step, value) for step, value in reader.metrics.points(name)])).encode())
@@ -86,7 +86,7 @@ def _facts(reader: RunReader, config: RunConfig) -> Iterator[str]:
 
 
 def _success(reader: RunReader, run_dir: Path, result: Path) -> Iterator[str]:
-    """Yield the held-out success of the training, and of finished evaluations of its result, with 95 % intervals."""
+    """Yield held-out success during training and in finished evaluations of the result, with 95 % intervals."""
     rows = []
     for event in reader.events(["eval"], limit=1):
         for name in ("greedy", "sampled"):

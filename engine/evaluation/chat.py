@@ -1,4 +1,4 @@
-"""Chat with a kept policy of a run: a process serves its weights on this machine and learns nothing."""
+"""Chat with a saved policy of a run. A process serves the weights on this machine without learning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .results import EvaluationError
 from .subjects import find_subject
 
 _TURN = 512
-"""Tokens of an answer at the most."""
+"""Most tokens of an answer."""
 
 
 def chat_config(policy: str, runs_dir: Path) -> RunConfig:
@@ -32,8 +32,8 @@ def chat_config(policy: str, runs_dir: Path) -> RunConfig:
         "mode": "online",
         "name": f"chat with {subject.name}",
         "environment": EnvironmentConfig(class_path=CHAT_ENV, eval_tasks=0),
-        "rewards": RewardsConfig(w_curiosity=0.0, w_coherence=0.0),  # they compare turns, and need a pass of the model
-        "rollouts": RolloutsConfig(),  # this process answers, also where the run used servers
+        "rewards": RewardsConfig(w_curiosity=0.0, w_coherence=0.0),  # they compare turns and need a forward pass
+        "rollouts": RolloutsConfig(),  # this process answers, even if the run used servers
         "logging": LoggingConfig(wandb="off"),
         "online": OnlineConfig(
             updates=False,
@@ -46,10 +46,10 @@ def chat_config(policy: str, runs_dir: Path) -> RunConfig:
 
 
 def start_chat(policy: str, runs_dir: Path) -> RunInfo:
-    """Start a server for a policy as a run of its own. Its address appears once the weights are loaded.
+    """Start a server for a policy as a separate run. Its address appears once the weights are loaded.
 
-    The server stops with this process, which holds the other end of its standard input. Raises what `chat_config` and
-    `start_run` raise.
+    The server stops when this process ends, because this process holds the other end of the server's standard input.
+    Raises the errors of `chat_config` and `start_run`.
     """
     config = chat_config(policy, runs_dir)
     theirs, ours = os.pipe()

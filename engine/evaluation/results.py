@@ -1,4 +1,4 @@
-"""Evaluations as read from their records: outcomes by task, and two of them compared."""
+"""Read evaluations from their records, task by task, and compare two of them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ..runs.types import RunInfo, TrajectoryRecord, TrajectoryRow
 from .statistics import Interval, mean_interval, pass_at_k, pass_hat_k, rate_interval, sign_flip_p, tasks_needed
 
 TASK = "task_number"
-"""Column of an evaluation's rollouts: the number of the task, from 0."""
+"""Column of an evaluation's rollouts: the task number, from 0."""
 POINTS = (1, 3, 5)
-"""Differences, in percentage points, for which a comparison states how many tasks would show them."""
+"""A comparison states how many tasks would show each of these differences, in percentage points."""
 
 
 class EvaluationError(GrpoTuiError, ValueError):
-    """Evaluations cannot be read or compared; the message is one sentence."""
+    """Evaluations cannot be read or compared. The message is one sentence."""
 
     exit_code = 2
 
 
 @dataclass
 class Task:
-    """The samples of one task. `numbers` are those of its rollouts in the record."""
+    """The samples of one task. numbers: the record's numbers of its rollouts."""
 
     prompt_id: str
     prompt: str
@@ -43,7 +43,7 @@ class Task:
     rewards: list[float] = field(default_factory=list)
     components: dict[str, list[float]] = field(default_factory=dict)
     cost: dict[str, list[float]] = field(default_factory=dict)
-    """Turns, tokens and seconds in the environment, of each sample."""
+    """Turns, tokens and environment seconds of each sample."""
 
     @property
     def rate(self) -> float:
@@ -52,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One policy on its tasks, by number of the task. Success is None where the reward is graded."""
+    """The results of one policy, by task number. Success is None if the reward is graded."""
 
     path: Path
     spec: EvaluationConfig
@@ -60,7 +60,7 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The policy as it was named; `NAME at HOST` for an endpoint."""
+        """The name of the policy as the user gave it; `NAME at HOST` for an endpoint."""
         subject = self.spec.subject or self.path.name
         if not subject.startswith(ENDPOINT):
             return subject
@@ -79,7 +79,7 @@ class Evaluation:
 
     @cached_property
     def components(self) -> dict[str, Interval]:
-        """Mean raw value of each component of the reward over tasks."""
+        """Mean raw value of each reward component over tasks."""
         return self._means(lambda task: task.components)
 
     @cached_property
@@ -88,7 +88,7 @@ class Evaluation:
         return self._means(lambda task: task.cost)
 
     def pass_k(self, k: int) -> tuple[Interval, Interval] | None:
-        """pass@k and pass^k over tasks; None where success is unknown or k exceeds the samples."""
+        """Return pass@k and pass^k over tasks; None if success is unknown or k exceeds the number of samples."""
         if self.success is None or k > self.spec.samples:
             return None
         counts = [(len(task.right), sum(map(bool, task.right))) for task in self.tasks.values()]
@@ -104,9 +104,9 @@ class Evaluation:
 
 
 def read_evaluation(run_dir: Path) -> Evaluation:
-    """The evaluation in a run's folder; tasks whose samples are not complete are left out.
+    """Read the evaluation in a run's folder. Tasks with incomplete samples are left out.
 
-    Raises EvaluationError for a run that is no evaluation, RecordError.
+    Raises RecordError, and EvaluationError for a run that is not an evaluation.
     """
     config = read_config(run_dir)
     if config.mode != "eval":
@@ -121,7 +121,7 @@ def read_evaluation(run_dir: Path) -> Evaluation:
 
 
 def _rows(reader: RunReader) -> dict[tuple[int, int], TrajectoryRow]:
-    """Return the newest row of each sample by task and place: killed while recording, a task is repeated."""
+    """Return the newest row of each sample by (task, sample). A task killed while recording is repeated."""
     rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
     return {(int(row.extra.get(TASK, -1)), row.rollout): row for row in rows}
 
@@ -146,8 +146,8 @@ def _add(task: Task, row: TrajectoryRow, record: TrajectoryRecord) -> None:
 
 
 def evaluations_of(runs: Sequence[RunInfo]) -> list[Path]:
-    """Return an evaluation of each run, the newest on the same tasks; empty if there are none. An evaluation is its
-    own. Raises ConfigError.
+    """Return the newest evaluation of each run on the same tasks; empty if there are none. For a run that is itself an
+    evaluation, return that run. Raises ConfigError.
     """
     if all(run.mode == "eval" for run in runs):
         return [Path(run.path) for run in runs]
@@ -160,7 +160,7 @@ def evaluations_of(runs: Sequence[RunInfo]) -> list[Path]:
 
 
 def _evaluations_of(run: RunInfo) -> dict[Path, object]:
-    """Return the finished evaluations of a run, newest first, with the settings that decide their tasks."""
+    """Return the finished evaluations of a run, newest first, with the settings that determine their tasks."""
     found = [run]
     if run.mode != "eval":
         finished = [r for r in list_runs(Path(run.path).parent) if r.mode == "eval" and r.status == "finished"]
@@ -172,7 +172,7 @@ def _evaluations_of(run: RunInfo) -> dict[Path, object]:
 
 
 def finished_tasks(run_dir: Path, samples: int) -> set[int]:
-    """Numbers of the tasks whose samples are all recorded."""
+    """Return the numbers of the tasks whose samples are all recorded."""
     with RunReader(run_dir) as reader:
         counts = Counter(number for number, _ in _rows(reader))
     return {number for number, count in counts.items() if count >= samples}
@@ -180,7 +180,7 @@ def finished_tasks(run_dir: Path, samples: int) -> set[int]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference, second minus first: its interval, p-value, and the tasks that would show `POINTS`."""
+    """A paired difference, second minus first. needed: the number of tasks that would show each of `POINTS`."""
 
     interval: Interval
     p: float
@@ -189,7 +189,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two evaluations of the same tasks. `gained` are tasks that the second solves more often, `lost` less often."""
+    """Two evaluations of the same tasks. The second solves `gained` tasks more often and `lost` tasks less often."""
 
     first: Evaluation
     second: Evaluation
@@ -200,14 +200,14 @@ class Comparison:
     lost: Sequence[int]
 
     def shown(self, task: int) -> tuple[tuple[Evaluation, int], tuple[Evaluation, int]]:
-        """Return both evaluations with the rollout of a flipped task that shows the change best."""
+        """Return both evaluations, each with a rollout of a gained or lost task that shows the change."""
         a, b = self.first.tasks[task], self.second.tasks[task]
         gained = b.rate > a.rate
         return (self.first, a.numbers[a.right.index(not gained)]), (self.second, b.numbers[b.right.index(gained)])
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """Pair the tasks of two evaluations. Raises EvaluationError where they are not the same tasks."""
+    """Compare two evaluations task by task. Raises EvaluationError if they are not on the same tasks."""
     shared = sorted(first.tasks.keys() & second.tasks.keys())
     if not shared:
         raise EvaluationError(f"{first.name} and {second.name} have no task in common")

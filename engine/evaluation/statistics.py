@@ -1,4 +1,4 @@
-"""Intervals and tests over tasks. The unit is the task: more samples of one task are not independent evidence."""
+"""Intervals and tests over tasks. The unit is the task: samples of one task are not independent evidence."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from statistics import NormalDist, fmean, pvariance, stdev
 LEVEL = 0.95
 """Confidence level of every interval."""
 POWER = 0.8
-"""Probability with which `tasks_needed` tasks show the effect."""
+"""The probability that `tasks_needed` tasks show the effect."""
 DRAWS = 10_000
-"""Random sign vectors of a permutation test whose exact distribution is out of reach."""
+"""Random sign vectors in a permutation test whose exact distribution is too expensive."""
 NORMAL = NormalDist()
 ROUNDING = 1e-20
-"""A variance of rates below this is the rounding of equal rates."""
+"""A variance of rates below this is the rounding error of equal rates."""
 _LARGEST_EXACT = 20_000
-"""Largest sum of absolute differences, in units, whose distribution is counted exactly."""
+"""The exact distribution is computed up to this sum of absolute differences, in units."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its `LEVEL` confidence interval. n: tasks. The bounds of a mean are NaN for a single task."""
+    """An estimate with its `LEVEL` confidence interval. n: tasks. For one task, the bounds of a mean are NaN."""
 
     estimate: float
     low: float
@@ -35,7 +35,7 @@ class Interval:
 
 @lru_cache(maxsize=1024)
 def t_quantile(p: float, df: int) -> float:
-    """Quantile of Student's t distribution with `df` >= 1 degrees of freedom, for p in [0.5, 1)."""
+    """Return the quantile of Student's t distribution with `df` >= 1 degrees of freedom, for p in [0.5, 1)."""
     low, high = 0.0, 1.0
     while _t_cdf(high, df) < p:
         high *= 2
@@ -59,7 +59,7 @@ def _t_cdf(t: float, df: int) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean over tasks with Student's t interval. values: one mean for each task."""
+    """Return the mean over tasks with Student's t interval. values: one mean per task."""
     n = len(values)
     mean = fmean(values) if n else math.nan
     if n < 2:
@@ -69,9 +69,9 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def rate_interval(rates: Sequence[float]) -> Interval:
-    """Success rate over tasks with Wilson's interval for the effective number of samples.
+    """Return the success rate over tasks with Wilson's interval for the effective number of samples.
 
-    rates: the share of successes of each task, in [0, 1]. The samples of a task are correlated, so they count as
+    rates: the success rate of each task, in [0, 1]. The samples of a task are correlated, so all samples count as
     `p (1 - p) / Var(mean)` independent ones (Dean and Pagano, "Evaluating confidence interval methods for binomial
     proportions in clustered surveys", 2015).
     """
@@ -81,7 +81,7 @@ def rate_interval(rates: Sequence[float]) -> Interval:
     p = fmean(rates)
     spread = pvariance(rates, p)
     size = n * p * (1 - p) / spread if spread > ROUNDING else float(n)
-    estimated = any(0 < rate < 1 for rate in rates)  # of one sample a task the variance follows from p
+    estimated = any(0 < rate < 1 for rate in rates)  # with one sample per task, p determines the variance
     z = t_quantile(0.5 + LEVEL / 2, n - 1) if estimated and n > 1 else NORMAL.inv_cdf(0.5 + LEVEL / 2)
     centre = (p + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(p * (1 - p) / size + z * z / (4 * size * size))
@@ -89,11 +89,11 @@ def rate_interval(rates: Sequence[float]) -> Interval:
 
 
 def bounded_interval(values: Sequence[float], low: float, high: float) -> Interval:
-    """Mean of independent values in [low, high], of any distribution, with a credible interval.
+    """Return the mean of independent values in [low, high], of any distribution, with a credible interval.
 
-    The Bayesian bootstrap (Rubin, 1981) with a third of an observation at each bound, the neutral prior of a rate
-    (Kerman, 2011). An outcome that a few samples missed keeps it wide, where Student's interval has no width. The order
-    of the values does not matter.
+    Uses the Bayesian bootstrap (Rubin, 1981) with a third of an observation at each bound, the neutral prior of a rate
+    (Kerman, 2011). The interval stays wide if a few samples all have the same value, where Student's has no width. The
+    order of the values does not matter.
     """
     if not values:
         return Interval(math.nan, math.nan, math.nan, 0)
@@ -110,7 +110,7 @@ def _bootstrap(values: tuple[float, ...], low: float, high: float) -> Interval:
 
 @lru_cache(maxsize=4)
 def _bootstrap_weights(n: int) -> list[tuple[float, ...]]:
-    """Return draws of the weights of n values and two bounds, always the same ones."""
+    """Draw weights for n values and two bounds, always the same draws for one n."""
     source = random.Random(n)
     drawn = []
     for _ in range(2000):
@@ -121,7 +121,7 @@ def _bootstrap_weights(n: int) -> list[tuple[float, ...]]:
 
 
 def difference_interval(first: Interval, second: Interval) -> Interval:
-    """Second minus first, of independent samples, from their own intervals (Newcombe, 1998, method 10)."""
+    """Return second minus first for independent samples, from their intervals (Newcombe, 1998, method 10)."""
     estimate = second.estimate - first.estimate
     down = math.hypot(second.estimate - second.low, first.high - first.estimate)
     up = math.hypot(second.high - second.estimate, first.estimate - first.low)
@@ -129,10 +129,10 @@ def difference_interval(first: Interval, second: Interval) -> Interval:
 
 
 def sign_flip_p(differences: Sequence[float], unit: float | None = None) -> float:
-    """Two-sided p-value of paired differences by the permutation test that flips signs (Fisher, 1935).
+    """Return the two-sided p-value of paired differences by the sign-flip permutation test (Fisher, 1935).
 
-    Exact where all differences are multiples of `unit`, such as 1 / samples of success rates; otherwise over `DRAWS`
-    random sign vectors, always the same ones.
+    The test is exact if all differences are multiples of `unit`, such as 1 / samples for success rates, and their sum
+    is not too large. Otherwise it uses `DRAWS` random sign vectors, always the same ones.
     """
     kept = [d for d in differences if d]
     if not kept:
@@ -153,7 +153,7 @@ def sign_flip_p(differences: Sequence[float], unit: float | None = None) -> floa
 
 
 def _exact_p(steps: Sequence[int]) -> float:
-    """Share of all sign vectors whose sum is at least as far from zero. Counts are digits of one large integer."""
+    """Return the share of sign vectors whose sum is at least as far from 0 (counts are digits of one large integer)."""
     sizes = [abs(s) for s in steps]
     total, width = sum(sizes), len(sizes) // 8 + 1
     counts = 1
@@ -170,19 +170,19 @@ def _exact_p(steps: Sequence[int]) -> float:
 
 
 def tasks_needed(spread: float, effect: float) -> int:
-    """Tasks with which a paired comparison shows a difference of `effect` with probability `POWER`.
+    """Return how many tasks a paired comparison needs to show a difference of `effect` with probability `POWER`.
 
-    spread: standard deviation of the differences between tasks.
+    spread: standard deviation of the differences over tasks.
     """
     reach = NORMAL.inv_cdf(0.5 + LEVEL / 2) + NORMAL.inv_cdf(POWER)
     return max(2, math.ceil((reach * spread / effect) ** 2))
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased probability that at least one of k samples is right, from c right ones of n (arXiv 2107.03374)."""
+    """Estimate, unbiased, that at least one of k samples is right, given c right of n (arXiv 2107.03374)."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Unbiased probability that all of k samples are right, from c right ones of n (tau-bench, arXiv 2406.12045)."""
+    """Estimate, unbiased, that all of k samples are right, given c right of n (tau-bench, arXiv 2406.12045)."""
     return math.comb(c, k) / math.comb(n, k)

@@ -22,9 +22,9 @@ BASE = "base"
 class Subject:
     """A policy to evaluate.
 
-    run: the configuration of the run that it comes from, None for a model or adapters; folder: that run's. weights: a
-    folder of adapters or of a whole model, a model's name, or an endpoint's `URL@NAME`; None: the policy that the run
-    started from. evaluation: the folder of an evaluation that exists, in place of all this.
+    run: the configuration of the policy's run, None for a model or adapters. folder: the folder of that run. weights: a
+    folder of adapters or of a whole model, a model's name, or an endpoint's `URL@NAME`. None: the policy that the run
+    started from. evaluation: the folder of an existing evaluation, instead of all of these.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Subject:
         return self.weights is not None and (Path(self.weights).expanduser() / "adapter_config.json").is_file()
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """`config` with this policy as its model."""
+        """Return `config` with this policy as its model."""
         model = config.model if self.run is None else self.run.model
         if self.weights is not None:
             changed = (
@@ -50,7 +50,7 @@ class Subject:
 
 
 def _endpoint(text: str, model: str | None) -> Subject:
-    """Return the endpoint `URL` or `URL@NAME`. model: the name where `text` has none. Raises EvaluationError."""
+    """Parse `URL` or `URL@NAME`. model: the model's name if `text` has none. Raises EvaluationError."""
     url = urlsplit(text)
     if "@" in url.netloc or url.query:
         raise EvaluationError("an address would be recorded with its key: export OPENAI_API_KEY, or use --api-key-env")
@@ -62,7 +62,7 @@ def _endpoint(text: str, model: str | None) -> Subject:
 
 
 def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject:
-    """Return the policy that a person names. model: that of an endpoint. Raises EvaluationError, RunNotFound,
+    """Find the policy that the user named. model: the name of an endpoint's model. Raises EvaluationError, RunNotFound,
     ConfigError."""
     if text.startswith(ENDPOINT):
         return _endpoint(text, model)

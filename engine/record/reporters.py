@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases and to transformers' integrations, in addition to the run's record."""
+"""Send metrics to Weights & Biases and to transformers' integrations, in addition to the run's record."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .wandb_sink import WandbSink
 
 
 class ReportError(GrpoTuiError, RuntimeError):
-    """A tracker of `logging.report_to` cannot be used."""
+    """A tracker in `logging.report_to` cannot be used."""
 
 
 @contextmanager
 def reported(config: RunConfig, run_dir: Path, recorder: StepRecorder, trainer: Trainer) -> Iterator[None]:
-    """Send the metrics of the block to the trackers of `logging`, on the main process. Raises ReportError."""
+    """Send metrics to the trackers in `logging` inside the block, on the main process only. Raises ReportError."""
     with ExitStack() as stack:
         if trainer.accelerator.is_main_process:
             if config.logging.wandb_mode != "off":
@@ -46,9 +46,9 @@ def reported(config: RunConfig, run_dir: Path, recorder: StepRecorder, trainer: 
 
 
 class Tracker:
-    """One of transformers' integrations, such as tensorboard, mlflow or trackio, configured by its own variables.
+    """A transformers integration such as tensorboard, mlflow or trackio, configured by its own environment variables.
 
-    name: as in `report_to` of transformers. Raises ReportError if it is unknown or not installed.
+    name: as in transformers' `report_to`. Raises ReportError if it is unknown or not installed.
     """
 
     def __init__(self, name: str, run_dir: Path, trainer: Trainer) -> None:
@@ -58,12 +58,12 @@ class Tracker:
             (kind,) = get_reporting_integration_callbacks([name])
             self._callback = kind()
             self._call("on_train_begin", trainer.state.global_step)
-        except Exception as error:  # each integration raises its own
+        except Exception as error:  # each integration raises its own errors
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             raise ReportError(f"logging.report_to: {name} cannot be used: {reason}") from error
 
     def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]], *, axis: str | None = None) -> None:
-        """Log the numbers of a step. transformers puts `train/` before their names."""
+        """Log the metrics of a step, without `train/`, because transformers adds that prefix."""
         numbers = {k.removeprefix("train/"): v for k, v in metrics.items() if isinstance(v, (int, float))}
         self._call("on_log", step, logs=numbers)
 

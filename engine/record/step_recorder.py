@@ -1,4 +1,4 @@
-"""Record each step of training: metrics, trajectories, findings. A failure of recording never harms training."""
+"""Record each training step: metrics, trajectories, findings. A failure to record never harms training."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ NAMES = {
     "mean_token_accuracy": metric.TOKEN_ACCURACY,
     "num_tokens": metric.TOKENS_TOTAL,
 }
-"""TRL's names and ours."""
+"""Maps TRL's metric names to ours."""
 
 
 class MetricSink(Protocol):
-    """Another destination of metrics."""
+    """A further destination for metrics."""
 
     def log(self, step: int, metrics: Values, *, axis: str | None = None) -> None:
-        """Log the metrics of a step, by name. A mapping is a distribution. axis: the metric whose value `step` is."""
+        """Log a step's metrics by name. A mapping is a distribution. axis: the metric that `step` is a value of."""
         ...
 
 
 class StepRecorder:
     """Writes steps to the run's record and to other sinks (wandb). Failures are logged once, and training continues.
 
-    tokens: keep token arrays, too.
+    tokens: also keep token arrays.
     """
 
     def __init__(self, writer: RecordWriter, *, tokens: bool = True) -> None:
         self.writer = writer
         self.tokens = tokens
         self.counted = True
-        """Whether the numbers of tokens are known."""
+        """Whether token counts are known."""
         self.sinks: list[MetricSink] = []
-        """Destinations of metrics in addition to the record."""
+        """Destinations for metrics in addition to the record."""
         self.seconds = 0.0
-        """Spent here since `take_seconds`."""
+        """Time spent here since the last `take_seconds`."""
         self._complained: set[str] = set()
 
     def step(
@@ -69,8 +69,8 @@ class StepRecorder:
     ) -> Values:
         """Record one optimiser step. Returns the metrics as recorded.
 
-        logs: from TRL. measured: more metrics of the trainer. rollouts: all that were made for the step. replayed:
-        those of earlier steps in its batch. loss: the terms of each rollout of the batch in the loss, by its id.
+        logs: from TRL. measured: further metrics of the trainer. rollouts: all rollouts sampled for the step. replayed:
+        rollouts of earlier steps in the batch. loss: the loss terms of each rollout in the batch, by rollout key.
         """
         began = time.perf_counter()
         values: dict[str, float | Mapping[str, float]] = {
@@ -102,7 +102,7 @@ class StepRecorder:
         )
 
     def values(self, step: int, values: Values) -> None:
-        """Record metrics, also outside the rhythm of steps, such as those of an evaluation."""
+        """Record metrics, which may come between steps, such as those of an evaluation."""
         self.guard("metrics", lambda: self.writer.metrics(step, values))
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
@@ -128,7 +128,7 @@ class StepRecorder:
         )
 
     def vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """The text of every token, once, so that a viewer needs no tokenizer."""
+        """Record the text of every token, so that a viewer needs no tokenizer. Call it once."""
         self.guard("vocabulary", lambda: record_vocabulary(self.writer, tokenizer))
 
     def take_seconds(self) -> float:
@@ -136,7 +136,7 @@ class StepRecorder:
         return seconds
 
     def guard(self, what: str, action: Callable[[], object]) -> None:
-        """Run `action`. A failure is logged once for each kind and costs only the record."""
+        """Run `action`. A failure is logged once per kind and affects only the record."""
         try:
             action()
         except Exception:
@@ -146,13 +146,13 @@ class StepRecorder:
 
 
 def record_vocabulary(writer: RecordWriter, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Record the text of every token. Texts with `Ġ` or `Ċ` are in the alphabet of byte-level BPE."""
+    """Record the text of every token. Texts that contain `Ġ` or `Ċ` use the alphabet of byte-level BPE."""
     texts = [text or "" for text in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
     writer.vocabulary(texts, byte_level=any("Ġ" in text or "Ċ" in text for text in texts))
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return numbers of a batch of rollouts that need no reward: success, tokens, turns, failures."""
+    """Return the metrics of a batch of rollouts that need no reward: success, tokens, turns, failures."""
     if not rollouts:
         return {}
     known = [r.trajectory.correct for r in rollouts if r.trajectory is not None and r.trajectory.correct is not None]
@@ -171,7 +171,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def loss_metrics(loss: Mapping[str, LossTerms]) -> dict[str, float]:
-    """Return shares over all agent tokens of the step. TRL's own are means over its micro-batches."""
+    """Return entropy and clip fraction over all agent tokens of the step. TRL averages them over micro-batches."""
     tokens = sum(t.tokens for t in loss.values())
     if not tokens:
         return {}
@@ -190,7 +190,7 @@ def memory_metrics() -> dict[str, float]:
 
 
 def _own_use(rollout: Rollout, step: int, loss: LossTerms | None) -> Use | None:
-    """Return how the rollout's own step used it; None if nothing learns from it."""
+    """Return how the rollout's own step used it; None if it is not used for learning."""
     if not rollout.selected:
         return None
     trained = rollout.selected == UseKind.TRAINED

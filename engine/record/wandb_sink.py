@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases, in addition to the run record. Off by default. `offline` needs no key and no network.
+"""Send metrics to Weights & Biases in addition to the run's record. Off by default. `offline` needs no key or network.
 
 Failures of wandb are reported once and never stop the training.
 """
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from ...configs import metric_names as metric
 from ...configs.sections.base import LoggingConfig
 
-if TYPE_CHECKING:  # off by default, and slow to import
+if TYPE_CHECKING:  # wandb is off by default and slow to import
     from wandb import Run, Table
 
 log = logging.getLogger(__name__)
 
 ACTION_TABLE = "behavior/action_table"
-"""A table of step, action and frequency over the whole training, for the stacked bars (`STACKED_BARS`)."""
+"""A table of step, action and frequency for all of training, for `STACKED_BARS`."""
 
 STACKED_BARS: dict[str, object] = {
     "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
@@ -32,7 +32,7 @@ STACKED_BARS: dict[str, object] = {
         "color": {"field": "${field:action}", "type": "nominal", "title": "action"},
     },
 }
-"""The chart as wandb takes it: a custom chart panel over `ACTION_TABLE`, its fields step, frequency and action."""
+"""The spec of a wandb custom chart over `ACTION_TABLE`, with the fields step, frequency and action."""
 
 INIT_TIMEOUT_S = 30
 
@@ -40,8 +40,8 @@ INIT_TIMEOUT_S = 30
 class WandbSink:
     """One wandb run. With `wandb: off`, or after wandb has failed, every method does nothing.
 
-    folder: the folder for wandb's files (the run's folder). on_problem: called with one sentence when wandb fails.
-    table_every: steps between two writes of the action table.
+    folder: where wandb writes its files (the run's folder). on_problem: called with one sentence when wandb fails.
+    table_every: number of steps between writes of the action table.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WandbSink:
                 dir=str(folder),
                 mode=config.wandb_mode,
                 config=dict(run_config or {}),
-                # Terminal and process belong to the training: no capturing of output, no questions, no statistics.
+                # Terminal and process belong to training: do not capture output, ask questions or collect statistics.
                 settings=wandb.Settings(
                     console="off",
                     silent=True,
@@ -93,12 +93,12 @@ class WandbSink:
         return self._run is not None
 
     def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]], *, axis: str | None = None) -> None:
-        """Log the metrics of a step by their names. Dictionaries such as the action distribution stay whole.
+        """Log a step's metrics by name. Mappings such as the action distribution are logged whole.
 
-        axis: the metric whose value `step` is, for numbers on another axis. wandb merges values of one step of its own,
-        so two updates of one request would be one point.
+        axis: the metric that `step` is a value of, if it is not wandb's own step. wandb merges all values logged at one
+        of its steps, so two updates for one request would become one point.
 
-        NaN and infinity stay: wandb draws the gap.
+        NaN and infinity are logged as they are: wandb draws a gap.
         """
         if self._run is None or self._table is None:
             return
