@@ -1,6 +1,6 @@
 """Start, find, pause and stop the processes of a run. Never imports torch.
 
-A run's processes have a session of their own and survive the terminal. Later commands find them by pid and start time
+A run's processes run in their own sessions and survive the terminal. Later commands find them by pid and start time
 (`engine/runs/control/status.py`).
 """
 

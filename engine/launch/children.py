@@ -1,6 +1,6 @@
-"""The processes that this one has started: each a session of its own that outlives the terminal, with a log of its own.
+"""The child processes of this process. Each has its own log and its own session, which outlives the terminal.
 
-Starting, finding and stopping runs all look here, so that an ended child is noted once and never stays a zombie.
+Starting, finding and stopping runs all call `reap`, so an ended child is recorded once and never stays a zombie.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ..runs.paths import LOGS, PROCESSES
 from .outcome import safe_path
 
 if TYPE_CHECKING:
-    import subprocess  # a list of runs starts nothing, and looks here too
+    import subprocess  # imported lazily: listing runs imports this module and starts nothing
 
 CPU_SETTINGS = {
-    # How long a waiting OpenMP thread spins before it sleeps. The default (for ever, nearly) makes a step take ten
-    # times as long on a busy machine, and not spinning at all half as long again on an idle one.
+    # How long a waiting OpenMP thread spins before it sleeps. With the default (almost forever), a step takes ten times
+    # as long on a busy machine; without spinning, it takes 1.5 times as long on an idle one.
     "GOMP_SPINCOUNT": "20000",
-    # Large tensors on huge pages: a fresh one of 40 MB costs ten thousand page faults otherwise, as much as using it.
+    # Allocate large tensors on huge pages. Otherwise a new 40 MB tensor costs 10,000 page faults, as much as using it.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # Freed memory of tensors of up to 32 MiB (glibc's limit) is used again. Decoding makes and frees megabytes for each
+    # Reuse the freed memory of tensors of up to 32 MiB (glibc's limit). Decoding allocates and frees megabytes per
     # token, and each new page is a fault.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    # On some processors a product of MKL differs in its last bit with where its operands lie in memory, so a seed would
-    # not give the same weights again, bit by bit. This takes no longer, except for products of one row in float32 (1.6
-    # times), of which serving has many: see `spawn`.
+    # On some processors, the last bit of an MKL product depends on where its operands lie in memory, so a seed would not
+    # reproduce the weights bit by bit. Only float32 products of one row take longer with this (1.6 times). Serving has
+    # many of them: see `repeatable` of `spawn`.
     "MKL_CBWR": "AUTO,STRICT",
 }
-"""Environment variables that libraries read when a process starts. The user's own values win."""
+"""Environment variables that libraries read at process start. The user's own values take precedence."""
 
 _children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
 _codes: dict[int, int] = {}
@@ -52,9 +52,9 @@ def spawn(
     stdout: int | IO[bytes] | None = None,
     repeatable: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start one process of a run in its own session, its output in `logs/<name>.log`, and note its pid and start.
+    """Start one process of a run in its own session, log to `logs/<name>.log`, and record its pid and start time.
 
-    repeatable: products have the same bits with the same seed.
+    repeatable: the same seed gives bit-identical products.
     """
     import subprocess
 
@@ -86,10 +86,10 @@ def spawn(
 
 
 def reap() -> None:
-    """Take note of children of this process that have ended, so that none stays a zombie."""
+    """Record the exit of this process's ended children, so that none stays a zombie."""
     for key, child in list(_children.items()):
         code = child.poll()
-        if code is None or _children.pop(key, None) is None:  # None: another thread took note of it
+        if code is None or _children.pop(key, None) is None:  # None: another thread has recorded it
             continue
         _codes[child.pid] = code
         path = Path(key[0]) / PROCESSES / f"{key[1]}.launch.json"
@@ -100,9 +100,9 @@ def reap() -> None:
 
 
 def exit_code(pid: int) -> int | None:
-    """Return the exit code of a child process, also if the run's folder is gone; None if it is not known.
+    """Return the exit code of a child process, even if the run's folder is gone; None if unknown.
 
-    Waits for the process. If its first thread has ended, it looks like a zombie while other threads still end.
+    Waits for up to 5 s, because a process whose main thread has ended looks like a zombie until its other threads end.
     """
     from subprocess import TimeoutExpired
 

@@ -1,4 +1,4 @@
-"""Find runs by id, by a unique part of it, by name, by path, or the latest, and list them all."""
+"""Find a run by id, by a unique beginning or end of the id, by name, by path, or as the latest; list all runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .children import reap
 
 INDEX = ".ended-runs.json"
 NEWS = 32
-"""How many runs that are not in the file make it worth writing again."""
+"""The index file is rewritten after this many new runs."""
 SETTLED_NS = 2_000_000_000
-"""A folder that changed later than this ago may change again within the same tick of its clock."""
+"""A folder that changed more recently than this may change again within the same tick of its clock."""
 _FIELDS = [field.name for field in fields(RunInfo) if field.name not in ("path", "progress")]
 
 Times = tuple[int, int]
 
 
 class RunIndex:
-    """The ended runs of one folder, by name."""
+    """A persistent cache of the ended runs in one folder, by name."""
 
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir
@@ -48,7 +48,7 @@ class RunIndex:
         self._written = len(self._kept)
 
     def look(self, name: str) -> RunInfo | None:
-        """Return facts and status of a run, as `status.look` gives them, or None for a folder that holds no run."""
+        """Return a run's facts and status as `status.look` does; None if the folder holds no run."""
         folder = self.runs_dir / name
         times = _times(folder)
         kept = self._kept.get(name)
@@ -76,7 +76,7 @@ class RunIndex:
             data = orjson.dumps({"version": SCHEMA_VERSION, "runs": runs}, default=str)
             replace_file(self.runs_dir / INDEX, data, wait=False)
         except (OSError, TypeError):
-            pass  # a folder of somebody else's: it is read anew each time
+            pass  # the folder belongs to another user: read it again each time
 
 
 def is_run(path: Path) -> bool:
@@ -85,7 +85,7 @@ def is_run(path: Path) -> bool:
 
 
 def _times(folder: Path) -> Times:
-    """Return when the run's folder and its folder of processes changed, in ns; 0 for a missing one."""
+    """Return the mtimes of the run's folder and its process folder, in ns; 0 for a missing folder."""
     found = []
     for path in (folder, folder / PROCESSES):
         try:
@@ -96,7 +96,7 @@ def _times(folder: Path) -> Times:
 
 
 def list_runs(runs_dir: Path) -> list[RunInfo]:
-    """Return all runs of a folder, newest first; none if there is no such folder. Reads small files of active runs."""
+    """Return all runs in a folder, newest first; empty if the folder is missing. Reads small files of active runs."""
     reap()
     index = _index(runs_dir, os.getcwd())
     runs = {name: run for name in _folders(runs_dir) if (run := index.look(name)) is not None}
@@ -110,10 +110,10 @@ def _index(runs_dir: Path, here: str) -> RunIndex:
 
 
 def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
-    """Return the run that a person means: `latest`, an id, a unique beginning or end of one, a unique name, a path, or
+    """Find the run that the user named: `latest`, an id, a unique beginning or end of an id, a unique name, a path, or
     an address.
 
-    Raises RunNotFound with the nearest ids, and AddressError.
+    Raises AddressError, and RunNotFound with the nearest ids.
     """
     reap()
     text = os.fspath(ref)

@@ -1,4 +1,4 @@
-"""The last lines of the logs of a run's processes."""
+"""Read the last lines of the logs of a run's processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..runs.types import RunInfo
 _TAIL_BYTES = 1 << 16
 _REASON = re.compile(r"error: |Fatal Python error|([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|Interrupt)\b")
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* [A-Z]+ ")
-"""A line of the process's own log. After an error that ends the process there is none."""
+"""A line of the process's own log. None follows the error that ends a process."""
 
 
 def log_path(run: RunInfo, name: str | None = None) -> Path | None:
-    """Return the log of one process, or the newest log; None if there is none."""
+    """Return the log of process `name`, or the newest log; None if there is none."""
     folder = Path(run.path) / LOGS
     if name is not None:
         path = folder / f"{name}.log"
@@ -29,8 +29,7 @@ def log_path(run: RunInfo, name: str | None = None) -> Path | None:
 
 
 def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
-    """Return the last `n` lines of a log as plain text (it may hold anything: show it literally). Reads only its
-    end."""
+    """Return the last `n` lines of a log, reading only its end. The text may hold anything: show it literally."""
     path = log_path(run, name)
     if path is None or n <= 0:
         return []
@@ -43,8 +42,8 @@ def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
         return []
     lines = data.decode("utf-8", "replace").split("\n")
     if size > _TAIL_BYTES:
-        lines = lines[1:]  # its beginning is cut off
-    # A progress bar redraws its line: what a terminal would show is what follows the last return.
+        lines = lines[1:]  # the first line is cut off
+    # A progress bar redraws its line. A terminal would show only the text after the last carriage return.
     shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
     while shown and not shown[-1].strip():
         shown.pop()
@@ -52,7 +51,7 @@ def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
 
 
 def last_error(run: RunInfo, name: str | None = None) -> str | None:
-    """Return the last line of a log that is the error that ended the process (`ValueError: …`, `error: …`), or None."""
+    """Return the log line of the error that ended the process (`ValueError: …`, `error: …`), or None."""
     for line in reversed(tail_log(run, 200, name)):
         if _LOGGED.match(line):
             return None

@@ -1,4 +1,4 @@
-"""What every process of a run shares: its log, its alerts, and the record of its end."""
+"""Code shared by all processes of a run: logging, alerts, and recording how the process ended."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_recorded(
 
 
 def one_sentence(problem: BaseException) -> str:
-    """Return an error for people. Our own errors are sentences already. Others get the name of their class."""
+    """Return an error as one readable sentence. Our errors already are one; others get their class name in front."""
     text = " ".join(str(problem).split())
     if isinstance(problem, GrpoTuiError):
         return text
@@ -58,24 +58,24 @@ def one_sentence(problem: BaseException) -> str:
 
 
 RENAMED = r"`(is_)?gradient_checkpointing\w*` is deprecated"
-"""transformers renamed it to activation checkpointing. TRL and PEFT still read the old names."""
+"""transformers renamed this to activation checkpointing. TRL and PEFT still read the old names."""
 
 
 SAFE_PATH = "for grpo-tui"
 
 
 def safe_path() -> dict[str, str]:
-    """Return the variable that keeps a process from importing packages of the working directory.
+    """Return the environment variable that keeps a process from importing packages from the working directory.
 
-    A folder of logs or weights there may have the name of a library. `envs.user_code` imports the modules that the user
-    names.
+    A folder of logs or weights there may have the name of a library. `envs.user_code` still imports the modules that
+    the user names.
     """
     return {"PYTHONSAFEPATH": os.environ.get("PYTHONSAFEPATH") or SAFE_PATH}
 
 
 def set_up_logging() -> None:
-    """Set up logging at the start of a process, before it imports any library that reads these variables."""
-    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:  # not for programs that the user's code starts
+    """Set up logging. Call it at process start, before importing any library that reads these variables."""
+    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:  # programs started by the user's code must not inherit it
         del os.environ["PYTHONSAFEPATH"]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     for noisy in ("httpx", "urllib3", "filelock", "datasets", "torch.distributed"):
@@ -87,8 +87,7 @@ def set_up_logging() -> None:
 
 
 def alert_sender(run_dir: Path) -> AlertSender | None:
-    """Return the sender of a run's alerts; None if the user asked for none. A mistake in the settings is logged and
-    costs only the alerts."""
+    """Return the sender of a run's alerts; None if the user configured none. Invalid settings only disable alerts."""
     from ...configs.location import personal_path
 
     if not personal_path().is_file():

@@ -1,4 +1,4 @@
-"""Rollouts by hand: starts the process that plays them (`engine.training.play`) and speaks to it in lines of JSON."""
+"""Play tasks by hand: start the process of `engine.training.play` and exchange JSON lines with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Situation:
-    """The rollout so far: task `task` (from 0) of `tasks`, the tools that the policy knows of, and whether it ended."""
+    """The rollout so far. task: its number (from 0) of `tasks`. tools: shown to the policy. over: it has ended."""
 
     record: TrajectoryRecord
     tools: tuple[ToolSpec, ...]
@@ -33,7 +33,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The rollout as the model continues it. `text` is its first turn, that of step `step` (from 0)."""
+    """The rollout as continued by the model. text: the model's first turn, at step `step` (from 0)."""
 
     record: TrajectoryRecord
     text: str
@@ -43,7 +43,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that failed, and the reason in a sentence."""
+    """A request failed. message: the reason as one sentence."""
 
     message: str
 
@@ -52,7 +52,7 @@ Event = Situation | Continuation | Refusal
 
 
 class Play:
-    """A person's rollouts under way. Raises LaunchError where the process cannot be started."""
+    """A session of playing by hand. Raises LaunchError if the process cannot be started."""
 
     def __init__(self, config: RunConfig, runs_dir: Path, run_id: str | None = None) -> None:
         theirs_in, ours_out = os.pipe()
@@ -82,7 +82,7 @@ class Play:
             self._commands.flush()
 
     def close(self) -> RunInfo:
-        """End the process, wait until its record is whole, and return the state of the run."""
+        """End the process, wait until its record is complete, and return the state of the run."""
         with suppress(OSError):
             self._commands.close()
         wait_until_gone(Path(self.run.path), 20.0)

@@ -1,6 +1,6 @@
-"""The Redis server of a queue over machines: its connection, its settings, and its errors in words.
+"""The Redis server of a queue shared by machines: connection, settings, and readable errors.
 
-Messages show only the address of a server, never user and password of its URL.
+Messages show only the address of a server, never the user and password in its URL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .trainer import Fact
 
 INSTALL = "pip install 'grpo-tui[redis]'"
 TIMEOUT_S = 5.0
-"""A server that does not answer within this time counts as unreachable."""
+"""A server that does not answer within this time is unreachable."""
 OLDEST = (6, 2)
 SCHEMES = ("redis", "rediss", "unix")
 
@@ -45,10 +45,10 @@ def queue_url(online: OnlineConfig) -> str:
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """Return a `redis.Redis` without contacting the server. It never repeats a command on its own: some must not be.
+    """Return a `redis.Redis` without contacting the server. It never retries, because some commands must not repeat.
 
-    Its type is left open, because `redis` names every return as an awaitable, too. Raises RedisMissing, and ValueError
-    for an invalid URL.
+    The return type is `Any`, because `redis` also types every result as an awaitable. Raises RedisMissing, and
+    ValueError for an invalid URL.
     """
     try:
         from redis import Redis
@@ -69,7 +69,7 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> Any:
 
 
 def in_words(url: str, error: Exception) -> str:
-    """Return one sentence about a failed command or connection."""
+    """Describe a failed command or connection in one sentence."""
     from redis import exceptions as redis
 
     at = f"The Redis server {address(url)}"
@@ -96,15 +96,15 @@ def in_words(url: str, error: Exception) -> str:
 
 
 def refusals(facts: list[Fact]) -> str | None:
-    """Return one sentence when a server must not keep a queue."""
+    """Return one sentence if a server must not hold a queue, else None."""
     wrong = [f"{fact.text}: {fact.cure}" for fact in facts if fact.state == "missing"]
     return f"The {wrong[0]}." if wrong else None
 
 
 def server_facts(client: Any, url: str) -> list[Fact]:
-    """Return version, eviction and persistence of a server. Raises redis.RedisError.
+    """Return facts about a server's version, eviction and persistence. Raises redis.RedisError.
 
-    Settings that the server does not report (some hosted ones do not) are not judged.
+    Settings that the server does not report are not judged: some hosted servers report none.
     """
     from redis.exceptions import ResponseError
 

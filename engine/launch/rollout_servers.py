@@ -1,4 +1,4 @@
-"""Inference servers for rollouts: the command that starts one, and checks of a running one. Standard library only."""
+"""Inference servers for rollouts: the command to start one, and checks of a running one. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ...configs.schema import BUILTIN_MODEL, RunConfig
 from .trainer import Fact
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts for --max-lora-rank."""
+"""Values that vLLM accepts for --max-lora-rank."""
 OLDEST = (0, 32)
-"""The first version of vLLM with the endpoints that are used."""
+"""The first vLLM version with all endpoints that we use."""
 TIMEOUT_S = 60.0
 TEXT = list(range(20, 40))
 """Token ids that every vocabulary has."""
@@ -25,7 +25,7 @@ RESTART = "restart it as `grpo-tui rollouts serve` would start it"
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """The command of a server: `variables` of the environment and `arguments`. It answers at `url`."""
+    """The command that starts a server: environment `variables` and `arguments`. The server answers at `url`."""
 
     variables: Mapping[str, str]
     arguments: Sequence[str]
@@ -35,11 +35,11 @@ class ServerCommand:
 def serve_commands(
     config: RunConfig, gpus: Sequence[str], host: str = "127.0.0.1", port: int = 8000, tensor_parallel: int = 1
 ) -> list[ServerCommand]:
-    """Return one server for each `tensor_parallel` GPUs (one in all where none is named), on ports from `port` on."""
+    """Return one server per `tensor_parallel` GPUs, or a single one if no GPU is named, on ports from `port` up."""
     lora = config.model.lora
     rank = next((r for r in RANKS if lora is not None and r >= lora.r), RANKS[-1])
-    # Of the steps that are under way, and the next one; of `online` the one that answers, the next one, and one that a
-    # caller names.
+    # Training needs the versions of all steps in progress and the next one. `online` needs the one that answers, the
+    # next one, and one that a caller names.
     versions = max(config.rollouts.max_staleness + 2, 3)
     length = max(config.training.max_trajectory_tokens, config.online.max_trajectory_tokens)
     arguments = [
@@ -82,7 +82,7 @@ class _Refused(Exception):
 
 
 def check_server(url: str, key: str | None = None) -> Iterator[Fact]:
-    """Yield a line for each requirement of rollouts: version, key, token endpoint, adapters, kind of log-probs."""
+    """Yield one line per requirement of rollouts: version, key, token endpoint, adapters, kind of log-probs."""
     url = url.rstrip("/")
     try:
         version = str(_call(url, "/version", key)["version"])
@@ -106,8 +106,8 @@ def check_server(url: str, key: str | None = None) -> Iterator[Fact]:
 
 
 def _adapters(url: str, key: str | None) -> Fact:
-    """Ask for an adapter that cannot exist. A server that can load adapters reports it missing; others do not know the
-    request."""
+    """Ask for an adapter that cannot exist. A server that can load adapters reports it as missing; others do not know
+    the request."""
     try:
         _call(url, "/v1/load_lora_adapter", key, {"lora_name": "grpo-tui-doctor", "lora_path": "/nowhere/grpo-tui"})
     except _Refused as problem:
@@ -121,7 +121,7 @@ def _adapters(url: str, key: str | None) -> Fact:
 
 
 def _tokens(url: str, base: str, key: str | None) -> Iterator[Fact]:
-    """Yield a token at temperature 2: its log-prob must not be that of temperature 1."""
+    """Draw a token at temperature 2. Its log-prob must differ from the one at temperature 1."""
     try:
         first = _generate(url, base, key, TEXT, temperature=2.0)["choices"][0]
         token, drawn = first["token_ids"][0], float(first["logprobs"]["content"][0]["logprob"])
@@ -150,10 +150,10 @@ def _generate(url: str, model: str, key: str | None, tokens: Sequence[int], temp
 
 
 def _call(url: str, path: str, key: str | None, body: Mapping[str, object] | None = None) -> dict:
-    """Return an answer as JSON. Raises _Refused, OSError, ValueError."""
+    """Send a request and parse its JSON answer. Raises _Refused, OSError, ValueError."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # servers are named by address
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy: servers are given by address
     try:
         with opener.open(urllib.request.Request(url + path, data, headers), timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read())

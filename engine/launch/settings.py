@@ -1,7 +1,7 @@
 """The configuration of a run as stored in its folder, without secrets.
 
-People read, copy and share `config.yaml`, so values of keys that name a secret are masked in it. The process gets the
-real values in its environment, and `read_config` restores them.
+Users read, copy and share `config.yaml`, so it masks the values of keys that name a secret. The processes get the real
+values in their environment, and `read_config` restores them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Path_ = tuple[str | int, ...]
 
 
 def read_config(run_dir: Path | str) -> RunConfig:
-    """Return the configuration of the run in a folder, with its secrets where this process was given them.
+    """Return the configuration of the run in a folder, with secrets if this process was given them.
 
-    Raises `configs.ConfigError` when the file is wrong.
+    Raises `configs.ConfigError` for an invalid file.
     """
     from ...configs.loading import load_config
     from ...configs.schema import RunConfig
@@ -46,9 +46,9 @@ def read_config(run_dir: Path | str) -> RunConfig:
 
 
 def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
-    """Return `config.yaml` without secrets, and the environment variables that carry them to the processes.
+    """Return `config.yaml` without secrets, and the environment variables that pass the secrets to the processes.
 
-    Raises LaunchError if a secret is masked already (a resumed run): it has to be given again.
+    Raises LaunchError if a secret is already masked, as in a resumed run: the user has to give it again.
     """
     from ...configs.schema import RunConfig
     from ...configs.writing import to_yaml
@@ -65,12 +65,12 @@ def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
 
 
 def config_checksum(data: bytes) -> str:
-    """Return the checksum of `config.yaml` for run.json: no reader notices a flipped digit of a learning rate."""
+    """Return the checksum of `config.yaml` for run.json. Nothing else detects a flipped digit in a learning rate."""
     return hashlib.sha256(data).hexdigest()
 
 
 def config_damage(run_dir: Path, known: Collection[object]) -> str | None:
-    """Return one sentence if `config.yaml` matches no checksum of the launcher; None if it does.
+    """Return one sentence if `config.yaml` matches none of the launcher's checksums, else None.
 
     A run without checksums is not checked.
     """
@@ -100,7 +100,7 @@ def _leaves(data: object, path: Path_ = ()) -> Iterator[tuple[Path_, object]]:
 
 
 def configuration_id(config: RunConfig) -> str:
-    """Return a checksum of everything but the seed and the name: runs with the same one are seeds of each other."""
+    """Return a checksum of everything except seed and name. Runs with equal checksums differ only in their seeds."""
     from ...configs.writing import to_yaml
 
     adapters = config.model.sft_adapters

@@ -1,4 +1,4 @@
-"""Start a run, or go on with one: its folder and files first, then its processes."""
+"""Start or resume a run: first its folder and files, then its processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODULES = {"training": "grpo_tui.engine.training"}
 PLAY_MODULES = {"play": "grpo_tui.engine.training.play"}
 ONLINE_MODULES = {"engine": "grpo_tui.engine.online.serve.engine", "worker": "grpo_tui.engine.online.learn.worker"}
 ENDING_SECONDS = 10.0
-"""How long resuming waits for processes of the run that are about to end."""
+"""Resuming waits this long for processes of the run that are about to end."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -53,13 +53,13 @@ def start_run(
     stdin: int | IO[bytes] | None = None,
     stdout: int | IO[bytes] | None = None,
 ) -> RunInfo:
-    """Start the processes of a run and return at once. Its status is then `starting`.
+    """Start the processes of a run and return immediately, with status `starting`.
 
-    resume: a run (id, prefix, path) to resume instead of making one. num_processes > 1, or an accelerate config, starts
-    training with `accelerate launch`. by_hand: a person plays the tasks instead of training. stdin, stdout: for the
-    inference engine in a pipe and for play; otherwise the log gets all output. An engine that reads no requests from
-    `stdin` stops when that pipe ends. Raises LaunchError (also if the trainer
-    is not installed) and RunNotFound.
+    resume: a run (id, prefix, path) to resume instead of creating one. num_processes > 1 or an accelerate config start
+    training with `accelerate launch`. by_hand: the user plays the tasks; nothing is trained. stdin, stdout: for the
+    inference engine in a pipe and for play. Without them, all output goes to the log. An engine that does not read
+    requests from `stdin` stops when that pipe closes. Raises RunNotFound, and LaunchError, also if the trainer is not
+    installed.
     """
     if config.mode == "online" and os.name != "posix":
         raise LaunchError("grpo-tui online needs Linux or macOS: Windows has no locks of the kind that its files need")
@@ -71,7 +71,7 @@ def start_run(
         if resume is not None:
             _prepare_resume(run_dir)
         elif config.model.sft_adapters is not None:
-            # A resumed run begins with the same adapters, also after other runs have ended.
+            # A resumed run starts from the same adapters, even if other runs have ended since.
             model = config.model.model_copy(update={"sft_adapters": pinned(config.model.sft_adapters)})
             config = config.model_copy(update={"model": model})
         try:
@@ -88,7 +88,7 @@ def start_run(
                     environment=secrets,
                     stdin=pipes[0],
                     stdout=pipes[1],
-                    repeatable=name != "engine",  # its answers depend on what else is asked, too
+                    repeatable=name != "engine",  # its answers depend on other requests anyway
                 )
         except (OSError, LaunchError) as error:
             if resume is None:
@@ -101,7 +101,7 @@ def start_run(
 
 @contextmanager
 def _alone(run_dir: Path) -> Iterator[None]:
-    """Let only one command at a time start or resume this run."""
+    """Allow only one command at a time to start or resume this run."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(hold(run_dir, "start"))
@@ -123,7 +123,7 @@ def _made(runs_dir: Path, run_id: str | None) -> Path:
         run_dir.mkdir()
         sync_folder(runs_dir)
     except FileExistsError:
-        if run_id is None:  # another command took this name at the same moment
+        if run_id is None:  # another command took this name at the same time
             return _made(runs_dir, None)
         raise LaunchError(
             f"there is already a run {run_id} in {runs_dir}: choose another id, or go on with it by --resume {run_id}"
@@ -134,7 +134,7 @@ def _made(runs_dir: Path, run_id: str | None) -> Path:
 
 
 def _prepare_resume(run_dir: Path) -> None:
-    """Forget the words of the processes before. Raises LaunchError while one lives, or when the record is damaged."""
+    """Delete the status files of earlier processes. Raises LaunchError if one is alive or the record is damaged."""
     info = look(run_dir)
     if info.status not in ENDED:
         raise LaunchError(f"run {info.id} is {info.status} (pid {info.pid}): stop it first, or watch it with inspect")
@@ -159,8 +159,8 @@ def _write_settings(
 ) -> dict[str, str]:
     """Write run.json and config.yaml. Returns the environment variables with the secrets.
 
-    run.json comes first and also keeps the checksum of the present configuration: a run that is killed in between can
-    be resumed.
+    run.json is written first and also keeps the checksum of the previous config.yaml, so a run killed between the two
+    writes can be resumed.
     """
     text, secrets = rendered(config)
     checksums = {config_checksum(text)}
@@ -189,7 +189,7 @@ def _write_settings(
 
 
 def _environment(config: RunConfig) -> str:
-    """Return a short name: the class, or the file that holds tasks of several."""
+    """Return a short name: the environment class, or the file if it holds tasks of several environments."""
     from ...configs.sections.data import holds_tasks
 
     source = config.data.source
@@ -203,19 +203,19 @@ def _command(module: str, run_dir: Path, num_processes: int, accelerate: Path | 
     if module not in MODULES.values() or (num_processes == 1 and accelerate is None):
         return [sys.executable, *program]
     options = ["--num_processes", str(num_processes)] if num_processes > 1 or accelerate is None else []
-    if trainer.accelerate_settings(accelerate).get("main_process_port") is None:  # where several machines meet
+    if trainer.accelerate_settings(accelerate).get("main_process_port") is None:  # set if several machines meet
         options += ["--main_process_port", str(_free_port())]
     if accelerate is not None:
         options += ["--config_file", str(accelerate)]
     else:
         options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         if num_processes > 1:
-            options.append("--multi_gpu")  # torchrun, also on CPUs: with --cpu a launch without MPI is one process
+            options.append("--multi_gpu")  # torchrun, even on CPUs: without MPI, --cpu starts a single process
     return [sys.executable, "-m", "accelerate.commands.launch", *options, *program]
 
 
 def _free_port() -> int:
-    """Return a port on which nothing listens now: two runs on one machine must not meet."""
+    """Return a port on which nothing listens now, so that two runs on one machine do not connect to each other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -237,7 +237,7 @@ VARIABLES = (
 
 
 def gather() -> dict[str, object]:
-    """Return the surroundings of a run as plain data with masked secrets."""
+    """Return facts about the environment of a run as plain data with masked secrets."""
     return mask(
         {
             "command": mask_command(sys.argv),

@@ -1,4 +1,4 @@
-"""Stop a run so that it saves first. Delete and rename runs."""
+"""Stop a run after it has saved; delete and rename runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from . import LaunchError
 from .children import reap
 
 ASK_SECONDS = 3.0
-"""Seconds before SIGTERM follows the request, for a process that does not read requests."""
+"""Seconds between the stop request and SIGTERM, for a process that does not read requests."""
 
 
 def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> RunInfo:
-    """Ask a run to finish its step, save and end. Wait for it, and return its status.
+    """Ask a run to finish its step, save and exit. Wait for it and return its status.
 
-    A run that is still active in the result needs more time. A run on another machine is only asked, not signalled.
-    `force` kills the rest after the timeout; commits to the record and checkpoints stay. Raises LaunchError if its
-    processes belong to another user, or the run is recorded by a script of the user.
+    If the returned run is still active, it needs more time. A run on another machine gets a request, but no signal.
+    `force` kills remaining processes after the timeout; the committed record and checkpoints stay. Raises LaunchError
+    if the processes belong to another user, or if the user's own script records the run.
     """
     run_dir = Path(run.path)
     if run.mode == "recorded" and run.active:
@@ -35,10 +35,10 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
     if look(run_dir).status in ENDED and not living(run_dir):
         return look(run_dir)
     _mark(run_dir)
-    with contextlib.suppress(OSError):  # a full disk: the signal below says the same
+    with contextlib.suppress(OSError):  # a full disk: the signal below has the same effect
         control.request(run_dir, "stop")
     _wait(run_dir, min(ASK_SECONDS, timeout))
-    # Windows has no SIGTERM that a process can answer: the request alone asks there.
+    # On Windows, a process cannot handle SIGTERM, so it only gets the request.
     for name, pid in _pids(run_dir, own=True) if os.name == "posix" else ():
         try:
             os.kill(pid, signal.SIGTERM)
@@ -55,41 +55,40 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
 
 
 def living(run_dir: Path) -> list[str]:
-    """Return names of the processes of a run that live, here or on another machine."""
+    """Return the names of a run's live processes, here or on another machine."""
     reap()
     return [name for name in process_names(run_dir) if _lives(run_dir, name, process_state(run_dir, name))]
 
 
 def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
-    """Wait for the processes of a run that has ended. Returns the names of those that still live."""
+    """Wait for the processes of an ended run to exit. Returns the names of those that are still alive."""
     _wait(run_dir, seconds)
     return living(run_dir)
 
 
 def _goes_on(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
-    """Return whether a process that has announced the end of the run has a life of its own: somebody's script or
-    notebook that recorded a run, and not one that was started for it."""
+    """Return whether a process outlives its run: the user's own script or notebook that recorded a run which has ended,
+    not a process that was launched for the run."""
     return state.get("status") in ENDED and not (run_dir / PROCESSES / f"{name}.launch.json").exists()
 
 
 def _lives(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
-    """Return whether to wait for a process: not for one on another machine that announced its end, whose status is
-    still fresh."""
+    """Return whether to wait for a process. A process on another machine whose status says that it ended does not
+    count, even while that status is fresh."""
     ended_elsewhere = is_elsewhere(state) and state.get("status") in ENDED
     alive = state["alive"] and not ended_elsewhere and not _goes_on(run_dir, name, state)
     return bool(alive or state["launcher_alive"])
 
 
 def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
-    """Return the processes that can be signalled from here. With `own`, the one that trains rather than its
-    launcher."""
+    """Return the processes that can be signalled from here. own: only the process itself, not its launcher."""
     found: list[tuple[str, int]] = []
     for name in process_names(run_dir):
         if _goes_on(run_dir, name, process_state(run_dir, name)):
             continue
         states = [process_state(run_dir, name), read_json(run_dir / PROCESSES / f"{name}.launch.json")]
         known = [(s.get("pid"), s.get("started"), s.get("born")) for s in states if not is_elsewhere(s)]
-        # Without its start nothing proves that a pid is still that process: such a one is never signalled.
+        # Without a start time, nothing proves that the pid still belongs to that process, so it is never signalled.
         alive = list(dict.fromkeys(int(pid) for pid, *start in known if pid and is_alive(pid, *start)))
         found.extend((name, pid) for pid in (alive[:1] if own else alive))
     return found
@@ -102,7 +101,7 @@ def _wait(run_dir: Path, seconds: float) -> None:
 
 
 def _mark(run_dir: Path) -> None:
-    """Note that the end was wished: a process that is stopped while it still loads has not crashed."""
+    """Record that the stop was requested, so that a process stopped while loading does not count as crashed."""
     for name in process_names(run_dir):
         path = run_dir / PROCESSES / f"{name}.launch.json"
         if facts := read_json(path):
@@ -116,7 +115,7 @@ def _kill(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
         process = psutil.Process(pid)
         children = process.children(recursive=True)
-        if os.name == "posix" and os.getpgid(pid) == pid:  # the leader of its session, orphans included
+        if os.name == "posix" and os.getpgid(pid) == pid:  # it leads its session: also kill orphans
             os.killpg(pid, signal.SIGKILL)
         for each in (process, *children):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -124,12 +123,12 @@ def _kill(pid: int) -> None:
 
 
 def delete_run(run: RunInfo) -> None:
-    """Remove a run with everything in its folder, checkpoints too. Raises LaunchError while it is active."""
+    """Delete a run's folder, including checkpoints. Raises LaunchError while the run is active."""
     path = Path(run.path)
     info = look(path)
     if info.status not in ENDED:
         raise LaunchError(f"run {run.id} is {info.status}: stop it before deleting it")
-    for name in process_names(path):  # a process of it may live on when the first has crashed
+    for name in process_names(path):  # other processes may outlive a crashed first one
         state = process_state(path, name)
         if state["alive"] and state.get("status") not in ENDED:
             raise LaunchError(f"the process {name!r} of run {run.id} still lives: stop the run before deleting it")
@@ -138,14 +137,14 @@ def delete_run(run: RunInfo) -> None:
         if path.is_symlink():
             path.unlink()
             return
-        os.replace(path, hidden)  # gone from every list in one instant, also when removing takes long
+        os.replace(path, hidden)  # it leaves every list at once, even if removing it takes long
         shutil.rmtree(hidden)
     except OSError as error:
         raise LaunchError(f"run {run.id} cannot be deleted: {error.strerror or error}") from error
 
 
 def rename_run(run: RunInfo, name: str) -> RunInfo:
-    """Give a run a name for people. Its id stays. Raises LaunchError for a name that cannot be shown or written."""
+    """Give a run a readable name; its id stays. Raises LaunchError for a name that cannot be shown or written."""
     name = " ".join(name.split())
     if len(name) > 100 or not name.isprintable():
         raise LaunchError("a run's name is at most 100 printable characters on one line")

@@ -1,4 +1,4 @@
-"""Whether the trainer is installed. The viewer, the importers and the recorder need none of it."""
+"""Check whether the trainer is installed. The viewer, the importers and the recorder do not need it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALL = "pip install 'grpo-tui[train]'"
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of `grpo-tui doctor`. `missing`: something that is needed is not there. `note`: worth knowing."""
+    """One line of `grpo-tui doctor`. `missing`: a requirement is not met. `note`: worth knowing."""
 
     state: Literal["good", "note", "missing"]
     text: str
@@ -23,12 +23,12 @@ class Fact:
 
 
 def missing() -> list[str]:
-    """Return which of the libraries that training cannot do without are not installed. Imports none of them."""
+    """Return the libraries required for training that are not installed. Imports none of them."""
     return [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 
 
 def accelerate_settings(path: Path | None) -> dict[str, object]:
-    """Return the settings of an accelerate config; none without one. Raises LaunchError if it cannot be read."""
+    """Read an accelerate config; empty without one. Raises LaunchError if it cannot be read."""
     if path is None:
         return {}
     import yaml
@@ -41,7 +41,7 @@ def accelerate_settings(path: Path | None) -> dict[str, object]:
 
 
 def check_processes(mode: str, accelerate_config: Path | None) -> None:
-    """Raise LaunchError for processes that training would refuse once it has loaded the model, or accelerate before."""
+    """Raise LaunchError for distributed settings that accelerate or training would only refuse later."""
     found = accelerate_settings(accelerate_config)
     fsdp = found.get("fsdp_config")
     deepspeed = found.get("use_deepspeed") or found.get("deepspeed_config")
@@ -56,6 +56,6 @@ def check_processes(mode: str, accelerate_config: Path | None) -> None:
 
 
 def require(what: str) -> None:
-    """Raise LaunchError if the trainer is not installed. what: a noun for the refused work, as in "training"."""
+    """Raise LaunchError if the trainer is not installed. what: a noun for the refused work, such as "training"."""
     if lacking := missing():
         raise LaunchError(f"{what} needs the trainer ({', '.join(lacking)} not installed): {INSTALL}")
