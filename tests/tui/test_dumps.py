@@ -58,8 +58,10 @@ def test_a_person_looks_into_what_another_framework_wrote(
         screen.settle()
         screen.press("\x1b")
         screen.see("step ")
+        screen.settle()  # two escapes at once are another key
         screen.press("\x1b")
         screen.see(f"trajectories · {damaged}")
+        screen.settle()
         screen.press("c")
         screen.see("of 24")
         screen.settle()
