@@ -1,9 +1,9 @@
-"""Trajectories, tools, environments and the contract of the agent that acts in them.
+"""Trajectories, tools, environments, and the interface of the agent that acts in them.
 
-`base` is the class that an author of environments extends. `multi_turn` runs many rollouts of it together. `calls`
-reads calls from the agent's text, and `checks` tests them against the tool's declaration. `guard` contains failures of
-an environment. `loading` finds a class by its name. `calculator` is the smallest whole example. `plugins` adapts
-environments of other projects. Names load when they are first used, so this import costs nothing.
+Environment authors subclass `base.Env`. `multi_turn` runs many of its rollouts together. `calls` parses tool calls from
+the agent's text, and `checks` validates them against the tool's declaration. `guard` isolates failures of an
+environment. `loading` finds a class by name. `calculator` is the smallest complete example. `plugins` adapts
+environments from other projects. Names load on first use, so this import is cheap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The contract between environment and agent. Implementations are in `engine/agents`. Mocks in tests fit too.
+"""The interface between environment and agent. `engine/agents` implements it, and tests mock it.
 
-An agent opens a session for a batch of conversations, in which every row is one rollout. The rows that are still alive
-act together. The answers of the environment are appended as tokens, so agent text is never tokenised again.
+An agent opens a session for a batch of conversations. Every row is one rollout, and all live rows act together.
+Observations are appended as tokens, so the agent's text is never tokenised again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class AgentTurn:
-    """One turn of the agent. `token_span` is `[start, end)` of its tokens in the row's `TokenArrays`.
+    """One turn of the agent. `token_span` is the `[start, end)` of its tokens in the row's `TokenArrays`.
 
     `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory), `refused`
-    (the agent cannot continue this conversation, for the reason in `problem`). `policy_version`: optimiser steps of the
-    policy that wrote it (None: not known). `server`: address of the inference server that wrote it, or empty.
+    (the agent cannot continue this conversation; `problem` says why). `policy_version`: optimiser steps of the policy
+    that wrote the turn (None: unknown). `server`: address of the inference server that wrote it, or empty.
     """
 
     text: str
@@ -45,20 +45,20 @@ class AgentTurn:
 
 @runtime_checkable
 class AgentSession(Protocol):
-    """A batch of conversations under way. Rows are numbered prompt-major: row = prompt * num_rollouts + rollout.
+    """A batch of running conversations. Rows are numbered prompt-major: row = prompt * num_rollouts + rollout.
 
-    One of an agent that sees (`sees`) also has `observe_seen` and `shown`, see `SeeingSession`.
+    The session of a vision agent (`sees`) is a `SeeingSession`.
     """
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        """Let these rows write their next turn together. Returns one `AgentTurn` per row, in order."""
+        """Generate the next turn of these rows as one batch. Returns one `AgentTurn` per row, in order."""
         ...
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
-        """Append the answers of the environment to these rows, as tokens of the conversation."""
+        """Append the environment's observations to these rows as tokens."""
 
     def tokens(self, row: int) -> TokenArrays:
-        """Return everything of this row so far."""
+        """Return all tokens of this row so far."""
         ...
 
     def close(self) -> None:
@@ -67,32 +67,32 @@ class AgentSession(Protocol):
 
 @dataclass(frozen=True)
 class ShownImage:
-    """One image that an agent was shown. image: in the agent's own form, with its `size` (width and height in pixels)
-    and its number of `tokens`. turn: the turn whose observation it came with, -1 for the prompt."""
+    """One image that an agent was shown. image: in the agent's own format, with its `size` (width and height in pixels)
+    and its number of `tokens`. turn: the turn whose observation included it, -1 for the prompt."""
 
     image: Any
     turn: int
 
 
 class SeeingSession(AgentSession, Protocol):
-    """A session of an agent that sees."""
+    """A session of a vision agent."""
 
     def observe_seen(
         self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
     ) -> None:
-        """Append observations as `observe` does, observation i with pictures[i]."""
+        """Append observations as `observe` does. pictures[i] belongs to observation i."""
 
     def shown(self, row: int) -> Sequence[ShownImage]:
-        """Return the images of this row so far, in the order of their tokens."""
+        """Return the images of this row so far, in token order."""
         ...
 
 
 @runtime_checkable
 class AsyncAgentSession(AgentSession, Protocol):
-    """A session in which each row may write its next turn once it is ready."""
+    """A session whose rows can generate independently of each other."""
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        """Let these rows write their next turn. Not inside a running event loop."""
+        """Generate the next turn of these rows. Do not call it inside a running event loop."""
 
         async def all_rows() -> list[AgentTurn]:
             return await asyncio.gather(*map(self.act_alone, rows))
@@ -100,21 +100,21 @@ class AsyncAgentSession(AgentSession, Protocol):
         return asyncio.run(all_rows())
 
     async def act_alone(self, row: int) -> AgentTurn:
-        """Let one row write its next turn. Any number of rows may write at once."""
+        """Generate the next turn of one row. Any number of rows may do so concurrently."""
         ...
 
 
 @runtime_checkable
 class BranchingSession(AgentSession, Protocol):
-    """A session whose rows may branch from others."""
+    """A session whose rows can branch from other rows."""
 
     def branch(self, row: int, source: int, turns: int) -> None:
-        """Let `row`, which has only its prompt, continue after the first `turns` turns of row `source` and their
-        observations. Their tokens are not the agent's in `row`: its agent mask is False there."""
+        """Copy the first `turns` turns of row `source`, with their observations, into `row`, which has only its prompt.
+        In `row`, the agent mask of the copied tokens is False."""
 
 
 Seed = int | Sequence[int] | None
-"""Of a session: one for each prompt, one for all, or none."""
+"""The seed of a session: one per prompt, one for all prompts, or None."""
 
 
 @runtime_checkable
@@ -131,35 +131,35 @@ class Agent(Protocol):
     ) -> AgentSession:
         """Open a session with `len(prompts) * num_rollouts` rows.
 
-        `seed`: one for each prompt, so that its rollouts do not depend on the other prompts, or one number from which
-        these are made (None: draw one). `tools`: JSON schemas that the chat template may render (None: the prompt
-        explains the tools).
+        `seed`: one per prompt, so that its rollouts do not depend on the other prompts, or one number that determines
+        them all (None: draw one). `tools`: JSON schemas for the chat template to render (None: the prompt explains the
+        tools).
         """
         ...
 
 
 class CallReader(Protocol):
-    """Reads calls of tools in a model's own syntax."""
+    """Parses tool calls in a model's own syntax."""
 
     def read(self, text: str, tools: Sequence[Mapping[str, object]]) -> ToolCall:
-        """Return the calls of a turn, without a name if there is none. tools: JSON schemas."""
+        """Parse the calls of a turn. `name` is None if there are none. tools: JSON schemas."""
         ...
 
 
 def call_reader(agent: object) -> CallReader | None:
-    """Return the reader of an agent's own call syntax; None if its chat template shows no tools."""
+    """Return the parser of the agent's own call syntax, or None if its chat template does not render tools."""
     return getattr(agent, "call_reader", None)
 
 
 def knows(agent: object, environment: str) -> bool:
-    """Return whether an agent was trained on the tools of an environment, given by its name in records.
+    """Return whether the agent was trained on an environment's tools. `environment` is its name in records.
 
-    Such an agent has a method `knows(environment)`. The prompt explains the tools to any other.
+    Such an agent has a method `knows(environment)`. For any other agent, the prompt explains the tools.
     """
     method = getattr(agent, "knows", None)
     return bool(method(environment)) if callable(method) else False
 
 
 def sees(agent: object) -> bool:
-    """Return whether an agent is shown pictures (its attribute `sees`)."""
+    """Return whether the agent accepts pictures (its attribute `sees`)."""
     return bool(getattr(agent, "sees", False))

@@ -1,6 +1,6 @@
-"""The smallest whole environment: work out an expression with a tool, one operation a turn.
+"""The smallest complete environment: evaluate an expression with a tool, one operation per turn.
 
-Text only, several turns, deterministic: it shows the parts of an environment.
+It is multi-turn, text-only and deterministic, and serves as the example for authors.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class CalculatorState:
 class CalculatorEnv(MultiTurnEnv[CalculatorState]):
     """Tasks `{"start": 3, "operations": [["add", 4], ["multiply", 2]], "answer": "14"}`.
 
-    CALCULATE names its result (`r1`), and ANSWER ends the rollout. Reward 1 for the right answer, else 0.
-    operations: how many a task has, at most.
+    CALCULATE names its result (`r1`), and ANSWER ends the rollout. The reward is 1 for the right answer, else 0.
+    operations: the maximum number per task.
     """
 
     name = "calculator"
@@ -105,7 +105,7 @@ class CalculatorEnv(MultiTurnEnv[CalculatorState]):
         return StepResult(text, produced={"result": (name,)})
 
     def routes(self, task: Mapping[str, object]) -> Sequence[str]:
-        """Return the right way, a guess, and one that leaves out the last operation."""
+        """Return the right route, a guess, and one that skips the last operation."""
         return ("right", "guess", "stop_early")
 
     def demonstrate(self, task: Mapping[str, object], route: str = "right", seed: int = 0) -> Demonstrator:

@@ -1,7 +1,7 @@
-"""Read the tool calls of a turn.
+"""Parse the tool calls of a turn.
 
 A turn is an optional thought, then one JSON object `{"name": ..., "arguments": {...}}`, bare, in a code fence, or
-between `<tool_call>` tags. Other text raises nothing: a turn without a readable call has an error.
+between `<tool_call>` tags. Parsing never raises: a turn without a readable call gets an `error`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_CANDIDATES = 64
-"""Opening braces that are tried as the start of a call; bounds the work on hostile text."""
+"""Maximum number of opening braces to try as the start of a call. It bounds the work on hostile text."""
 
 MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<|tool_call_start|>", "to=functions.")
-"""With these a model begins a call; a turn that has one and no call that can be read is no answer."""
+"""Strings that start a call. A turn that contains one but no readable call is not an answer."""
 
 DEEPEST = 100
-"""Levels of lists and objects in a call. Deeper ones cannot be recorded."""
+"""Maximum nesting of lists and objects in a call. The record cannot hold deeper ones."""
 
 DECODER = json.JSONDecoder(parse_constant=lambda name: _finite(name), parse_float=lambda digits: _finite(digits))
 _THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)
@@ -30,10 +30,10 @@ _OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One parsed call. Without a readable call `name` is None and `error` the reason, in one sentence.
+    """One parsed call. If no call was readable, `name` is None and `error` gives the reason in one sentence.
 
-    `text` is the whole turn verbatim, `thought` the text before the call. `further` are more calls of the same turn,
-    for an environment that takes several. `cut`: a limit ended the turn, not the agent.
+    `text` is the whole turn verbatim, `thought` the text before the call. `further` holds more calls of the same turn,
+    for environments that accept several. `cut`: a limit ended the turn, not the agent.
     """
 
     name: str | None
@@ -46,32 +46,32 @@ class ToolCall:
 
 
 def format_call(name: str, arguments: Mapping[str, object] | None = None) -> str:
-    """Return the text of a turn that calls `name`. `parse_call` reads it back."""
+    """Return the text of a turn that calls `name`. `parse_call` is the inverse."""
     return json.dumps({"name": name, "arguments": dict(arguments or {})}, ensure_ascii=False)
 
 
 def parse_call(text: str) -> ToolCall:
-    """Read the first tool call of a turn. Never raises: failures are in `ToolCall.error`."""
+    """Parse the first tool call of a turn. Never raises: `ToolCall.error` describes failures."""
     return next(_calls(clean_text(text)))
 
 
 def parse_calls(text: str) -> ToolCall:
-    """Read all tool calls of a turn. The later readable ones are in the field `further` of the first. Never raises."""
+    """Parse all tool calls of a turn. `further` of the first holds the later readable ones. Never raises."""
     first, *others = _calls(clean_text(text))
     return replace(first, further=tuple(call for call in others if call.name is not None))
 
 
 def means_call(call: ToolCall, names: Container[str]) -> bool:
-    """Return whether a turn that may also be plain words is a call, or an attempt at one. names: those of the tools."""
+    """Return whether a turn is a call or an attempt at one, rather than plain text. names: the names of the tools."""
     named, said = call.name is not None and call.name in names, without_thoughts(call.text)
     return named or any(marker in said for marker in (*MARKERS, '"arguments"'))
 
 
 def without_thoughts(text: str) -> str:
-    """Return a turn of the same length with blanks in place of its thoughts.
+    """Return a turn with its thoughts blanked out, at the same length.
 
-    A thought ends with `</think>`. It begins with a line of `<think>`, or at the start of the turn if the template
-    wrote that tag. The same tags inside the strings of a call are no thoughts.
+    A thought ends with `</think>`. It starts with a line `<think>`, or at the start of the turn if the template wrote
+    that tag. Tags inside the strings of a call do not count.
     """
     parts, end = [], 0
     while (close := text.find("</think>", end)) != -1:
@@ -86,7 +86,7 @@ def without_thoughts(text: str) -> str:
 
 
 def _calls(text: str) -> Iterator[ToolCall]:
-    """Yield the calls of a turn in their order. Without any, yield one call with the error."""
+    """Yield the calls of a turn in order, or a single call with the error if there are none."""
     first_problem: str | None = None
     said = without_thoughts(text)
     start, tried, found = said.find("{"), 0, False
@@ -109,7 +109,7 @@ def _calls(text: str) -> Iterator[ToolCall]:
 
 
 def clean_text(text: str) -> str:
-    """Return text without lone surrogates, which no file and no database can hold."""
+    """Remove lone surrogates, which files and databases cannot store."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -151,7 +151,7 @@ def _finite(written: str) -> float:
 
 
 def clean_json(value: object, depth: int = 0) -> Any:
-    """Return a value of JSON without lone surrogates. Raises ValueError for any other, and for deep nesting."""
+    """Return a JSON value without lone surrogates. Raises ValueError for other values and for deep nesting."""
     if depth > DEEPEST:
         raise ValueError("the JSON object is nested too deeply")
     if isinstance(value, str):

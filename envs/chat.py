@@ -16,11 +16,11 @@ from .pictures import picture_of
 class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
     """Tasks `{"messages": [{"role": "user", "content": "…"}], "answer": "…"}` with an optional `answer`.
 
-    Content is text, or blocks: `{"type": "text", "text": "…"}` and `{"type": "image", "image": "file.png"}` (or a data
-    URL in the place of the file), which a policy that sees is shown.
+    Content is text, or blocks: `{"type": "text", "text": "…"}` and `{"type": "image", "image": "file.png"}` (a file or
+    a data URL). A vision policy gets the images.
 
-    There is no tool: the text of the policy is the answer. It is right and earns 1 if it equals a known `answer` apart
-    from thoughts, blanks and case.
+    There are no tools: the policy's text is the answer. It is right and earns 1 if it equals a known `answer`, ignoring
+    thoughts, white space and case.
     """
 
     name = "chat"
@@ -33,7 +33,7 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
         return {"messages": [{"role": "user", "content": question}]}
 
     def reset(self, task: Mapping[str, object]) -> tuple[Mapping[str, object], list[Message]]:
-        """Return the messages of the task. Raises ValueError if they are no conversation."""
+        """Return the messages of the task. Raises ValueError if they are not a conversation."""
         messages = task.get("messages")
         if not isinstance(messages, list) or not messages:
             raise ValueError('a task needs "messages": a list of {"role": …, "content": …}')
@@ -58,9 +58,9 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
 
 
 def content_from(given: str | list[object], where: str) -> Content:
-    """Return the content of a message of a file: text unchanged, blocks with their pictures opened.
+    """Return the content of a message from a file: text unchanged, blocks with their pictures opened.
 
-    Raises ValueError that begins with `where`.
+    Raises ValueError. Its message starts with `where`.
     """
     if isinstance(given, str):
         return given

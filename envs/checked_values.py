@@ -1,7 +1,6 @@
-"""Check the values that an author's code returned, while a fault costs only its own rollout.
+"""Check values that an environment author's code returned, so that a fault affects only its own rollout.
 
-Values that pass can be recorded and trained on. Any other raises TypeError or ValueError with the fault, in terms of
-the environment's author.
+Values that pass can be recorded and trained on. Others raise TypeError or ValueError, in the author's terms.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 def checked_call(call: ToolCall) -> ToolCall:
-    """Return `call` if `parse` returned a sound ToolCall."""
+    """Return `call` if it is a valid ToolCall from `parse`."""
     _expect(call, ToolCall, "parse returned {}, not a ToolCall")
     _expect(call.name, str | None, "parse gave {} as the name of a call, not text")
     _expect(call.thought, str, "parse gave {} as the thought, not text")
@@ -33,7 +32,7 @@ def checked_call(call: ToolCall) -> ToolCall:
 
 
 def checked_context(context: StepContext) -> StepContext:
-    """Return `context` if it is a sound StepContext."""
+    """Return `context` if it is a valid StepContext."""
     _expect(context, StepContext, "context returned {}, not a StepContext")
     _expect(context.modality, str, "the context's modality is {}, not text")
     _expect(context.facts, Mapping, "the context's facts are {}, not a mapping")
@@ -42,12 +41,12 @@ def checked_context(context: StepContext) -> StepContext:
 
 
 def checked_pictures(pictures: object) -> tuple[Picture, ...]:
-    """Return `pictures` as a tuple, if all of them are."""
+    """Return `pictures` as a tuple if every item is a Picture."""
     return _all(pictures, Picture, "pictures")
 
 
 def checked_result(result: StepResult) -> StepResult:
-    """Return `result` if it is a sound StepResult, with plain Python numbers."""
+    """Return `result`, with plain Python numbers, if it is a valid StepResult."""
     _expect(result, StepResult, "step returned {}, not a StepResult")
     _expect(result.observation, str, "the observation is {}, not text")
     _expect(result.answer, str | None, "the answer is {}, not text")
@@ -77,14 +76,14 @@ def checked_result(result: StepResult) -> StepResult:
 
 
 def checked_verdicts(verdicts: object, n: int) -> list[Verdict | None]:
-    """Return `verdicts` if they are `n` sound ones."""
+    """Return `verdicts` as a list if they are `n` valid ones."""
     if not isinstance(verdicts, (list, tuple)) or len(verdicts) != n:
         raise TypeError(f"finish returned {describe(verdicts)}, not a list of {n} verdicts")
     return [None if verdict is None else _checked_verdict(verdict) for verdict in verdicts]
 
 
 def _checked_verdict(verdict: Verdict) -> Verdict:
-    """Return a verdict. A score that is no number is a fault of its own rollout."""
+    """Return the verdict. A score that is not a number fails only its own rollout."""
     _expect(verdict, Verdict, "finish returned {} among its verdicts")
     for score in verdict.scores:
         if score.value is not None and not math.isfinite(score.value):

@@ -1,7 +1,7 @@
-"""Test a call against its tool's declaration: type, bounds, choices, resources.
+"""Check a call against its tool's declaration: type, bounds, choices, resources.
 
-`find_problem` words the fault for the agent: short, with the value and the limit that it broke. `find_fault` also
-returns a correct form, for people.
+`find_problem` describes the fault to the agent, in a few words with the value and the violated limit. `find_fault` also
+returns the condition that a correct value meets, for people.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _WANTED = {
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of a value.
+    """What is wrong with a value.
 
-    brief: for the agent, with the value and the limit that it broke, such as `x 900 >= 128`. right: a condition in
-    words, such as `0 <= x < 128`.
+    brief: the value and the violated limit, for the agent, such as `x 900 >= 128`. right: the condition to meet, such
+    as `0 <= x < 128`.
     """
 
     brief: str
@@ -39,7 +39,7 @@ class Fault:
 
 
 def find_problem(call: ToolCall, tools: Sequence[ToolSpec], context: StepContext) -> str | None:
-    """Return in a few words why this call cannot be carried out; None if it can."""
+    """Describe in a few words why this call cannot be executed. Returns None if it can."""
     if call.name is None:
         return call.error or "no call"
     tool = next((t for t in tools if t.name == call.name), None)
@@ -65,7 +65,7 @@ def find_problem(call: ToolCall, tools: Sequence[ToolSpec], context: StepContext
 
 
 def find_fault(argument: Argument, value: object, context: StepContext) -> Fault | None:
-    """Find the fault of a value. None if it fits. Whether a well-formed reference exists is not checked here."""
+    """Return the fault of a value, or None if it is valid. Does not check that a referenced resource exists."""
     name = argument.name
     if value is None and argument.nullable:
         return None
@@ -91,12 +91,12 @@ def find_fault(argument: Argument, value: object, context: StepContext) -> Fault
 
 
 def resource_id(value: object) -> str | None:
-    """Return the id that a reference names, as contexts list it (7 and "7" are one id); None if it cannot be one."""
+    """Return a reference as an id in the form of `StepContext` (7 and "7" are equal), or None if it cannot be one."""
     return str(value) if isinstance(value, str) or type(value) is int else None
 
 
 def resolve_bound(bound: Bound | None, facts: Mapping[str, object]) -> float | None:
-    """Return a bound as a number, looking up the fact that it names; None if it is unbounded or unknown."""
+    """Return a bound as a number, looking up the fact it names. Returns None if it is unbounded or unknown."""
     if isinstance(bound, str):
         value = facts.get(bound)
         return float(value) if isinstance(value, Real) else None
@@ -104,7 +104,7 @@ def resolve_bound(bound: Bound | None, facts: Mapping[str, object]) -> float | N
 
 
 def brief(value: object) -> str:
-    """Return a value as the agent reads it, cut to 24 characters."""
+    """Format a value for the agent, cut to 24 characters."""
     text = str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
 
@@ -128,7 +128,7 @@ def _is_number(value: object) -> bool:
 
 
 def _box_fault(name: str, box: Sequence[float], context: StepContext) -> Fault | None:
-    """Find the fault of a box. Edges are half-open: a whole image ends at its width."""
+    """Return the fault of a box. The right and bottom edges are exclusive: a full-width box ends at the width."""
     x0, y0, x1, y1 = box
     if not (x0 < x1 and y0 < y1):
         return Fault(f"{name} is empty", f"{name} is [x0, y0, x1, y1] with x0 < x1 and y0 < y1")

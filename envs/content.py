@@ -1,6 +1,6 @@
 """The content of a message: text, or blocks of text and pictures in reading order.
 
-A policy that sees reads the blocks. All other readers (text policies, the record, reward functions) use `text_of`.
+A vision policy reads the blocks. All other readers (text policies, the record, reward functions) use `text_of`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 IMAGE_SIGN = "[image]"
-"""Replaces a picture where only text is read."""
+"""Placeholder for a picture in text."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, or a frame of a video. Its pixels are made when they are needed.
+    """A picture or video frame, whose pixels are loaded on demand.
 
-    `name` identifies its content: equal names mean equal pixels, so each is saved once. `load` gives uint8 [H, W, 3],
-    or [H, W] for a mask (255 = in).
+    `name` identifies the content: equal names mean equal pixels, so each is saved once. `load` returns uint8 [H, W, 3],
+    or [H, W] for a mask (255 = inside).
     """
 
     name: str
@@ -49,14 +49,14 @@ Content = str | list[Block]
 
 
 def blocks_of(content: Content) -> list[Block]:
-    """Return content as blocks; none for an empty text."""
+    """Return content as blocks. Empty text has none."""
     if not isinstance(content, str):
         return content
     return [TextBlock(type="text", text=content)] if content else []
 
 
 def text_of(content: Content) -> str:
-    """Return the text, with a mark for each picture."""
+    """Return the text, with a placeholder for each picture."""
     if isinstance(content, str):
         return content
     return "\n".join(block["text"] if block["type"] == "text" else IMAGE_SIGN for block in content)
@@ -69,7 +69,7 @@ def pictures_of(messages: Sequence[Mapping[str, object]]) -> list[Picture]:
 
 
 def with_text_before(text: str, content: Content) -> Content:
-    """Return the content with a paragraph before it."""
+    """Prepend a paragraph to the content."""
     if isinstance(content, str):
         return f"{text}\n\n{content}"
     return [TextBlock(type="text", text=text), *content]

@@ -1,4 +1,4 @@
-"""Conversations out of a dataset, with the user's own reward functions and tools: the environment of `data.source`."""
+"""The environment of `data.source`: conversations from a dataset, with the user's reward functions and tools."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .function_tools import load_tools
 from .tools import ANSWER, ToolSpec
 
 MAX_RESULT = 20_000
-"""Characters of a tool's answer that the policy may read; more would fill any context."""
+"""Maximum characters of a tool's answer that the policy reads. More would fill any context."""
 
 
 class DatasetEnv(ChatEnv):
     """Tasks are rows of a dataset (`engine.rollouts.sources`).
 
-    Without tools the policy answers in one turn. tools: Python functions (`file.py:name`) that it may call. A turn
-    without a call is then the answer. With an `answer` in the task, an equal answer earns 1. Otherwise reward functions
+    Without tools, the policy answers in one turn. tools: Python functions (`file.py:name`) that it may call. A turn
+    without a call is then the answer. If the task has an `answer`, an equal answer earns 1. Otherwise reward functions
     judge it.
     """
 
@@ -48,7 +48,7 @@ class DatasetEnv(ChatEnv):
         return [tool.spec for tool in self.functions.values()]
 
     def parse(self, text: str) -> ToolCall:
-        """Read a call of a tool, or the answer.
+        """Parse a tool call or the answer.
 
         A call is a JSON object with a name, as Hermes, Qwen, Llama and Mistral write it. Text that only resembles one
         is an unreadable call.

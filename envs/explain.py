@@ -1,7 +1,7 @@
-"""The explanation of an environment for a policy that does not know it: its tools, and the form of a call.
+"""Explain an environment to a policy that does not know it: its tools and the call format.
 
-It is a part of the prompt, as the first message. Any model can read it, the record shows it, and it does not depend on
-the chat template. `calls.parse_call` reads such calls.
+The explanation is the first message of the prompt, so any model can read it, the record shows it, and it does not
+depend on the chat template. `calls.parse_call` parses such calls.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ EXAMPLES: dict[str, object] = {
     "box": [10, 20, 40, 50],
     "any": "…",
 }
-"""A value of each type, for the example of a call."""
+"""An example value of each type, for the example call."""
 
 OPTIONAL_CALLS = (
     "Use the tools below where they help; when you know the answer, write it in plain words without a call."
 )
-"""The first sentence where a turn without a call is the answer."""
+"""The first sentence when a turn without a call is the answer."""
 
 
 def explain_calls(tools: Sequence[ToolSpec], about: str = "Use the tools below to do the task.") -> str:
-    """Explain the form of a call with an example, and each tool in a line. `about` is the first sentence."""
+    """Explain the call format with an example, and each tool in one line. `about` is the first sentence."""
     example = {"name": tools[0].name, "arguments": {a.name: _example(a) for a in tools[0].arguments if a.required}}
     lines = [
         f"{about} One call a turn.",
@@ -48,7 +48,7 @@ def explain_calls(tools: Sequence[ToolSpec], about: str = "Use the tools below t
 
 
 def with_system(text: str, messages: Sequence[Message]) -> list[Message]:
-    """Return the messages after a system prompt, which joins one that is there. An empty text changes nothing."""
+    """Prepend a system prompt, merging it into an existing one. An empty text changes nothing."""
     if not text:
         return list(messages)
     first, rest = messages[0], messages[1:]

@@ -1,4 +1,4 @@
-"""Extracts the answer from a text, so that votes and feedback compare answers and not wordings.
+"""Extract the answer from a text, so that votes and feedback compare answers instead of wordings.
 
 Voting over extracted answers follows TTRL (Zuo et al., arXiv 2504.16084).
 """
@@ -19,7 +19,7 @@ from .user_code import find_object
 log = logging.getLogger(__name__)
 
 Extractor = Callable[[str], str | None]
-"""From a text to its normalised answer; None where it has none."""
+"""Maps a text to its normalised answer, or None if it has none."""
 
 ENVIRONMENT = "environment"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})+(?:\.\d+)?|(?<![\w.])[-+]?\d+(?:\.\d+)?|(?<!\w)[-+]?\.\d+")
@@ -31,11 +31,11 @@ _FUNCTION = re.compile(r"[^:]+\.py:\w+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class AnswerFormError(GrpoTuiError, ValueError):
-    """A form of answers cannot be used. The message gives the reason."""
+    """An answer form cannot be used. The message gives the reason."""
 
 
 def make_extractor(form: str) -> Extractor | None:
-    """Return the extractor for a form (`online.answer`); None for the environment's own. Raises AnswerFormError."""
+    """Return the extractor for a form (`online.answer`), or None for the environment's own. Raises AnswerFormError."""
     known: dict[str, Extractor] = {"boxed": boxed, "last_number": last_number, "choice": choice}
     if form == ENVIRONMENT:
         return None
@@ -65,7 +65,7 @@ def normal(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Extract the last `\boxed{…}`, whose braces may be nested."""
+    r"""Extract the last `\boxed{…}`. Its braces may be nested."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -86,7 +86,7 @@ def mathematical(text: str) -> str | None:
 
     try:
         found = parse(f"${text}$", parsing_timeout=1)
-    except Exception:  # its grammar and its time limit raise many kinds
+    except Exception:  # math-verify's parser and its timeout raise many types
         return plain
     value = next((v for v in found if not isinstance(v, str)), None)
     if value is None:
@@ -103,13 +103,13 @@ def last_number(text: str) -> str | None:
 
 
 def choice(text: str) -> str | None:
-    """Extract the last letter from A to J that is given as the choice: `Answer: B`, `(b)`, `B.`"""
+    """Extract the last letter from A to J that is marked as the choice: `Answer: B`, `(b)`, `B.`"""
     found = _CHOICE.findall(text)
     return (found[-1][0] or found[-1][1]).casefold() if found else None
 
 
 def json_value(text: str, path: str) -> str | None:
-    """Extract the value at `path` (keys and indices, separated by dots) of the last JSON object or list."""
+    """Extract the value at `path` (keys and indices, separated by dots) from the last JSON object or list."""
     for value in _json_values(text):
         for key in filter(None, path.split(".")):
             if isinstance(value, list) and key.isdigit() and int(key) < len(value):
@@ -122,7 +122,7 @@ def json_value(text: str, path: str) -> str | None:
 
 
 def _json_values(text: str) -> Iterator[object]:
-    """Return the outermost JSON objects and lists in a text, the last first."""
+    """Yield the outermost JSON objects and lists in a text, last first."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while (begin := re.compile(r"[{\[]").search(text, place)) is not None:
         try:

@@ -1,6 +1,6 @@
-"""Plain Python functions as tools: the declaration comes from signature, type hints and docstring, as in TRL.
+"""Plain Python functions as tools. As in TRL, signature, type hints and docstring form the declaration.
 
-`transformers.utils.get_json_schema` reads them: every argument has a type hint and a line in a Google-style docstring.
+`transformers.utils.get_json_schema` requires a type hint and a line in a Google-style docstring for every argument.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def search(query: str) -> str:
 
 @dataclass(frozen=True)
 class FunctionTool:
-    """A function and its declaration."""
+    """A function with its tool declaration."""
 
     spec: ToolSpec
     call: Callable[..., object]
 
     def run(self, arguments: Mapping[str, object]) -> StepResult:
-        """Call the function. The policy reads an exception as the error of the tool, and the rollout continues."""
+        """Call the function. The policy reads an exception as a tool error, and the rollout continues."""
         try:
             result = self.call(**arguments)
             if inspect.isawaitable(result):
@@ -62,7 +62,7 @@ class FunctionTool:
 
 
 def _shown(result: object) -> tuple[str, tuple[Picture, ...]]:
-    """Return a result as the policy reads it, and the images in it."""
+    """Return a result as text for the policy, and the images in it."""
     images: list[Picture] = []
     parts = result if isinstance(result, (list, tuple)) and any(map(_is_image, result)) else [result]
     texts = [
@@ -74,7 +74,7 @@ def _shown(result: object) -> tuple[str, tuple[Picture, ...]]:
 
 
 def _is_image(value: object) -> TypeGuard[Image]:
-    """Return whether it is an image of Pillow, which tools without images do not need."""
+    """Detect a Pillow image without importing Pillow, which not every tool needs."""
     return hasattr(value, "getbands") and hasattr(value, "convert")
 
 
@@ -87,7 +87,7 @@ def _picture(image: Image) -> Picture:
 
 
 def _plain(images: list[Picture], value: object) -> object:
-    """Return the data of an object that JSON does not know, never its address. Images go into `images`."""
+    """Convert an object that JSON does not support to its data, never its address. Images go into `images`."""
     if _is_image(value):
         images.append(_picture(value))
         return IMAGE_SIGN
@@ -111,8 +111,7 @@ def _plain(images: list[Picture], value: object) -> object:
 
 
 def load_tools(paths: Sequence[str]) -> tuple[FunctionTool | McpTool, ...]:
-    """Load functions (`file.py:name`, `package.module.name`) and the tools of MCP servers (`mcp:…`). Raises
-    EnvLoadError."""
+    """Load functions (`file.py:name`, `package.module.name`) and MCP servers' tools (`mcp:…`). Raises EnvLoadError."""
     tools: list[FunctionTool | McpTool] = []
     for path in paths:
         if path.startswith(MCP):
@@ -131,7 +130,7 @@ def load_tools(paths: Sequence[str]) -> tuple[FunctionTool | McpTool, ...]:
 
 
 def load_tool(path: str) -> FunctionTool:
-    """Load one function as a tool. Raises EnvLoadError with the fault of its declaration."""
+    """Load one function as a tool. Raises EnvLoadError if its declaration is invalid."""
     try:
         module, function = find_object(path)
     except UserCodeError as problem:

@@ -1,4 +1,4 @@
-"""Call code that may raise, hang, be slow or be async, so that it affects only its own rollout."""
+"""Call code that may raise, hang, be slow or be async, and limit the damage to its own rollout."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 STALL_S = 0.005
-"""When no call has finished for this long, another worker joins (up to the limit)."""
+"""Seconds without a finished call after which another worker starts (up to the limit)."""
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The outcome of one call. `error` is one sentence for a person, `detail` the traceback for the log."""
+    """The outcome of one call. `error` is one sentence for people, `detail` the traceback for the log."""
 
     value: R | None = None
     error: str | None = None
@@ -35,10 +35,10 @@ class Outcome(Generic[R]):
 def guarded_map(function: Callable[[T], R], items: Sequence[T], *, timeout_s: float, workers: int) -> list[Outcome[R]]:
     """Call `function` on each item and return the outcomes in order.
 
-    Quick calls run one after the other on one thread. Each time no call has finished for `STALL_S`, another of at most
-    `workers` threads joins, so waits (for a network, a sandbox) overlap. A call that takes longer than `timeout_s` is
-    given up: Python cannot end a thread, so it stays as a daemon and its result is dropped. No exception of `function`
-    leaves this call, not even SystemExit.
+    Quick calls run one after another on one thread. Whenever no call has finished for `STALL_S`, another thread starts,
+    up to `workers`, so waits (for a network, a sandbox) overlap. A call that exceeds `timeout_s` is abandoned: Python
+    cannot end a thread, so it remains as a daemon and its result is dropped. No exception of `function` propagates, not
+    even SystemExit.
     """
     return _Batch(function, items, timeout_s, workers).run()
 
@@ -48,7 +48,7 @@ class _Batch(Generic[T, R]):
         self.function, self.items = function, items
         self.timeout_s, self.workers = timeout_s, workers
         self.outcomes: list[Outcome[R] | None] = [None] * len(items)
-        self.started: dict[int, float] = {}  # item under way → when it began
+        self.started: dict[int, float] = {}  # running item → its start time
         self.next_item = 0
         self.finished = 0
         self.ready = threading.Condition()
@@ -68,7 +68,7 @@ class _Batch(Generic[T, R]):
         return [outcome for outcome in self.outcomes if outcome is not None]
 
     def _hire(self) -> None:
-        # The first item is taken here, not by the new thread, so that it counts as under way at once.
+        # Take the first item here, not in the new thread, so that it counts as running at once.
         index = self._take()
         if index is not None:
             threading.Thread(target=self._work, args=(index,), name="environment", daemon=True).start()
@@ -86,7 +86,7 @@ class _Batch(Generic[T, R]):
             outcome = _outcome(self.function, self.items[index])
             with self.ready:
                 if self.outcomes[index] is not None:
-                    return  # given up meanwhile, and somebody else has this worker's place
+                    return  # abandoned in the meantime, and another worker has taken over
                 self._settle(index, outcome)
                 index = self._take()
 
@@ -106,7 +106,7 @@ class _Batch(Generic[T, R]):
 
 
 class AsyncGuard:
-    """`guarded_map` for single calls, at most `workers` at once. timeout_s does not count the wait for a worker."""
+    """`guarded_map` for single calls, at most `workers` at once. timeout_s excludes the wait for a worker."""
 
     def __init__(self, *, timeout_s: float, workers: int) -> None:
         self.timeout_s = timeout_s
@@ -122,13 +122,13 @@ def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
     began = time.perf_counter()
     try:
         return Outcome(function(item), seconds=time.perf_counter() - began)
-    except BaseException as problem:  # a sys.exit() in an environment must not end the training either
+    except BaseException as problem:  # a sys.exit() in an environment must not end training either
         error, detail = one_line(problem)[:300], traceback.format_exc()
         return Outcome(error=error, detail=detail, seconds=time.perf_counter() - began)
 
 
 def describe(value: object) -> str:
-    """Name a value's type in a sentence."""
+    """Describe a value's type for use in a sentence."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -136,7 +136,7 @@ _ONE_ASKS = threading.Lock()
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """Return the running loop, the same for all threads."""
+    """Return the background event loop, which all threads share. It starts on first use."""
     with _ONE_ASKS:
         return _running()
 
@@ -149,8 +149,8 @@ def _running() -> asyncio.AbstractEventLoop:
 
 
 async def awaited(result: Awaitable[T]) -> T:
-    """Return the result of any awaitable, as a coroutine. Its SystemExit, which would end the loop and leave all who
-    wait for it without an answer, is raised as RuntimeError."""
+    """Wrap any awaitable in a coroutine. It raises SystemExit as RuntimeError, because SystemExit would stop the loop
+    and leave all callers waiting."""
     try:
         return await result
     except SystemExit as problem:
@@ -158,12 +158,12 @@ async def awaited(result: Awaitable[T]) -> T:
 
 
 def submit(work: Coroutine[object, object, T]) -> Future[T]:
-    """Start `work`. Any thread but the loop's own may wait for its result."""
+    """Start `work` on the background loop. Any other thread may wait for its result."""
     return asyncio.run_coroutine_threadsafe(work, loop())
 
 
 def wait(work: Coroutine[object, object, T], timeout_s: float | None = None) -> T:
-    """Return the result of `work`. Raises its exception, and TimeoutError after `timeout_s`."""
+    """Run `work` on the background loop and return its result. Raises its exception, or TimeoutError at `timeout_s`."""
     future = submit(work)
     try:
         return future.result(timeout_s)

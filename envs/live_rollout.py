@@ -1,4 +1,4 @@
-"""One unfinished rollout: its prompt, turns and answers so far, and the resulting trajectory."""
+"""One running rollout: its prompt, turns and observations so far, and the resulting trajectory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LiveRollout:
 
     task: Any
     number: int = 0
-    """Which rollout of its task."""
+    """The index of the rollout within its task."""
     state: Any = None
     messages: list[Message] | None = None
     context: StepContext = field(default_factory=StepContext)
@@ -42,17 +42,17 @@ class LiveRollout:
     steps: list[Step] = field(default_factory=list)
     answer: str | None = None
     correct: bool | None = None
-    """Whether it was right at the last step that judged it."""
+    """Whether the rollout was right, as of the last step that said so."""
     knows_success: bool = True
     stop_reason: str | None = None
     done: bool = False
-    """Whether the environment ended it; its last turn may have been cut by a limit all the same."""
+    """Whether the environment ended the rollout. A limit may still have cut its last turn."""
     error: str | None = None
     detail: str = ""
     images: tuple[str, ...] = ()
     keep_images: bool = False
     answered_with: tuple[Picture, ...] = ()
-    """Pictures of the last answer."""
+    """Pictures of the last observation."""
     seconds: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)
     parent: LiveRollout | None = None
@@ -61,17 +61,17 @@ class LiveRollout:
 
     @property
     def live(self) -> bool:
-        """Whether it has not ended yet. It may still be live after its last turn."""
+        """Whether the rollout has not ended. It may still be live after its last turn."""
         return self.stop_reason is None
 
     def fail(self, outcome: Outcome[Any], where: str) -> None:
-        """End the rollout: the environment's code raised or was given up."""
+        """End the rollout because the environment's code raised or timed out."""
         self.stop_reason = StopReason.TIMEOUT if outcome.timed_out else StopReason.ERROR
         self.error = f"{where}: {outcome.error}"
         self.detail = outcome.detail
 
     def refuse(self, problem: str) -> None:
-        """End the rollout: the agent cannot continue it."""
+        """End the rollout because the agent cannot continue it."""
         self.stop_reason = StopReason.ERROR
         self.error = f"{f'step {len(self.steps)}' if self.steps else 'prompt'}: {problem}"
 
@@ -82,10 +82,10 @@ class LiveRollout:
         images: tuple[str, ...] = (),
         overlay: Overlay | None = None,
     ) -> None:
-        """Record a turn. `images` and `overlay` are the kept pictures of the answer."""
+        """Record a turn. `images` and `overlay` are the saved pictures of the observation."""
         self.seconds += outcome.seconds
         answer = outcome.value
-        # Without an answer: the call as far as it was read before the environment failed.
+        # If the environment failed, record the call as far as it was parsed.
         call = answer.call if answer else self.call or ToolCall(None, {}, turn.text, "", "could not be read")
         step = Step(
             index=len(self.steps),
@@ -140,8 +140,8 @@ class LiveRollout:
 
     @property
     def outcome(self) -> bool | None:
-        """Whether it was right, by the verdict or the last step: False after the limit of turns or tokens, None if it
-        failed."""
+        """Whether the rollout was right, by the verdict or the last step that said so: False after a limit if no step
+        said so, None if the environment failed or success is unknown."""
         if self.error is not None:
             return None
         if self.verdict.correct is not None:
@@ -188,7 +188,7 @@ class LiveRollout:
 
 
 def prompts_of(rollouts: Sequence[LiveRollout], num_rollouts: int) -> list[list[Message]]:
-    """Return one prompt a task. A rollout whose prompt differs from its group's fails: it could not be compared."""
+    """Return one prompt per task. Fail rollouts whose prompt differs from their group's: they are not comparable."""
     prompts: list[list[Message]] = []
     for start in range(0, len(rollouts), num_rollouts):
         group = rollouts[start : start + num_rollouts]
@@ -202,7 +202,7 @@ def prompts_of(rollouts: Sequence[LiveRollout], num_rollouts: int) -> list[list[
 
 
 def log_failures(rollouts: Sequence[LiveRollout], name: str) -> None:
-    """Log each kind of failure once, with its traceback: a broken environment must not flood the log."""
+    """Log each kind of failure once, with its traceback, so that a broken environment does not flood the log."""
     failures: dict[str, list[LiveRollout]] = {}
     for rollout in rollouts:
         if rollout.error is not None:

@@ -1,6 +1,6 @@
-"""Find an environment's class by the name in a dataset row or a configuration.
+"""Find an environment's class by its name in a dataset row or a configuration.
 
-`python -m grpo_tui.envs.loading CONFIG` prints the error of the environment of a configuration, if any.
+`python -m grpo_tui.envs.loading CONFIG` loads a configuration's environment and prints the error, if any.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .user_code import UserCodeError, find_module
 
 
 class EnvLoadError(GrpoTuiError, ValueError):
-    """An environment cannot be loaded. The message is one sentence for a person."""
+    """An environment cannot be loaded. The message is one sentence for people."""
 
 
 def load_env_class(path: str) -> type[Env]:
-    """Load the class at `package.module.Class` or `path/to/file.py:Class`, or a plugin by its name (`verifiers`).
+    """Load the class at `package.module.Class` or `path/to/file.py:Class`, or a plugin by name (`verifiers`).
 
-    Raises EnvLoadError, which names the correct form.
+    Raises EnvLoadError. Its message gives the correct form.
     """
     if not isinstance(path, str) or not path.strip():
         raise EnvLoadError(f'env_class_path must be "package.module.Class" or "file.py:Class", not {path!r}')
@@ -51,7 +51,7 @@ def load_env_class(path: str) -> type[Env]:
 
 
 def make_env(path: str, config: Mapping[str, object] | None = None, tokenizer: object = None) -> Env:
-    """Make an instance of the class at `path`, with `config` as keyword arguments. Raises EnvLoadError."""
+    """Create an instance of the class at `path`, with `config` as keyword arguments. Raises EnvLoadError."""
     found = load_env_class(path)
     if not isinstance(config or {}, Mapping):
         raise EnvLoadError(f'"{path}": env_config must be a mapping of options, not {config!r}')
@@ -65,7 +65,7 @@ def make_env(path: str, config: Mapping[str, object] | None = None, tokenizer: o
 
 
 def canonical_config(config: Mapping[str, object] | None) -> str:
-    """Return a config as one string that does not depend on the order of keys. Raises EnvLoadError."""
+    """Serialise a config to a string that does not depend on the order of keys. Raises EnvLoadError."""
     try:
         return json.dumps(config or {}, sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as problem:

@@ -1,8 +1,8 @@
-"""`MultiTurnEnv`: many rollouts of an environment together, in batched turns.
+"""`MultiTurnEnv`: run many rollouts of an environment together, in batched turns.
 
 All live rollouts of a trial advance together: the agent writes one turn for each, the environment answers each, and the
-answers are appended as tokens. Sessions that write turns one by one (`AsyncAgentSession`) advance each rollout
-independently. An environment that raises, hangs or returns invalid values fails only that rollout.
+observations are appended as tokens. An `AsyncAgentSession` advances each rollout independently instead. An environment
+that raises, hangs or returns invalid values fails only that rollout.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ logger = logging.getLogger(__name__)
 
 
 class MultiTurnEnv(Env[State, Task]):
-    """An environment whose rollouts run in batched turns. Subclasses write `reset` and `step`.
+    """An environment whose rollouts run in batched turns. Subclasses implement `reset` and `step`.
 
     max_turns: turns after which a rollout ends unanswered. turn_timeout_s: the time limit of one `reset` or `step`.
-    workers: threads for slow calls (`guard.guarded_map`), 1 if `step` must never run twice at once. image_store: saves
+    workers: threads for slow calls (`guard.guarded_map`), 1 if `step` must not run concurrently. image_store: saves
     pictures (None: make none). image_tasks: how many tasks of a trial keep their pictures, so that a large evaluation
-    does not fill the disk. needs_vision: whether only a policy that sees can answer the tasks.
+    does not fill the disk. needs_vision: whether the tasks require a vision policy.
 
-    prompt_style: `full` puts the tools and the form of a call before the messages of `reset` (`explain`), `terse` does
-    not. `native` leaves that to the model's chat template and reads calls in the model's own syntax. None chooses by
-    the agent: `terse` for one that knows this environment (`Agent.knows`), `native` for one whose template shows tools,
-    `full` for any other.
+    prompt_style: `full` puts the tools and the call format before the messages of `reset` (`explain`), `terse` does
+    not. `native` leaves that to the model's chat template and parses calls in the model's own syntax. None chooses by
+    the agent: `terse` if it knows this environment (`Agent.knows`), `native` if its template renders tools, else
+    `full`.
     """
 
     needs_vision: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class MultiTurnEnv(Env[State, Task]):
         self._reader: CallReader | None = None
         self._offered: list[dict[str, object]] | None = None
         self.sees = False
-        """Whether the policy that acts is shown pictures; known when a trial begins."""
+        """Whether the acting policy is shown pictures. Set at the start of a trial."""
         for option, value in (("max_turns", max_turns), ("workers", workers)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
@@ -112,16 +112,16 @@ class MultiTurnEnv(Env[State, Task]):
 
         Returns `trajectories` and `tokens` (`TokenArrays`, ragged), one per row; `final_rewards`, float32
         [B * num_rollouts], the sums of the environment's rewards; `images`, those that the policy was shown in each row
-        (`SeeingSession.shown`; empty for a policy that does not see); `timings` in seconds (generate_s, environment_s).
-        A class with a `run_trial` of its own may return padded arrays instead (`engine/rollouts/trial.py`).
+        (`SeeingSession.shown`; empty without vision); `timings` in seconds (generate_s, environment_s). A class that
+        overrides `run_trial` may return padded arrays instead (`engine/rollouts/trial.py`).
 
-        `seed` makes the trial repeatable: one for each task, or one for all. `on_progress` receives after each turn how
-        many rollouts have ended, of how many. `on_group` receives the result of each task once all its rollouts have
-        ended, perhaps on another thread; then the returned result has no rows. `fresh`: the rollouts of a task after
-        the first so many branch from these (`tree`).
+        `seed` makes the trial repeatable: one per task, or one for all. After each turn, `on_progress` receives the
+        number of ended rollouts and the total. `on_group` receives the result of each task once all its rollouts have
+        ended, possibly on another thread. The returned result then has no rows. `fresh`: the number of rollouts per
+        task that start at the prompt. The others branch from them (`tree`).
 
         A fault of the environment ends only its row's trajectory (`stop_reason` `error` or `timeout`, with `error`).
-        Exceptions of the agent propagate, and BranchError.
+        Exceptions of the agent and BranchError propagate.
         """
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
@@ -185,14 +185,14 @@ class MultiTurnEnv(Env[State, Task]):
     def opening(
         self, task: Mapping[str, object], agent: object
     ) -> tuple[list[Message], list[dict[str, object]] | None]:
-        """Return the input of `agent` before its first turn: the messages, and the schemas of the tools for its chat
-        template. Raises the exceptions of `reset`."""
+        """Return the input of `agent` before its first turn: the messages, and the tool schemas for its chat template.
+        Exceptions of `reset` propagate."""
         self._meet(agent)
         _, messages, _, _ = self._reset(LiveRollout(task))
         return messages, self._offered
 
     def _meet(self, agent: object) -> None:
-        """Find out whether this agent needs an explanation, how it calls tools, and whether it sees pictures."""
+        """Determine the prompt style, the call syntax and the vision of this agent."""
         self.style = self._style(agent)
         self._reader = call_reader(agent) if self.style == "native" else None
         self._offered = [tool.schema for tool in self.offered()] if self._reader is not None else None
@@ -209,7 +209,7 @@ class MultiTurnEnv(Env[State, Task]):
             session.observe(rows, observations)
 
     def _answer(self, rollout: LiveRollout, turn: AgentTurn) -> CheckedStep:
-        """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
+        """Parse and execute a turn. It runs under guard, so it may raise anything or hang."""
         rollout.call = None
         call = checked_call(self._read(turn.text))
         rollout.call = call = replace(call, cut=True) if turn.stop_reason != "stop" else call
@@ -220,7 +220,7 @@ class MultiTurnEnv(Env[State, Task]):
         if problem is not None:
             return CheckedStep(call, context, StepResult(f"error: {problem}", error=problem))
         result = checked_result(self.step(rollout.state, call))
-        if self.sees and result.images:  # here, where an author's code may raise or hang
+        if self.sees and result.images:  # load them here, where the author's code may raise or hang
             result = replace(result, images=tuple(map(loaded, result.images)))
         return CheckedStep(call, context, result)
 
@@ -232,7 +232,7 @@ class MultiTurnEnv(Env[State, Task]):
         return "native" if call_reader(agent) is not None and self.offered() else "full"
 
     def _read(self, text: str) -> ToolCall:
-        """Parse a turn: in the model's own syntax if its template showed the tools, else in the environment's."""
+        """Parse a turn in the model's own syntax if its template rendered the tools, else in the environment's."""
         if self._reader is not None:
             call = self._reader.read(text, self._offered or ())
             if means_call(call, {tool.name for tool in self.offered()}):
@@ -240,7 +240,7 @@ class MultiTurnEnv(Env[State, Task]):
         return self.parse(text)
 
     def _context(self, rollout: LiveRollout) -> StepContext:
-        """Return the facts of the environment, with the resources that its steps have produced."""
+        """Return the environment's context, with the resources that its steps have produced."""
         context = checked_context(self.context(rollout.state))
         merged = {kind: tuple(map(str, ids)) for kind, ids in context.resources.items()}
         for kind, ids in rollout.resources.items():
@@ -265,7 +265,7 @@ class MultiTurnEnv(Env[State, Task]):
     def _begin(self, tasks: Sequence[Any], num_rollouts: int) -> list[LiveRollout]:
         try:
             self.prefetch(tasks)
-        except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
+        except Exception:  # prefetching is optional: `reset` reports what is wrong with a task
             logger.warning("%s could not prefetch", env_name(self), exc_info=True)
         kept = 0 if self.image_store is None else self.image_tasks
         rollouts = [
@@ -305,7 +305,7 @@ class MultiTurnEnv(Env[State, Task]):
         if rollout.keep_images:
             try:
                 pictures = checked_pictures(self.images(state))
-            except Exception:  # pictures are for people: the rollout goes on without
+            except Exception:  # pictures are for people: the rollout continues without them
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
         return state, told, context, pictures
 
@@ -353,7 +353,7 @@ class MultiTurnEnv(Env[State, Task]):
         for index, prompt in enumerate(prompts):
             members = rollouts[index * num_rollouts : (index + 1) * num_rollouts]
             prompt_id = task_id(name, members[0].task)
-            # The random part keeps ids apart when a prompt comes twice in a step, on two ranks or in two evaluations.
+            # The random part keeps ids unique if a prompt occurs twice in a step, on two ranks or in two evaluations.
             group = f"{step}-{prompt_id[:6]}-{secrets.token_hex(4)}"
             trajectories.extend(
                 rollout.trajectory(
@@ -373,5 +373,5 @@ class MultiTurnEnv(Env[State, Task]):
         try:
             expected = self.expected(task)
             return None if expected is None else clean_text(str(expected))
-        except Exception:  # a malformed task, whose rollout has failed already and says so
+        except Exception:  # a malformed task: its rollout has already failed with a message
             return None

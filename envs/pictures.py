@@ -1,7 +1,7 @@
-"""Pictures from files and data URLs: broken, huge, animated, in any colour space.
+"""Read pictures from files and data URLs: broken, huge, animated, in any colour space.
 
-An animation is shown by its first frame, transparency on white. Everything unreadable raises ValueError with the
-reason, which costs only the rollout that asked for it.
+Use the first frame of an animation, and white behind transparency. Unreadable pictures raise ValueError with the
+reason, which fails only the rollout that requested them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..configs.pictures import open_picture
 from .content import Picture
 
 MAX_BYTES = 64 << 20
-"""Of one file or data URL."""
+"""The maximum size of one file or data URL."""
 
 
 def picture_of(source: str) -> Picture:
-    """Return the picture in a file, or in a `data:image/…;base64,` URL.
+    """Return the picture in a file or in a `data:image/…;base64,` URL.
 
-    Raises ValueError for any other source. Faults of the content show when its pixels are loaded.
+    Raises ValueError for any other source. Invalid content raises when the pixels are loaded.
     """
     if source.startswith("data:"):
         content = _decoded(source)
@@ -44,7 +44,7 @@ def picture_of(source: str) -> Picture:
 
 
 def read_pixels(content: bytes, name: str) -> np.ndarray:
-    """Decode a picture to uint8 [H, W, 3]. Raises ValueError with the fault."""
+    """Decode a picture to uint8 [H, W, 3]. Raises ValueError with the reason."""
     try:
         with open_picture(io.BytesIO(content)) as image:
             upright = ImageOps.exif_transpose(image)
@@ -54,8 +54,8 @@ def read_pixels(content: bytes, name: str) -> np.ndarray:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return a picture of any mode in RGB: transparency on white, more than 8 bits scaled to 8."""
-    if image.mode.startswith("I") or image.mode == "F":  # 16 bits and more: to the range of 8
+    """Convert a picture of any mode to 8-bit RGB, with white behind transparency."""
+    if image.mode.startswith("I") or image.mode == "F":  # scale 16 bits and more to 8
         values = np.asarray(image, dtype=np.float64)
         top = max(float(values.max(initial=0)), 255.0)
         return Image.fromarray((values.clip(0) * (255.0 / top)).astype(np.uint8)).convert("RGB")

@@ -1,4 +1,4 @@
-"""Begin and end of the parts of a step, as they overlap and alternate."""
+"""Record when each part of a step starts and ends. Parts may overlap."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 Span = tuple[float, float]
-"""Begin and end in seconds."""
+"""Start and end in seconds."""
 MOST = 64
-"""Spans of one name that are kept of a step."""
+"""Maximum number of spans per name and step."""
 
 
 class Spans:
-    """Spans by name, in seconds of `time.perf_counter`. Any thread may add some."""
+    """Spans by name, in seconds of `time.perf_counter`. Any thread may add spans."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = defaultdict(list)
 
     def add(self, name: str, began: float, ended: float | None = None) -> None:
-        """Add a span. ended: None for now."""
+        """Add a span. ended: None means now."""
         self._spans[name].append((began, time.perf_counter() if ended is None else ended))
 
     def extend(self, spans: Mapping[str, Iterable[Span]]) -> None:
@@ -28,13 +28,13 @@ class Spans:
             self._spans[name] += some
 
     def take(self) -> dict[str, list[Span]]:
-        """Return the spans by name in their order, joined where they overlap, and forget them."""
+        """Return and clear the spans by name, in order, with overlaps merged."""
         taken, self._spans = self._spans, defaultdict(list)
         return {name: joined(spans) for name, spans in taken.items()}
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """Return spans without overlaps, at most `MOST`: those with the smallest pauses between them become one."""
+    """Merge overlapping spans, then those with the smallest gaps, until at most `MOST` remain."""
     made: list[Span] = []
     for began, ended in sorted(spans):
         if made and began <= made[-1][1]:

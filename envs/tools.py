@@ -1,7 +1,7 @@
-"""The declaration of a tool: its arguments with bounds, the modality it needs, its products and requirements.
+"""The declaration of a tool: its arguments with bounds, the modality it needs, the resources it makes and requires.
 
-Penalty rules, prompts and the viewer all read these declarations, so an environment that declares its tools gets misuse
-penalties and their explanations without writing any.
+Penalty rules, prompts and the viewer read these declarations, so an environment that declares its tools gets penalties
+for misuse, and their explanations, for free.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal, cast, get_args
 from ..configs.plain_data import from_plain
 
 ArgumentType = Literal["integer", "number", "string", "boolean", "array", "object", "box", "any"]
-"""`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`. `any` is whatever JSON holds: others' tools check it."""
+"""`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`. `any` is any JSON value; the tool itself checks it."""
 
 TYPES: tuple[str, ...] = get_args(ArgumentType)
 
 Bound = int | float | str
-"""A number, or the name of a fact in the step's context such as `"width"` (then the fact's value is the bound)."""
+"""A number, or the name of a fact in the step's context, such as `"width"`, whose value is the bound."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Argument:
 
     `minimum` is inclusive and `below` exclusive (a coordinate is `0 <= x < width`). The edges of a `box` are checked
     against the context's `width` and `height`. `refers_to` names a kind of resource (`"mask"`): the value must be the
-    id of one that exists. `nullable`: null is a value, too.
+    id of an existing one. `nullable`: null is allowed.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Argument:
 class ToolSpec:
     """One tool of an environment.
 
-    `modality`: the inputs it works on (`"image"`, `"video"`, `"text"`), empty for any. `produces`: the kind of resource
-    that a successful call makes (`"mask"`), to which later calls may refer. `final`: the call ends the episode with its
+    `modality`: the input it requires (`"image"`, `"video"`, `"text"`), empty for any. `produces`: the kind of resource
+    that a successful call makes (`"mask"`). Later calls may refer to it. `final`: the call ends the episode with its
     answer.
     """
 
@@ -90,7 +90,7 @@ class ToolSpec:
 
     @property
     def signature(self) -> str:
-        """The form of a call: `SEGMENT_OBJECT_AT(x, y)`. Optional arguments end with a question mark."""
+        """The call format, such as `SEGMENT_OBJECT_AT(x, y)`. Optional arguments end with a question mark."""
         return f"{self.name}({', '.join(a.name if a.required else a.name + '?' for a in self.arguments)})"
 
     def to_json(self) -> dict[str, object]:
@@ -114,9 +114,9 @@ ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", 
 
 
 def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, object] | None) -> ToolSpec:
-    """Make a tool from a JSON schema of type `object`, as MCP servers and other libraries give it.
+    """Create a tool from a JSON schema of type `object`, as MCP servers and other libraries provide it.
 
-    `ToolSpec.schema` is the way back. Types that `ArgumentType` lacks become `any`.
+    `ToolSpec.schema` is the inverse. Types that `ArgumentType` lacks become `any`.
     """
     parameters = parameters or {}
     required, properties = parameters.get("required") or (), parameters.get("properties")

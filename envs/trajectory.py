@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .tools import ToolSpec
 
-if TYPE_CHECKING:  # the viewer opens in a third of a second: numpy is loaded when arrays are
+if TYPE_CHECKING:  # import numpy only when arrays are loaded, so that the viewer opens in a third of a second
     import numpy as np
     from typing_extensions import TypeVar
 
@@ -23,21 +23,21 @@ else:
     A = TypeVar("A")
 
 TEXT = "(text)"
-"""The label of a turn without a call."""
+"""The label of a turn that is plain text, without a call."""
 PARENT, SHARED = "tree_parent", "tree_turns"
-"""Columns of a rollout that branches: the `rollout` of its parent, and how many of the parent's turns it repeats."""
+"""Columns of a branching rollout: the `rollout` of its parent, and the number of the parent's turns that it repeats."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended. Records of other programs may have other values."""
+    """Why a trajectory ended. Records from other programs may have other values."""
 
     ANSWER = "answer"
     """The agent ended it."""
     TURN_LIMIT = "turn_limit"
-    """The environment ended it on a turn that a limit had cut."""
+    """The environment ended it on a turn that a limit cut."""
     MAX_TURNS = "max_turns"
-    """The agent had taken all the turns it may take."""
+    """The agent used all its turns."""
     MAX_TOKENS = "max_tokens"
     """No token was left for another turn."""
     ERROR = "error"
@@ -48,7 +48,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class StepContext:
-    """The facts just before a step. Penalty rules check a call against them.
+    """The facts before a step. Penalty rules check a call against them.
 
     `facts` holds scalars such as `width` and `height` (pixels) or `frames`. `resources` maps a kind to the ids that
     exist so far, oldest first (`{"mask": ("1", "2")}`).
@@ -61,7 +61,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Marks on the image of a step. Coordinates are pixels of that image. `mask_path` is a PNG, white = in."""
+    """Marks on the image of a step. Coordinates are pixels of that image. `mask_path` is a PNG, white = inside."""
 
     image: str | None = None
     mask_path: str | None = None
@@ -73,8 +73,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool. `arguments` is any JSON value, or the text as written if `problem` gives the reason why it is
-    none. `result` is None if no answer to it was recorded."""
+    """One tool call. `arguments` is any JSON value. If it was not valid JSON, it is the text as written, and `problem`
+    gives the reason. `result` is None if none was recorded."""
 
     name: str
     arguments: Any = None
@@ -95,8 +95,8 @@ class PromptMessage:
 
 @dataclass(frozen=True)
 class SeenImage:
-    """An image that the policy was shown: width and height in pixels as the model was shown it, how many tokens stood
-    for it, and the file of the picture it was made of (None: not kept)."""
+    """An image that the policy was shown: width and height in pixels as the model got it, the number of its tokens, and
+    the file of the original picture (None: not kept)."""
 
     width: int
     height: int
@@ -106,7 +106,7 @@ class SeenImage:
 
 @dataclass(frozen=True)
 class Display:
-    """A view of a step that an environment brings for people: a board, a table, a frame. It is data, and never run.
+    """A view of a step for people, from the environment: a board, a table, a frame. It is data and never executed.
 
     kind: `markdown` (tables, too), `ansi` (text with SGR colours), `text`, or `image`. content: the text, or the path
     of the image inside the run's folder.
@@ -118,7 +118,7 @@ class Display:
 
     @classmethod
     def table(cls, rows: Sequence[Sequence[object]], title: str = "") -> Display:
-        """Make a table of rows of cells, of which the first is the head."""
+        """Build a table from rows of cells. The first row is the header."""
         lines = [
             "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows
         ]
@@ -131,8 +131,8 @@ DISPLAYS = ("markdown", "ansi", "text", "image")
 
 @dataclass(frozen=True)
 class ComponentScore:
-    """The score of one reward function, or of one function of an environment's rubric: a component of the reward by its
-    name. `value` is None where it does not apply. `why` is its own explanation, if it gave one."""
+    """The score of one reward function, or of one function of an environment's rubric. `name` is the reward component.
+    `value` is None if the function does not apply. `why` is its explanation, if it gave one."""
 
     name: str
     value: float | None
@@ -145,14 +145,14 @@ class Step:
     """One turn: the text of the agent, its call, and the answer of the environment.
 
     `text` is the agent's output verbatim, `thought` the part before the call. `action` is the tool's name (None: no
-    call could be parsed, see `parse_error`). `error` is an error of the tool or the environment. `token_span` is
-    `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of the turn with their
-    results, if more is known than `action` and `arguments` (those of the first call) hold. `reward` is None if none was
-    recorded. `needs_call`: whether a turn without a call is a failure to write one, as in this program's environments.
-    In others' records it is mostly an answer. `scores` are those of reward functions. Those of a whole rollout are on
-    its last step. `seen` are the images that a policy that sees was shown with the answer. `policy_version` is the
-    number of optimiser steps of the policy that wrote the turn (None: not known). `server` is the address of the
-    inference server that wrote it, or empty. `display` are views of the environment for people.
+    call could be parsed, see `parse_error`). `error` is an error of the tool or the environment. `token_span` is the
+    `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` holds all calls of the turn with
+    their results, unless `action` and `arguments` (of the first call) say everything. `reward` is None if none was
+    recorded. `needs_call`: whether a turn without a call failed to write one, as in this program's environments. In
+    records from other programs it is mostly an answer. `scores` come from reward functions. The scores of a whole
+    rollout are on its last step. `seen` lists the images that a vision policy was shown with the answer.
+    `policy_version` is the number of optimiser steps of the policy that wrote the turn (None: unknown). `server` is the
+    address of the inference server that wrote it, or empty. `display` holds the environment's views for people.
     """
 
     index: int
@@ -180,12 +180,12 @@ class Step:
 
     @property
     def unreadable(self) -> bool:
-        """Whether the turn should hold a call and none could be parsed."""
+        """Whether the turn should contain a call but none could be parsed."""
         return self.parse_error is not None or (self.action is None and self.needs_call)
 
     @property
     def is_text(self) -> bool:
-        """Whether the call was never written: an environment took all of the agent's text as its answer."""
+        """Whether there was no call because the environment took all of the agent's text as its answer."""
         said = self.arguments.get("text") if len(self.arguments) == 1 else None
         return (
             isinstance(said, str) and self.action is not None and not self.calls and self.text.strip() == said.strip()
@@ -193,7 +193,7 @@ class Step:
 
     @property
     def label(self) -> str:
-        """The tool's name for lists, `TEXT` for plain words, `"?"` if no call could be parsed."""
+        """The tool's name for display, `TEXT` for plain text, `"?"` if no call could be parsed."""
         if self.is_text:
             return TEXT
         return self.action or (TEXT if self.parse_error is None and not self.needs_call else "?")
@@ -204,7 +204,7 @@ class Step:
 
     @property
     def action_key(self) -> str:
-        """The whole action as one canonical string: equal for equal tool and arguments, else different."""
+        """The action as a canonical string: two are equal exactly if tool and arguments are equal."""
         if self.action is None:
             return f"?{self.text}"
         return f"{self.action} {_CANONICAL.encode(self.arguments)}"
@@ -215,13 +215,12 @@ class Trajectory:
     """One rollout of one task.
 
     The rollouts of one prompt in one training step share `group` (GRPO's group). All rollouts of one prompt over the
-    whole run share `prompt_id`. `correct` is None if the task has no known answer. `stop_reason`: a `StopReason`, or a
-    value of another program. `tools` is shared between trajectories of an environment. `messages` is the prompt with
-    its roles if there are several. `agent` names the acting agent in runs with several. `extra` holds columns of the
-    writer's own, which filters see as `extra.<name>`. `env_reward` is None if none was recorded. `judged_by` is the
-    reward function that decided whether it is `correct`, or empty for the environment. `seen` are the images of the
-    prompt that a policy that sees was shown. `meta["offered"]` names the tools that the chat template showed, if it
-    did.
+    whole run share `prompt_id`. `correct` is None if the task has no known answer. `stop_reason` is a `StopReason` or a
+    value from another program. Trajectories of one environment share `tools`. `messages` is the prompt with its roles
+    if there are several. `agent` names the acting agent in multi-agent runs. `extra` holds the writer's own columns,
+    which filters address as `extra.<name>`. `env_reward` is None if none was recorded. `judged_by` is the reward
+    function that decided `correct`, or empty for the environment. `seen` lists the prompt's images that a vision policy
+    was shown. `meta["offered"]` names the tools that the chat template rendered, if any.
     """
 
     id: str
@@ -251,7 +250,7 @@ class Trajectory:
 
     @property
     def cut(self) -> bool:
-        """Whether a limit ended the last thing that the agent wrote, as TRL's clipped completions."""
+        """Whether a limit cut the agent's last turn, as in TRL's clipped completions."""
         last = self.steps[-1].stop_reason if self.steps else ""
         return self.stop_reason in (StopReason.TURN_LIMIT, StopReason.MAX_TOKENS) or last in (
             "turn_limit",
@@ -260,28 +259,28 @@ class Trajectory:
 
     @property
     def branch(self) -> tuple[int, int] | None:
-        """The `rollout` of the parent and the number of repeated turns; None for one that starts at the prompt."""
+        """The parent's `rollout` and the number of repeated turns. None if the rollout starts at the prompt."""
         return (int(self.extra[PARENT]), int(self.extra[SHARED])) if PARENT in self.extra else None
 
     @property
     def failed(self) -> bool:
-        """Whether the environment failed, so that its rewards reveal nothing about the policy."""
+        """Whether the environment failed, so that the rewards say nothing about the policy."""
         return self.stop_reason in (StopReason.ERROR, StopReason.TIMEOUT)
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Tool names in order, `"?"` for a turn in which no call could be parsed."""
+        """The label of each turn, in order."""
         return tuple(s.label for s in self.steps)
 
     @property
     def own_reward(self) -> float | None:
-        """The reward without shaping: that of the reward functions if they judge, else the environment's."""
+        """The reward without shaping: from the reward functions if they judge, else from the environment."""
         if not self.judged_by:
             return self.env_reward
         return sum(s.value * s.weight for step in self.steps for s in step.scores if s.value is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary without `tools` (the record stores those once per environment)."""
+        """Return a plain dictionary without `tools`, which the record stores once per environment."""
         return {name: value for name, value in asdict(self).items() if name != "tools"}
 
 
@@ -291,11 +290,11 @@ class TokenArrays(Generic[A]):
 
     token_ids: int32 [T]. agent_mask: bool [T], True where the agent wrote the token. logprobs: float32 [T], log-prob of
     the token under the policy that sampled it (0 where `agent_mask` is False). turn: int16 [T], index of the turn (-1
-    in the prompt). An observation belongs to the turn that it answers. advantages: float32 [T] or None. overlays:
-    values of the trainer for each token, float32 [T], NaN where there is none. `trainer` and `reference` are log-probs
-    under the trained policy and the reference, `entropy` is the trainer's in nats.
+    in the prompt). An observation belongs to the turn that it answers. advantages: float32 [T] or None. overlays: the
+    trainer's values per token, float32 [T], NaN where there is none. `trainer` and `reference` are log-probs under the
+    trained policy and the reference, `entropy` is the trainer's in nats.
 
-    While sampling, `A` is an array of NumPy. Read from a record it is a memoryview, so that viewers need no NumPy.
+    `A` is a NumPy array while sampling and a memoryview when read from a record, so that viewers need no NumPy.
     """
 
     token_ids: A
@@ -310,10 +309,10 @@ class TokenArrays(Generic[A]):
 
 
 def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:
-    """Return the rewards of a trajectory's steps as rewards of its T tokens, float32 [length].
+    """Assign the rewards of a trajectory's steps to its tokens, float32 [length].
 
-    Each is on the last token that the agent wrote in that step. The reward of a step without tokens goes to the last
-    token before it. Without any token it is dropped.
+    Each goes on the last token that the agent wrote in that step. The reward of a step without tokens goes on the last
+    token before it, and is dropped if there is none.
     """
     import numpy as np
 

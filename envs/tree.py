@@ -1,8 +1,8 @@
 """Tree rollouts: the later rollouts of a task branch from a turn of an earlier one.
 
-The first `fresh` rollouts of a task start at its prompt. Once these have ended, each other rollout takes one of them,
-in turn, as its parent, and a turn after the first one at random. It repeats the parent's turns before that turn: the
-environment carries out the same calls again, and the session copies the tokens. Then the policy writes.
+The first `fresh` rollouts of a task start at its prompt. Once they have ended, each other rollout takes one of them, in
+rotation, as its parent and picks a random turn after the first. It repeats the parent's turns before that turn: the
+environment executes the same calls again, and the session copies the tokens. Then the policy continues.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .trajectory import TokenArrays
 
 
 class BranchError(GrpoTuiError, ValueError):
-    """Rollouts cannot branch: the agent has no way, or the environment does not repeat itself."""
+    """Rollouts cannot branch: the agent does not support it, or the environment is not deterministic."""
 
 
 class TreeSession:
-    """A session in which rows that branch repeat turns before the policy writes. rollouts: all rows, task by task."""
+    """A session whose branching rows first repeat turns of their parents. rollouts: all rows, task by task."""
 
     def __init__(
         self, session: BranchingSession, rollouts: Sequence[LiveRollout], fresh: int, num_rollouts: int, seed: Seed
@@ -62,7 +62,7 @@ class TreeSession:
         self._session.close()
 
     def _repeated(self, row: int) -> AgentTurn | None:
-        """Return the parent's turn that a row repeats next; None if the policy writes."""
+        """Return the parent's turn that a row repeats next, or None if the policy is to generate."""
         rollout = self._rollouts[row]
         if rollout.number >= self._fresh and row not in self._begun:
             self._begun.add(row)
@@ -75,7 +75,7 @@ class TreeSession:
         )
 
     def _branch(self, row: int, rollout: LiveRollout) -> None:
-        """Choose parent and turn. Without a rollout that has a second turn, the row starts at the prompt."""
+        """Choose parent and turn. If no rollout has a second turn, the row starts at the prompt."""
         first, task = row - rollout.number, row // self._size
         able = [r for r in self._rollouts[first : first + self._fresh] if r.error is None and len(r.steps) > 1]
         if not able:
@@ -86,7 +86,7 @@ class TreeSession:
         rollout.shared = drawn.randrange(1, len(rollout.parent.steps))
 
     def _new(self, rows: Sequence[int]) -> list[int]:
-        """Return the places of rows whose last turn was new. A row that has repeated all its turns gets the tokens."""
+        """Return the indices of rows whose last turn was new. Copy the tokens to rows that have repeated all turns."""
         kept = []
         for place, row in enumerate(rows):
             rollout = self._rollouts[row]
@@ -98,7 +98,7 @@ class TreeSession:
 
 
 class AsyncTreeSession(TreeSession):
-    """The same over an `AsyncAgentSession`."""
+    """`TreeSession` for an `AsyncAgentSession`."""
 
     async def act_alone(self, row: int) -> AgentTurn:
         repeated = self._repeated(row)
@@ -108,7 +108,7 @@ class AsyncTreeSession(TreeSession):
 def tree_session(
     session: AgentSession, rollouts: Sequence[LiveRollout], fresh: int | None, num_rollouts: int, seed: Seed
 ) -> AgentSession:
-    """Return `session` with branches; as it is if `fresh` is None. Raises BranchError for an agent that cannot."""
+    """Add branching to `session` unless `fresh` is None. Raises BranchError if the agent does not support it."""
     if fresh is None:
         return session
     if not isinstance(session, BranchingSession):
@@ -118,7 +118,7 @@ def tree_session(
 
 
 def check_repeated(rollout: LiveRollout) -> None:
-    """Compare the answer to a repeated turn with the parent's. Raises BranchError if they differ."""
+    """Compare the observation after a repeated turn with the parent's. Raises BranchError if they differ."""
     number = len(rollout.steps)
     if rollout.parent is None or number > rollout.shared or rollout.error is not None:
         return

@@ -1,4 +1,4 @@
-"""The pictures of a trial: those that a policy sees, and those that the record keeps for people."""
+"""The pictures of a trial: for the policy, and for people in the record."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .trajectory import Overlay, SeenImage, Trajectory
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 100_000
-"""Names of saved pictures that are held, so that a picture of a group is saved once."""
+"""Number of saved pictures to remember, so that a picture shared by a group is saved once."""
 
 
 @dataclass
 class KeptPictures:
-    """Saves pictures into `store`, if there is one."""
+    """Saves pictures to `store`, if there is one."""
 
     store: ImageStore | None = None
-    _saved: dict[str, str] = field(default_factory=dict)  # a picture's name → the path that it was saved at
+    _saved: dict[str, str] = field(default_factory=dict)  # name of a picture → its path
 
     def save(self, picture: Picture) -> str | None:
-        """Save a picture once and return its path. A failure to save costs the picture, not the run."""
+        """Save a picture once and return its path. A failure loses the picture but does not stop the run."""
         if self.store is None:
             return None
         path = self._saved.get(picture.name)
@@ -45,7 +45,7 @@ class KeptPictures:
         return tuple(path for path in map(self.save, pictures) if path)
 
     def of_answer(self, result: StepResult, begun_with: tuple[str, ...]) -> tuple[tuple[str, ...], Overlay | None]:
-        """Keep the pictures of a tool's answer, and its marks on a picture (by default the first of `begun_with`)."""
+        """Save the pictures of a tool's answer and its marks on a picture (by default the first of `begun_with`)."""
         images, overlay = self.save_all(result.images), result.overlay
         if result.mask is not None or overlay is not None:
             shown = self.save(result.on_image) if result.on_image else next(iter(begun_with), None)
@@ -56,7 +56,7 @@ class KeptPictures:
     def seen(
         self, trajectory: Trajectory, prompt: Sequence[Message], shown: Sequence[ShownImage], keep: bool
     ) -> Trajectory:
-        """Return the trajectory of a policy that sees with the pictures that it was shown. keep: save the prompt's."""
+        """Add the pictures that a vision policy was shown to its trajectory. keep: save the prompt's pictures."""
         paths = [self.save(picture) if keep else None for picture in pictures_of(prompt)]
         begun = [image for image in shown if image.turn < 0]
         steps = list(trajectory.steps)
@@ -68,7 +68,7 @@ class KeptPictures:
 
 
 def cleaned(content: object) -> Content:
-    """Return the content of a message without text that no tokenizer takes. Raises TypeError."""
+    """Remove text that tokenizers reject from a message's content. Raises TypeError."""
     checked = checked_content(content)
     if isinstance(checked, str):
         return clean_text(checked)
@@ -76,7 +76,7 @@ def cleaned(content: object) -> Content:
 
 
 def loaded(picture: Picture) -> Picture:
-    """Return the picture with its pixels made: an author's code may raise or hang here, but not later."""
+    """Load the pixels of a picture, so that the author's code may raise or hang here, but not later."""
     pixels = picture.load()
     return Picture(picture.name, lambda: pixels)
 

@@ -1,4 +1,4 @@
-"""The rollouts of a trial by task, and the result of `MultiTurnEnv.run_trial`."""
+"""The rollouts of a trial, grouped by task, and the result of `MultiTurnEnv.run_trial`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .trajectory import TokenArrays, Trajectory
 from .turns import Stopwatch
 
 OnGroup = Callable[[int, dict[str, Any]], None]
-"""Called with the number of a task and the result of its rollouts."""
+"""Called with the index of a task and the result of its rollouts."""
 
 
 @dataclass
 class Trial:
     """The rollouts of a trial, row = task * num_rollouts + rollout. A task is open until its last rollout has ended.
 
-    sees: whether the policy is shown pictures. tokens, shown: what was written and shown in each row that was read.
+    sees: whether the policy is shown pictures. tokens, shown: the tokens and pictures of each row read so far.
     """
 
     rollouts: Sequence[LiveRollout]
@@ -43,13 +43,13 @@ class Trial:
         return [row for task in tasks for row in range(task * n, (task + 1) * n)]
 
     def read(self, tasks: Iterable[int]) -> None:
-        """Take the tokens and pictures of these tasks from the session."""
+        """Read the tokens and pictures of these tasks from the session."""
         for row in self.rows(tasks):
             self.tokens[row] = self.session.tokens(row)
             self.shown[row] = cast("SeeingSession", self.session).shown(row) if self.sees else ()
 
     def close_task(self, row: int) -> int | None:
-        """Note that a rollout has ended. Returns its task if all of its rollouts have, after reading them."""
+        """Note that a rollout has ended. If it was the last of its task, read the task and return its index."""
         task = row // self.num_rollouts
         self._left[task] -= 1
         if self._left[task]:
@@ -62,7 +62,7 @@ class Trial:
 def trial_result(
     trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], shown: Sequence[Sequence[ShownImage]]
 ) -> dict[str, object]:
-    """Return the result of `MultiTurnEnv.run_trial` without its timings."""
+    """Build the result of `MultiTurnEnv.run_trial`, without its timings."""
     return {
         "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
         "trajectories": trajectories,
@@ -72,7 +72,7 @@ def trial_result(
 
 
 def trial_timings(generating: Stopwatch, environment: Stopwatch) -> dict[str, object]:
-    """Return the `timings` of a result of `MultiTurnEnv.run_trial`. Both watches have stopped."""
+    """Build the `timings` of a `MultiTurnEnv.run_trial` result. Both watches must have stopped."""
     return {
         "generate_s": generating.seconds,
         "environment_s": environment.seconds,

@@ -1,4 +1,4 @@
-"""The order in which the rollouts of a trial take their turns: all together, or each at its own pace."""
+"""Schedule the turns of a trial's rollouts: all together, or each at its own pace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .live_rollout import CheckedStep, LiveRollout
 from .trajectory import StopReason
 
 OnProgress = Callable[[int, int], None]
-"""Called with the number of ended rollouts, and of all."""
+"""Called with the number of ended rollouts and the total."""
 
 
 class Stopwatch(contextlib.AbstractContextManager[None]):
-    """`seconds` during which at least one block was open, and the `spans` (`time.perf_counter`) that they add up."""
+    """Measures the `seconds` during which at least one block was open: the sum of `spans` (`time.perf_counter`)."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -44,9 +44,9 @@ class Turns:
     """The turns of a trial's rollouts, up to `max_turns` each.
 
     answer: the environment's reaction to a turn. If it raises or exceeds `timeout_s`, only that rollout fails. note:
-    records the outcome of a turn. observe: gives the last answers of these rows to the agent. workers: threads for slow
-    answers. on_end: called with each row that has ended, if rows advance independently; what it returns is called on a
-    thread. generating, environment: seconds that the agent and the environment took.
+    records the outcome of a turn. observe: passes the last observations of these rows to the agent. workers: threads
+    for slow answers. on_end: called with each ended row, if rows advance independently. A thread calls what it returns.
+    generating, environment: seconds that the agent and the environment took.
     """
 
     rollouts: Sequence[LiveRollout]
@@ -63,7 +63,7 @@ class Turns:
     fresh: int | None = None
 
     def take(self, session: AgentSession) -> None:
-        """Play all rollouts to their ends. Exceptions of the agent propagate."""
+        """Run all rollouts to their ends. Exceptions of the agent propagate."""
         if isinstance(session, AsyncAgentSession):
             asyncio.run(self._each_alone(session))
         else:
@@ -95,8 +95,8 @@ class Turns:
                 self.observe(going_on)
 
     async def _each_alone(self, session: AsyncAgentSession) -> None:
-        """Advance each rollout once its own turn and its own tool are done. Time in which any of them waits for a turn
-        counts as generating."""
+        """Advance each rollout independently of the others. The time during which any of them waits for a turn counts
+        as generating."""
         guard = AsyncGuard(timeout_s=self.timeout_s, workers=self.workers)
 
         async def play(row: int) -> None:
@@ -119,7 +119,7 @@ class Turns:
         tasks = {row: asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live}
         try:
             await asyncio.gather(*tasks.values())
-        finally:  # what the agent raises for one ends the others, too
+        finally:  # an exception of the agent in one rollout ends the others, too
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -132,7 +132,7 @@ class Turns:
         return rollout.live and len(rollout.steps) < self.max_turns
 
     def _has_acted(self, rollout: LiveRollout, turn: AgentTurn) -> bool:
-        """Return whether the agent wrote a turn. If it could not, the rollout has ended: there is no step."""
+        """Return whether the agent wrote a turn. If not, the rollout has ended without another step."""
         if turn.stop_reason == "refused":
             rollout.refuse(turn.problem)
         elif turn.stop_reason == "token_limit" and turn.token_span[0] == turn.token_span[1]:

@@ -1,4 +1,4 @@
-"""Modules of the user's own, named by `package.module.Class` or `path/to/file.py:Class` in data and configuration."""
+"""Load users' modules, named `package.module.Class` or `path/to/file.py:Class` in data and configuration."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from types import ModuleType
 from ..configs.errors import GrpoTuiError
 
 _IMPORTING = ("<frozen importlib", os.path.dirname(importlib.__file__))
-"""The frames of the import system itself."""
+"""Files of stack frames that belong to the import system."""
 
 
 class _WorkingFolder:
-    """Imports from the working directory, which no process of a run has on its path: a folder `vllm` or `wandb` there
-    is no package. Likewise from the folder of a named file.
+    """Imports from the working directory, or from the folder of a named file. Neither is on `sys.path`, where a folder
+    `vllm` or `wandb` would shadow the package.
 
-    It serves only the user's code: modules that the configuration names, and imports of code in this folder. before:
-    take precedence over an installed module of the same name, or serve only names that are not found elsewhere.
+    It serves only modules that the configuration names, and imports by code in this folder. before: take precedence
+    over an installed module of the same name, else serve only names that are not found elsewhere.
     """
 
     def __init__(self, folder: str, *, before: bool) -> None:
@@ -38,7 +38,7 @@ class _WorkingFolder:
         return spec if spec is not None and (spec.has_location or not self.before) else None
 
     def _asked_from_here(self) -> bool:
-        """Return whether code of this folder imports, and not a library that is installed below it."""
+        """Return whether the import comes from code in this folder, not from a library installed below it."""
         frame = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.startswith(_IMPORTING):
             frame = frame.f_back
@@ -60,13 +60,13 @@ def _working_folder(folder: str) -> tuple[_WorkingFolder, _WorkingFolder]:
 
 
 class UserCodeError(GrpoTuiError, ValueError):
-    """A module or class of the user cannot be loaded. The message is one sentence for a person."""
+    """A user's module or class cannot be loaded. The message is one sentence for people."""
 
 
 def find_module(path: str) -> tuple[ModuleType, str]:
-    """Import the module that `path` names, and return it with the name of the class in it. Raises UserCodeError.
+    """Import the module that `path` names. Returns it and the name of the class in it. Raises UserCodeError.
 
-    A file is imported once.
+    Each file is imported once.
     """
     finders = _working_folder(os.getcwd())
     if ".py:" in path:
@@ -83,12 +83,12 @@ def find_module(path: str) -> tuple[ModuleType, str]:
         parent, _, name = module_name.rpartition(".")
         if not hasattr(sys.modules.get(parent), name):
             raise
-        return sys.modules[parent], f"{name}.{class_name}"  # an object of that module
+        return sys.modules[parent], f"{name}.{class_name}"  # an attribute of an object in that module
 
 
 def find_object(path: str) -> tuple[ModuleType, object | None]:
-    """Return the module that `path` names and the object in it, which may be an attribute (`file.py:notes.search`);
-    None without such an object. Raises UserCodeError."""
+    """Return the module that `path` names and the object in it, or None if it lacks the object. The name may be dotted
+    (`file.py:notes.search`). Raises UserCodeError."""
     module, names = find_module(path)
     found: object | None = module
     for name in names.split("."):
@@ -125,7 +125,7 @@ def _module_of_file(file: Path, path: str) -> ModuleType:
     if not file.is_file():
         raise UserCodeError(f'"{path}": there is no file {file} (looked from {Path.cwd()})')
     file = file.resolve()
-    # One module a file, under a name that no package can have; classes then pickle and compare as one.
+    # One module per file, under a name that no package can have, so that its classes pickle and compare as equal.
     name = f"grpo_tui_user_{file.stem}_{hashlib.sha1(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -144,7 +144,7 @@ def _module_of_file(file: Path, path: str) -> ModuleType:
 
 
 def one_line(problem: BaseException) -> str:
-    """Return an exception as one line: its type and its message, if that can be written."""
+    """Format an exception as one line: its type and, if `str` works, its message."""
     try:
         text = " ".join(str(problem).split())
     except Exception:

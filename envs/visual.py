@@ -1,4 +1,4 @@
-"""The demonstration's environment under its public name: `grpo_tui.envs.visual.VisualEnv`."""
+"""The public name of the demonstration's environment: `grpo_tui.envs.visual.VisualEnv`."""
 
 from ..engine.demonstration.visual import VisualEnv
 

@@ -1,4 +1,4 @@
-"""Environments of other projects. Each needs an extra of the package and loads when a run names it."""
+"""Adapters for environments from other projects. Each needs an extra of the package and loads when a run names it."""
 
 import importlib
 from types import ModuleType
@@ -11,11 +11,11 @@ PLUGINS = {
     "verifiers": "grpo_tui.envs.plugins.verifiers.VerifiersEnv",
     "verifiers-taskset": "grpo_tui.envs.plugins.verifiers.TasksetEnv",
 }
-"""The class behind each short name in `environment.class_path` and in `env_class_path` of a row."""
+"""The class for each short name in `environment.class_path` and in a row's `env_class_path`."""
 
 
 def optional(module: str, extra: str) -> ModuleType:
-    """Import a library of an extra. Raises ValueError, which names the extra to install."""
+    """Import a library from an extra. Raises ValueError that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError as problem:

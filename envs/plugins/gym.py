@@ -1,6 +1,6 @@
-"""Tasks of reasoning-gym (procedural, offline) as an environment: `pip install 'grpo-tui[reasoning-gym]'`.
+"""Tasks from reasoning-gym (procedural, offline) as an environment: `pip install 'grpo-tui[reasoning-gym]'`.
 
-Single-turn, where the whole turn is the answer, or with a scratch pad, where NOTE may come before ANSWER.
+Either single-turn, with the whole turn as the answer, or with a scratch pad, where calls of NOTE may precede ANSWER.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
 EVAL_SHARE = 64
-"""Of 256: the questions whose hash is below are held out."""
+"""Of 256: questions whose hash byte is below this are held out."""
 SIZE = 2**20
-"""Tasks that a data set can make for one seed."""
+"""Number of tasks that a data set can generate per seed."""
 MAX_ANSWER = 10_000
-"""Characters; a longer answer is wrong without being looked at."""
+"""Maximum characters of an answer. Longer ones are wrong without evaluation."""
 CORRECT = 0.999
-"""Score from which an answer counts as right; reasoning-gym gives part of a point for part of an answer."""
+"""Minimum score of a right answer. reasoning-gym gives partial credit."""
 
 NOTE = ToolSpec("NOTE", "Writes something down before answering.", (Argument("text", "string", "anything"),))
 
 
 class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
-    """One data set of reasoning-gym. The reward is its own score, 0 to 1.
+    """One data set of reasoning-gym. The reward is the data set's own score, 0 to 1.
 
     dataset: its name there, such as `chain_sum`. options: its settings, such as `{"num_digits": 2}`. scratch_pad: the
-    answer is a call of ANSWER, and calls of NOTE may come before it. Without it there is one turn, and the answer is
-    the text between `<answer>` tags, or the whole turn. instruction: a sentence after the question. answer: what counts
-    as the answer in place of that, a form of `envs/extraction.py` such as `last_number` or `boxed`.
+    answer is a call of ANSWER, and calls of NOTE may precede it. Otherwise there is one turn, and the answer is the
+    text between `<answer>` tags, or the whole turn. instruction: a sentence after the question. answer: extract the
+    answer by a form of `envs/extraction.py` instead, such as `last_number` or `boxed`.
 
     Several data sets score an answer by letting sympy evaluate it. Therefore answers that contain `__` are wrong
     without evaluation, and so are answers that cannot be scored.
@@ -72,14 +72,14 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
         self._data = cache(self._make_data)
         self._entry = lru_cache(20_000)(self._make_entry)
         self._lock = threading.Lock()
-        self._data(0)  # a wrong name or option is said now, not in the first rollout
+        self._data(0)  # report a wrong name or option now, not in the first rollout
 
     # ------------------------------------------------------------------------------------------------ tasks
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
-        """Return `n` tasks. The hash of a question decides its split, so no question is in both.
+        """Return `n` tasks. The hash of a question decides its split, so the splits share no questions.
 
-        Raises ValueError if the data set has too few different questions.
+        Raises ValueError if the data set has too few distinct questions.
         """
         tasks = []
         for index in range(min(SIZE, 200 + 40 * n)):
@@ -139,7 +139,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
             return 0.0
         try:
             score = float(self._data(0).score_answer(answer, entry))
-        except Exception:  # a malformed answer trips some scorers
+        except Exception:  # some scorers raise on malformed answers
             return 0.0
         return min(1.0, max(0.0, score)) if score == score else 0.0
 

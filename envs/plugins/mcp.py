@@ -1,7 +1,8 @@
-"""Tools of an MCP server (Model Context Protocol): `pip install 'grpo-tui[mcp]'`.
+"""Tools from an MCP server (Model Context Protocol): `pip install 'grpo-tui[mcp]'`.
 
 `environment.tools: ["mcp:python server.py"]` starts a server and uses its standard input and output.
-`"mcp:http://127.0.0.1:9000/mcp"` connects to a running one. All its tools are declared. All rollouts share one session.
+`"mcp:http://127.0.0.1:9000/mcp"` connects to a running one. All its tools are declared, and all rollouts share one
+session.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ if TYPE_CHECKING:
     """A session, and what ends it."""
 
 START_SECONDS = 30.0
-"""Seconds in which a server must list its tools."""
+"""Seconds within which a server must list its tools."""
 CALL_SECONDS = 600.0
-"""The limit of a call without another limit; `environment.turn_timeout_s` is the limit that people set."""
+"""Limit of a call without another limit. `environment.turn_timeout_s` is the configurable one."""
 LOST = frozenset({-32000, -32001, -32600, 32600, 408})
-"""Codes of errors with which the library and servers report a session that is closed, unknown or out of time."""
+"""Error codes with which the library and servers report a closed, unknown or timed-out session."""
 
 
 @dataclass(frozen=True)
 class McpTool:
-    """A tool of a server, as `DatasetEnv` calls it."""
+    """A server's tool, as `DatasetEnv` calls it."""
 
     spec: ToolSpec
     server: McpServer
 
     def run(self, arguments: Mapping[str, object]) -> StepResult:
-        """Call it. The policy gets the errors of the tool. A server that is gone fails the rollout.
+        """Call the tool. The policy reads the tool's errors.
 
-        Raises RuntimeError.
+        Raises RuntimeError if the server is gone, which fails the rollout.
         """
         answer = self.server.call(self.spec.name, arguments)
         text = _text(answer)
@@ -74,18 +75,18 @@ def load_mcp_tools(path: str) -> tuple[McpTool, ...]:
 
 
 class McpServer:
-    """A session with a server, opened when it is first needed and opened again after it was lost."""
+    """A session with a server, opened on first use and reopened after a loss."""
 
     def __init__(self, target: str) -> None:
         self.target = target
         self._opened: Opened | None = None
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the answer of `tools/list`. Raises the exceptions of the connection."""
+        """Return the answer of `tools/list`. Exceptions of the connection propagate."""
         return wait(self._list(), START_SECONDS)
 
     def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Return the answer of `tools/call`. Raises RuntimeError without one."""
+        """Return the answer of `tools/call`. Raises RuntimeError if there is none."""
         try:
             return wait(self._call(name, dict(arguments)), CALL_SECONDS)
         except Exception as problem:
@@ -106,11 +107,11 @@ class McpServer:
         try:
             return _plain(await session.call_tool(name, arguments))
         except BaseException as problem:
-            error = getattr(problem, "error", None)  # of JSON-RPC
+            error = getattr(problem, "error", None)  # the JSON-RPC error
             if error is not None and error.code not in LOST:
                 return {"isError": True, "content": [{"type": "text", "text": error.message}]}
             stop.set()
-            self._forget(opened)  # the next call starts anew, also before the lost session has been left
+            self._forget(opened)  # the next call opens a new session, even before the lost one has closed
             raise
 
     def _open(self) -> Opened:
@@ -124,7 +125,7 @@ class McpServer:
             self._opened = None
 
     async def _hold(self, opened: Opened) -> None:
-        """Keep the session open until it ends: the task that entered its contexts must leave them."""
+        """Keep the session open until it ends. The task that entered its contexts must also leave them."""
         stop = asyncio.Event()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -152,12 +153,12 @@ def _transport(target: str) -> contextlib.AbstractAsyncContextManager[Sequence[A
 
 
 def _plain(answer: BaseModel) -> dict[str, Any]:
-    """Return an answer under the names of the protocol, in any version of the library."""
+    """Return an answer with the protocol's field names, in any version of the library."""
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """Return the text of an answer. Other content is named by its kind."""
+    """Return the text of an answer, with other content replaced by its kind."""
     parts = [
         part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in answer.get("content") or ()
     ]
@@ -167,7 +168,7 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def _why_not(target: str, problem: BaseException) -> str:
-    """Explain why the tools of a server are not available, and the fix."""
+    """Explain why a server's tools are not available, and the fix."""
     reason = _reason(problem)
     if target.startswith(("http://", "https://")):
         return f"no MCP server answers there ({reason}); start it first, or correct the address"
@@ -178,7 +179,7 @@ def _why_not(target: str, problem: BaseException) -> str:
 
 
 def _reason(problem: BaseException) -> str:
-    """Return the innermost error, which task groups wrap."""
+    """Return the innermost error, unwrapping the exceptions of task groups."""
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     if isinstance(problem, TimeoutError):

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 BESIDE = ("done", "reward", "metadata")
-"""Fields of an observation that the policy does not read."""
+"""Fields of an observation to hide from the policy."""
 ACT = "ACT"
-"""The tool by which an action of several fields is given."""
+"""The tool for actions that are not a single text."""
 
 
 class OpenEnvEnv(MultiTurnEnv):
     """An OpenEnv server at `url`.
 
-    An action with a single text field is the policy's whole turn. An action with other fields is a call of the tool
+    If an action has a single text field, the policy's whole turn fills it. Otherwise an action is a call of the tool
     ACT. A server of MCP tools has its own tools. action: the field for the whole turn, if there are several.
     observation: the field that the policy reads (None: the only text field, else all fields as JSON). options:
     arguments of each reset, in addition to the seed. instruction: text before the first observation. success_score: the
-    total reward from which an episode counts as right (None: success is unknown, and the reward is the total).
+    minimum total reward of a right episode (None: success is unknown, and the reward is the total).
     """
 
     name = "openenv"
@@ -100,7 +100,7 @@ class OpenEnvEnv(MultiTurnEnv):
             data = arguments
         try:
             answer = state.ask("step", data)
-        except ActionRefused as problem:  # the action does not fit: the policy's doing, which it may read
+        except ActionRefused as problem:  # the policy's fault, so the policy reads the error
             return StepResult(f"error: {problem}", error=str(problem))
         reward = float(answer.get("reward") or 0.0)
         state.total += reward
@@ -133,7 +133,7 @@ class OpenEnvEnv(MultiTurnEnv):
         try:
             with urllib.request.urlopen(f"{self.url}/schema", timeout=self.turn_timeout_s) as answer:
                 schema = json.load(answer)["action"]
-        except Exception as problem:  # whatever a network or another server answers
+        except Exception as problem:  # a network or an unknown server may fail in any way
             raise ValueError(f"there is no OpenEnv server at {self.url}: {one_line(problem)}") from problem
         return {k: v for k, v in (schema.get("properties") or {}).items() if k not in ("metadata", "type")}
 
@@ -151,11 +151,11 @@ class OpenEnvEnv(MultiTurnEnv):
 
 
 class ActionRefused(ValueError):
-    """The server does not take an action."""
+    """The server rejected an action."""
 
 
 class ServerEpisode:
-    """A connection to the server: one episode. total: the sum of its rewards."""
+    """A connection to the server, which is one episode. total: the sum of its rewards."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.total = 0.0
@@ -196,7 +196,7 @@ def _close(socket: ClientConnection) -> None:
     try:
         socket.send(json.dumps({"type": "close"}))
         socket.close()
-    except Exception:  # it may be gone already
+    except Exception:  # the server may already be gone
         return
 
 

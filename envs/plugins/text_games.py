@@ -1,4 +1,4 @@
-"""Games in words: TextArena's for one player, and Gymnasium's with text observations.
+"""Text games: single-player games of TextArena, and Gymnasium environments with text observations.
 
 `pip install 'grpo-tui[textarena]'` or `'grpo-tui[gymnasium]'`. `game` names one: `textarena:GuessTheNumber-v0`,
 `gymnasium:my_package/Maze-v0`.
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("textarena", "gymnasium")
 ACT = "ACT"
-"""The tool by which a numbered action is given."""
+"""The tool for numbered actions."""
 
 
 class TextGameEnv(MultiTurnEnv["Game", Mapping[str, int | str]]):
-    """A game of TextArena or Gymnasium. Its rewards are the environment's own.
+    """A game of TextArena or Gymnasium. Its rewards are the environment's rewards.
 
     game: `textarena:NAME` or `gymnasium:NAME`. options: arguments of its `make`. instruction: text before the first
-    observation. success_score: the total reward from which a game counts as won (None: success is unknown). The whole
-    turn is the action. Numbered actions (`Discrete`) are a call of the tool ACT.
+    observation. success_score: the minimum total reward of a won game (None: success is unknown). The whole turn is the
+    action. Numbered actions (`Discrete`) are calls of the tool ACT.
     """
 
     name = "text-game"
@@ -59,7 +59,7 @@ class TextGameEnv(MultiTurnEnv["Game", Mapping[str, int | str]]):
             raise ValueError(f'game is "textarena:NAME" or "gymnasium:NAME", not {game!r}')
         self.options, self.instruction = dict(options or {}), instruction
         self.success_score, self.knows_success = success_score, success_score is not None
-        number = self._start(0).actions  # what is wrong is said now
+        number = self._start(0).actions  # report a wrong name or option now
         if number is not None:
             action = Argument("action", "integer", "the number of an action", minimum=0, below=number)
             self.tools = (ToolSpec(ACT, "Does one thing in the game.", (action,)),)
@@ -91,16 +91,16 @@ class TextGameEnv(MultiTurnEnv["Game", Mapping[str, int | str]]):
             return made(library, self.game, self.options, seed)
         except ValueError:
             raise
-        except Exception as problem:  # registries and games raise what they like
+        except Exception as problem:  # registries and games may raise anything
             raise ValueError(f"{self.library} cannot make {self.game}: {one_line(problem)}") from problem
 
 
 class TextArenaGame:
-    """A game of TextArena for one player. Its games draw from Python's global generator, so each keeps its own state of
-    it."""
+    """A single-player game of TextArena. Games draw from Python's global random generator, so each keeps its own copy
+    of the generator's state."""
 
     actions: int | None = None
-    """The number of numbered actions (None: an action is text)."""
+    """The number of actions (None: an action is text)."""
     total = 0.0
     """The sum of the rewards so far."""
     _turn = threading.Lock()
@@ -130,11 +130,11 @@ class TextArenaGame:
         return (self._read.removeprefix(before) or self._read).strip(), 0.0, False
 
     def board(self) -> str:
-        """Return a view of the game for people, which may have colours; empty for none."""
+        """Return a view of the game for people, possibly coloured; empty for none."""
         drawn = getattr(self._env, "get_board_str", None)
         try:
             return str(drawn() or "") if callable(drawn) else ""
-        except Exception:  # games raise what they like, and a view is not worth a rollout
+        except Exception:  # games may raise anything, and a failed view must not fail the rollout
             return ""
 
     @contextmanager
@@ -150,7 +150,7 @@ class TextArenaGame:
 
 
 class GymnasiumGame:
-    """An environment of Gymnasium that observes in words."""
+    """A Gymnasium environment with text observations."""
 
     total = 0.0
 
@@ -178,12 +178,12 @@ class GymnasiumGame:
             return ""
         try:
             return str(self._env.render() or "")
-        except Exception:  # environments raise what they like, and a view is not worth a rollout
+        except Exception:  # environments may raise anything, and a failed view must not fail the rollout
             return ""
 
 
 def _close(env: Env) -> None:
-    with suppress(Exception):  # environments raise what they like
+    with suppress(Exception):  # environments may raise anything
         env.close()
 
 

@@ -1,6 +1,6 @@
-"""Chat completions on loopback for the harness of a rollout: each is a turn of the policy.
+"""Serve chat completions on loopback to the harness of a rollout. Each completion is one turn of the policy.
 
-verifiers sends the id of a trace with each of its requests, by which the rollout is found. The path is a secret.
+verifiers sends a trace id with each request, which identifies the rollout. The path is a secret.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SESSION = "X-Session-ID"
 BODY = 256 * 2**20
 """Largest request in bytes."""
 USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""Tokens are counted by this project."""
+"""The token counts in a completion. This project counts tokens itself."""
 
 
 class Endpoint:
-    """A server of chat completions, started on the background loop at the first use."""
+    """A chat completions server, started on the background loop on first use."""
 
     def __init__(self) -> None:
         self._exchanges: dict[str, RolloutExchange] = {}
@@ -44,7 +44,7 @@ class Endpoint:
             self._exchanges.pop(trace, None)
 
     async def context(self, v1: ModuleType) -> object:
-        """Return the `ModelContext` of verifiers that asks here."""
+        """Return verifiers' `ModelContext` for this endpoint."""
         if not self._url:
             self._url = await self._start()
         client = v1.EvalClientConfig(base_url=self._url, api_key_var="GRPO_TUI_NO_KEY")
@@ -102,7 +102,7 @@ def _written(turn: Completion) -> dict[str, Any]:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, object]:
-    """Return a message in one form, however a harness writes it."""
+    """Convert a message to one format, whichever harness wrote it."""
     made: dict[str, object] = {"role": message["role"], "content": message.get("content") or ""}
     if message.get("tool_calls"):
         functions = [(call["id"], call["function"]) for call in message["tool_calls"]]

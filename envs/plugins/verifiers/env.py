@@ -1,4 +1,4 @@
-"""An environment of `verifiers` as one of ours: its rows are tasks, its conversation the observations."""
+"""Adapt an environment of `verifiers`: its rows become tasks, and its messages become observations."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .library import TOTAL, RubricParts, limitations, load, plain_messages
 logger = logging.getLogger(__name__)
 
 HOLD_OUT = 10
-"""One of so many rows is held out where the environment has no data for evaluation."""
+"""One in this many rows is held out if the environment has no evaluation data."""
 MAX_TURNS = 64
-"""Turns after which a rollout ends in an environment that sets no limit itself."""
+"""Turns after which a rollout ends if the environment sets no limit."""
 
 
 @dataclass
 class RolloutState:
-    """A rollout's state. The environment's rollout is given up once this object is released."""
+    """A rollout's state. Releasing this object abandons the environment's rollout."""
 
     exchange: RolloutExchange
     turns: int = 0
@@ -43,7 +43,7 @@ class RolloutState:
 
 
 class HarnessRollouts(MultiTurnEnv):
-    """Turns of rollouts that verifiers plays. Special tokens are cut out of them."""
+    """An environment whose rollouts verifiers runs. It removes special tokens from the turns."""
 
     answers_misuse = True
     id: str
@@ -63,7 +63,7 @@ class HarnessRollouts(MultiTurnEnv):
         return ToolCall("ANSWER", {"text": text.strip()}, text)
 
     def step(self, state: RolloutState, call: ToolCall) -> StepResult:
-        """Pass the turn on. Messages that the environment adds are the observation."""
+        """Pass the turn to verifiers. The messages that its environment adds are the observation."""
         state.turns += 1
         made = () if call.name in (None, "ANSWER") else (call, *call.further)
         text = call.thought if made else call.text
@@ -84,10 +84,10 @@ class HarnessRollouts(MultiTurnEnv):
 class VerifiersEnv(HarnessRollouts):
     """An environment package of `verifiers`: single-turn, multi-turn, tool and stateful tool environments, and groups.
 
-    id: an installed package as `vf.load_environment` takes it, or `file.py:load_environment`. args: arguments of its
-    `load_environment`. success_score: the total reward from which a rollout counts as right (None: the environment's
-    own `pass_threshold`, else 1). Each function of the rubric is a component of the reward by its name and weight.
-    Values that verifiers only monitors (turns, calls of tools) are columns of the record.
+    id: an installed package, as for `vf.load_environment`, or `file.py:load_environment`. args: arguments of its
+    `load_environment`. success_score: the minimum total reward of a right rollout (None: the environment's own
+    `pass_threshold`, else 1). Each function of the rubric becomes a reward component with its name and weight. Values
+    that verifiers only monitors (turns, tool calls) become columns of the record.
 
     The tasks are the rows of the environment's dataset. Raises ValueError for parts that cannot be mapped.
     """
@@ -120,9 +120,9 @@ class VerifiersEnv(HarnessRollouts):
     # ------------------------------------------------------------------------------------------------ tasks
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Return at most `n` rows of the environment's dataset, in an order of `seed`.
+        """Return at most `n` rows of the environment's dataset, shuffled by `seed`.
 
-        Without a dataset for evaluation, one of ten rows of the other is held out. Raises ValueError.
+        Without an evaluation dataset, one in ten training rows is held out. Raises ValueError.
         """
         own = self.env.build_eval_dataset() if self.env.eval_dataset_source is not None else None
         source = "eval" if split == "eval" and own is not None else "train"
@@ -152,7 +152,7 @@ class VerifiersEnv(HarnessRollouts):
     # ------------------------------------------------------------------------------------------------ one rollout
 
     def reset(self, task: Mapping[str, int | str]) -> tuple[RolloutState, list[Message]]:
-        """Start the environment's own rollout. The messages are those of its first request for a completion."""
+        """Start the environment's own rollout. The messages come from its first completion request."""
         row = dict(self._table(str(task.get("data", "train")))[int(task["row"]) - 1])
         rollout = RolloutState(RolloutExchange(lambda exchange: self.env.rollout(row, client(exchange), "policy", {})))
         messages = rollout.exchange.next(self.turn_timeout_s)
@@ -161,7 +161,7 @@ class VerifiersEnv(HarnessRollouts):
         return rollout, messages
 
     def finish(self, states: Sequence[RolloutState]) -> list[Verdict]:
-        """End rollouts that a limit cut, and let the rubric score all rollouts of the task together."""
+        """End rollouts that hit a limit, and let the rubric score all rollouts of the task together."""
         ended = [state.exchange.end(self.turn_timeout_s) for state in states]
         whole = [state for state in ended if not isinstance(state, BaseException)]
         if whole:
@@ -186,5 +186,5 @@ async def _score(rubric: Any, states: list[Any]) -> None:
 
 
 def hashed(text: str) -> int:
-    """Return 32 bits of a text's hash, by which tasks are held out."""
+    """Return 32 bits of a text's hash, which decides the split of a task."""
     return int.from_bytes(hashlib.sha1(text.encode("utf-8", "replace")).digest()[:4], "big")

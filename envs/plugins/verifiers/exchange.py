@@ -1,4 +1,4 @@
-"""A running rollout of an environment or harness of `verifiers`, and its messages to and from the agent."""
+"""A running rollout of a `verifiers` environment or harness, and its messages to and from the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .library import dumped, library, plain_messages
 
 @dataclass(frozen=True)
 class Completion:
-    """One turn of the agent. calls: id, name and arguments of each. cut: a limit ended it."""
+    """One turn of the agent. calls: id, name and arguments of each. cut: a limit ended the turn."""
 
     text: str
     calls: tuple[tuple[str, str, dict[str, object]], ...] = ()
@@ -32,8 +32,8 @@ class NoRoom(Exception):
 class RolloutExchange:
     """A rollout as a coroutine on the background loop, and its messages to and from the agent.
 
-    play: makes the rollout, which asks this object for completions, and returns its final state. tools: those of the
-    last request, if it named any.
+    play: runs the rollout, which requests completions from this object, and returns its final state. tools: those in
+    the last request, if any.
     """
 
     def __init__(self, play: Callable[[RolloutExchange], Awaitable[object]]) -> None:
@@ -46,8 +46,8 @@ class RolloutExchange:
         self._task = submit(self._run(play))
 
     def next(self, timeout_s: float) -> list[Message] | None:
-        """Return the messages that the environment adds before its next request for a completion; None at its end.
-        Raises TimeoutError, and the exceptions of the environment."""
+        """Return the messages that the environment adds before its next completion request, or None at its end. Raises
+        TimeoutError and the environment's exceptions."""
         try:
             added = self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -61,8 +61,8 @@ class RolloutExchange:
         loop().call_soon_threadsafe(self._settle, turn)
 
     def end(self, timeout_s: float) -> Any:
-        """Return the final state, or the exception that ended the rollout. One that still waits for a completion gets
-        the error of an inference server without room left."""
+        """Return the final state, or the exception that ended the rollout. If it still waits for a completion, it gets
+        an inference server's context-length error."""
         if not self._ended.is_set():
             loop().call_soon_threadsafe(self._settle, NoRoom("no room for another turn"))
         if not self._ended.wait(timeout_s):
@@ -71,7 +71,7 @@ class RolloutExchange:
         return self._outcome
 
     def last_words(self) -> list[Message]:
-        """Return messages that the environment added at its end, without asking for more."""
+        """Return the messages that the environment added after its last completion request."""
         state = self._outcome
         final = state.get("final_env_response") if isinstance(state, Mapping) else None
         if isinstance(final, str):
@@ -91,8 +91,8 @@ class RolloutExchange:
             self._events.put(None)
 
     async def ask(self, prompt: Sequence[object]) -> Completion:
-        """Return the agent's next turn to the environment's rollout. Raises ValueError if the conversation cannot be
-        one sequence of tokens."""
+        """Return the agent's next turn to the environment's rollout. Raises ValueError if the conversation cannot be a
+        single token sequence."""
         messages = [dumped(m) for m in prompt]
         known = len(self._messages)
         if self._waiting is not None:
@@ -109,7 +109,7 @@ class RolloutExchange:
             self._waiting = None
 
     def said(self, message: object) -> None:
-        """Add the agent's turn as the environment keeps it."""
+        """Add the agent's turn in the environment's format."""
         self._messages.append(dumped(message))
 
     def _settle(self, result: Completion | Exception) -> None:
@@ -122,7 +122,7 @@ class RolloutExchange:
 
 
 def client(exchange: RolloutExchange) -> Any:
-    """Return a client of verifiers whose completions come from `exchange`."""
+    """Return a verifiers client that gets its completions from `exchange`."""
     types = library().types
 
     class PolicyClient(library().Client):

@@ -1,4 +1,4 @@
-"""The library itself, imported when an environment of it is made: its environments, messages and rubrics."""
+"""Access to the library's environments, messages and rubrics. It is imported when an environment needs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...user_code import UserCodeError, find_module, one_line
 
 
 def library() -> ModuleType:
-    """Import `verifiers`, untyped: it resolves its names on use. Raises ValueError if it is not usable."""
+    """Import `verifiers`, untyped because it resolves names on use. Raises ValueError if it is not usable."""
     try:
         found = importlib.import_module("verifiers")
         _ = found.Environment
@@ -31,7 +31,7 @@ def library() -> ModuleType:
 
 
 def plain_messages(messages: Any, where: str) -> list[Message]:
-    """Convert messages of verifiers to ours. Raises ValueError for content other than text."""
+    """Convert verifiers' messages to ours. Raises ValueError for content other than text."""
     if isinstance(messages, str):
         return [Message(role="user", content=messages)]
     plain: list[Message] = []
@@ -60,14 +60,14 @@ def dumped(message: Any) -> dict[str, object]:
 
 
 TOTAL = "rubric"
-"""The one component of a rubric whose sum is not that of its functions."""
+"""The single component of a rubric whose total is not the weighted sum of its functions."""
 
 
 @dataclass(frozen=True)
 class RubricParts:
-    """The functions of a rubric: components with their weights.
+    """The functions of a rubric as components with weights.
 
-    weights: None if the total is not the weighted sum of functions with distinct names. It is then one component.
+    weights: None if the total is not the weighted sum of functions with distinct names. It is then a single component.
     """
 
     weights: Mapping[str, float] | None
@@ -97,12 +97,12 @@ class RubricParts:
 
 
 def component(name: str) -> str:
-    """Return the component name of a function, which is none of our own."""
+    """Return the component name of a function, avoiding the names of built-in components."""
     return f"{TOTAL}_{name}" if name in COMPONENTS else name
 
 
 def load(id: str, args: Mapping[str, object]) -> Any:
-    """Make the environment of a package's `load_environment`. Raises ValueError in one sentence."""
+    """Create an environment with a package's `load_environment`. Raises ValueError with a one-sentence message."""
     vf = library()
     with own_signals():
         try:
@@ -129,7 +129,7 @@ def load(id: str, args: Mapping[str, object]) -> Any:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM, which environments of verifiers replace: a run needs them to end."""
+    """Restore the SIGINT and SIGTERM handlers, which verifiers' environments replace. A run needs its own to end."""
     if threading.current_thread() is not threading.main_thread():
         raise ValueError("an environment of verifiers sets signal handlers, so it can be made on the main thread only")
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -141,7 +141,7 @@ def own_signals() -> Iterator[None]:
 
 
 def limitations(env: Any, rubric: RubricParts) -> Iterator[str]:
-    """Yield a sentence for each part of an environment that is mapped only partly."""
+    """Yield a sentence for each part of an environment that is only partly supported."""
     vf = library()
     if rubric.weights is None:
         yield f"its rubric's total is not the sum of functions with names of their own; it is one component, {TOTAL}"

@@ -1,7 +1,7 @@
-"""A taskset of verifiers 0.4, played by a harness, as one of our environments.
+"""Adapt a verifiers 0.4 taskset and the harness that runs it.
 
-The harness is a program: it asks an address of this process for completions (`endpoint.py`), runs the tools, and ends
-by itself. verifiers then scores the trace.
+The harness is a program. It requests completions from this process (`endpoint.py`), runs the tools, and exits by
+itself. verifiers then scores the trace.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .exchange import RolloutExchange
 from .library import component, own_signals
 
 START_S = 120.0
-"""Longest time until a harness asks for its first completion."""
+"""Maximum time until a harness requests its first completion."""
 
 
 class TasksetEnv(HarnessRollouts):
-    """A taskset of verifiers 0.4 and the harness that plays it, in one seat.
+    """A verifiers 0.4 taskset and the harness that runs it, in one seat.
 
     id: an installed taskset. args: its configuration. harness: configuration of the harness with its `id` (None: the
-    taskset's own), which must ask for chat completions. runtime: where its program runs. limit: the number of tasks
-    that are read from an infinite taskset. success_score: the reward from which a rollout counts as right. Each reward
-    is a component by its name and weight. Metrics are columns of the record.
+    taskset's own), which must use chat completions. runtime: where its program runs. limit: the number of tasks to read
+    from an infinite taskset. success_score: the minimum reward of a right rollout. Each reward becomes a component with
+    its name and weight, and each metric a column of the record.
 
-    The tools are those of the first request of the first task, and must not change. Raises ValueError.
+    The first request of the first task determines the tools, which must not change. Raises ValueError.
     """
 
     name = "verifiers-taskset"
@@ -67,7 +67,7 @@ class TasksetEnv(HarnessRollouts):
         self.tools = self._first_tools()
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
-        """Return at most `n` tasks in an order of `seed`. A tenth is held out, by a hash of their keys."""
+        """Return at most `n` tasks, shuffled by `seed`. A tenth is held out, selected by the hashes of the keys."""
         order = sorted(range(len(self._tasks)), key=lambda i: hashed(self._tasks[i].key))
         held_out = max(1, len(order) // HOLD_OUT)
         places = order[:held_out] if split == "eval" else order[held_out:]
@@ -75,14 +75,14 @@ class TasksetEnv(HarnessRollouts):
         return [{"taskset": self.id, "row": i, "key": self._tasks[i].key} for i in places[:n]]
 
     def reset(self, task: Mapping[str, int | str]) -> tuple[RolloutState, list[Message]]:
-        """Start an episode. The messages are those of the harness's first request for a completion."""
+        """Start an episode. The messages come from the harness's first completion request."""
         rollout, tools = self._begun(int(task["row"]))
         if tools != self.tools:
             raise ValueError(f"{self.id} offers other tools in this task than in its first, which cannot be trained")
         return rollout
 
     def finish(self, states: Sequence[RolloutState]) -> list[Verdict]:
-        """End episodes that a limit cut, and return the scores of all."""
+        """End episodes that hit a limit, and return all scores."""
         return [self._verdict(state.exchange.end(self.turn_timeout_s)) for state in states]
 
     def _begun(self, row: int) -> tuple[tuple[RolloutState, list[Message]], tuple[ToolSpec, ...]]:
@@ -125,7 +125,7 @@ class TasksetEnv(HarnessRollouts):
 
 
 class _Served:
-    """An `Env` of verifiers with its serving resources, which are opened on the background loop at the first use."""
+    """A verifiers `Env` with its serving resources, which open on the background loop on first use."""
 
     def __init__(self, env: Any, v1: ModuleType) -> None:
         self.env, self.v1 = env, v1
@@ -137,7 +137,7 @@ class _Served:
 
 
 def _load(id: str, args: dict[str, object], harness: dict[str, object], runtime: dict[str, object]) -> _Served:
-    """Make the environment of a taskset. Raises ValueError in one sentence."""
+    """Create the environment of a taskset. Raises ValueError with a one-sentence message."""
     try:
         v1 = importlib.import_module("verifiers.v1")
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
