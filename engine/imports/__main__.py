@@ -1,4 +1,4 @@
-"""The process that indexes a dump behind the app.
+"""The process that indexes a dump in the background.
 
     python -m grpo_tui.engine.imports FOLDER PARENT             continue the index and follow the files
     python -m grpo_tui.engine.imports open DUMP OPTIONS PARENT  open the dump first and answer on standard output
@@ -29,7 +29,7 @@ from .options import Options
 TURN_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 PAINT_SECONDS = 0.5
-"""The pause for the first paint of the app. Two busy cores are often two threads of one."""
+"""Seconds to wait for the app's first paint. Two logical cores are often two threads of one physical core."""
 
 
 def open_and_follow(reference: str, options: Options, parent: int) -> None:
@@ -58,7 +58,7 @@ def open_and_follow(reference: str, options: Options, parent: int) -> None:
 
 
 def _answer(answer: object) -> None:
-    """Write one line of JSON to standard output, and close it: the parent reads no more."""
+    """Write one line of JSON to standard output, then close it because the parent reads only that line."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(answer).encode() + b"\n")
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -14,11 +14,11 @@ from ..runs.paths import DATABASE, RUN_FILE
 from ..runs.remote.address import is_address
 
 OPEN = "open"
-"""The argument with which the process opens the dump first."""
+"""The argument that tells the process to open the dump first."""
 
 
 class OpenedDump(NamedTuple):
-    """A dump with an index: its folder, a summary, and whether there is more to index."""
+    """An indexed dump: the folder of its index, a summary, and whether there is more to index."""
 
     folder: Path
     summary: dict[str, object]
@@ -26,7 +26,7 @@ class OpenedDump(NamedTuple):
 
 
 class Opening(AbstractContextManager["Opening"]):
-    """A dump that another process opens and indexes, while this one still loads its screens.
+    """A dump that another process opens and indexes while this one loads its screens.
 
     options: `Options.to_json()`.
     """
@@ -37,8 +37,8 @@ class Opening(AbstractContextManager["Opening"]):
         self._answers = self._process.stdout
 
     def opened(self) -> OpenedDump | str | None:
-        """Wait for the first rows. Return the dump, or the reason why it cannot be opened, or None if the process has
-        ended without an answer."""
+        """Wait for the first rows. Return the dump, the reason why it cannot be opened, or None if the process ended
+        without an answer."""
         with self._answers:
             line = self._answers.readline()
         if not line.endswith(b"\n"):
@@ -55,14 +55,14 @@ class Opening(AbstractContextManager["Opening"]):
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a path may be a dump: a file, or a folder that is no run of our own."""
+    """Return whether a path may be a dump: a file, or a folder that is not one of our own runs."""
     if path.is_file():
         return True
     return path.is_dir() and not (path / RUN_FILE).is_file() and not (path / DATABASE).is_file()
 
 
 def is_path_of_dump(reference: str, home: Path) -> bool:
-    """Return whether a reference is a dump and no run: a path that exists, standard input, an address without a run.
+    """Return whether a reference is a dump, not a run: an existing path, standard input, or an address without a run.
 
     Raises AddressError.
     """
@@ -77,7 +77,7 @@ def is_path_of_dump(reference: str, home: Path) -> bool:
 
 def start(arguments: list[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start the process that indexes a dump; see `__main__`."""
-    # -P: the working directory may hold anything, also modules with the names of ours.
+    # -P: the working directory may contain modules with the same names as ours.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __package__ or "", *arguments],
         stdin=subprocess.DEVNULL,

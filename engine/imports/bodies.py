@@ -1,4 +1,4 @@
-"""Rollouts of a dump, read from the user's files."""
+"""Read the rollouts of a dump from the user's files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .rollout import Amendment, Rollout
 
 
 class DumpBodies(Bodies):
-    """Reads each rollout from its place in the writer's files."""
+    """Reads each rollout from its location in the writer's files."""
 
     def __init__(self, record: Record, dump: Path, options: Options) -> None:
         super().__init__(record)

@@ -1,4 +1,4 @@
-"""The indexes of dumps in the user's cache. The one that was not opened for the longest time is deleted first."""
+"""The indexes of dumps in the user's cache. The least recently opened one is deleted first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .options import Options
 from .values import number
 
 KEPT = 200
-"""The number of indexes that are kept."""
+"""The maximum number of indexes."""
 
 
 def home_dir() -> Path:
@@ -31,7 +31,7 @@ def home_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return `home_dir`, or a private folder for temporary files if that cannot be written."""
+    """Return `home_dir`, or a private temporary folder if `home_dir` is not writable."""
     return _writable(home_dir(), Path(tempfile.gettempdir()))
 
 
@@ -46,7 +46,7 @@ def _writable(home: Path, temporary: Path) -> Path:
     user = temporary / f"grpo-tui-{os.getuid() if hasattr(os, 'getuid') else 'dumps'}"
     try:
         user.mkdir(mode=0o700, exist_ok=True)
-        # Another user may have made this folder first: only our own is trusted.
+        # Another user may have created this folder first, so trust it only if we own it.
         ours = os.name != "posix" or user.lstat().st_uid == os.getuid()
     except OSError:
         ours = False
@@ -54,7 +54,7 @@ def _writable(home: Path, temporary: Path) -> Path:
 
 
 def note() -> str:
-    """Return a sentence if indexes are not kept, else nothing."""
+    """Return a sentence if indexes are not kept, else an empty string."""
     home, place = home_dir(), cache_dir()
     return "" if place == home else f"{home} cannot be written: the index is in {place} and will not be kept"
 
@@ -80,7 +80,7 @@ def readable_errors() -> Iterator[None]:
 
 
 def folder_of(dump: Path, options: Options) -> Path:
-    """Return the folder of a dump's index. Screens show its name, which is that of the dump, as the run's name."""
+    """Return the folder of a dump's index. It is named after the dump, and screens show it as the run's name."""
     given = json.dumps([str(dump), options.to_json()], sort_keys=True)
     key = hashlib.blake2b(given.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return cache_dir() / key / (dump.name or "dump")
@@ -89,7 +89,7 @@ def folder_of(dump: Path, options: Options) -> Path:
 def describe(
     folder: Path, dump: Path, options: Options, environment: str, facts: dict[str, object], *, opened: bool
 ) -> None:
-    """Write the description of a dump into its index. opened: a person opened it now."""
+    """Write the description of a dump into its index. opened: whether a person just opened it."""
     before = None if opened else read_json(folder / RUN_FILE).get("created")
     means = facts.get("means")
     means = means if isinstance(means, dict) and facts.get("last_step") is None else {}  # else each step has a mean
@@ -112,7 +112,7 @@ def describe(
 
 
 def dump_of(folder: Path) -> tuple[Path, Options] | None:
-    """Return the dump of an index, or None for a run of our own."""
+    """Return the dump of an index, or None for one of our own runs."""
     run = read_json(folder / RUN_FILE)
     facts = run.get("facts")
     if run.get("mode") != "dump" or not isinstance(facts, dict) or not facts.get("dump"):
@@ -121,7 +121,7 @@ def dump_of(folder: Path) -> tuple[Path, Options] | None:
 
 
 def recent() -> list[Path]:
-    """Return the folders of the indexes of existing dumps, the one opened last first."""
+    """Return the index folders of dumps that still exist, most recently opened first."""
     found = []
     for run in cache_dir().glob(f"*/*/{RUN_FILE}"):
         known = dump_of(run.parent)
@@ -136,7 +136,7 @@ def forget(folder: Path) -> None:
 
 
 def tidy() -> None:
-    """Delete the indexes of dumps that are gone, and all but the `KEPT` opened last."""
+    """Delete the indexes of missing dumps, and all but the `KEPT` most recently opened."""
     kept = {folder.parent for folder in recent()[:KEPT]}
     for folder in cache_dir().glob("*"):
         if folder not in kept and not any(map(_is_held, folder.glob("*/.lock"))):
@@ -144,6 +144,6 @@ def tidy() -> None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Return whether another process makes the index with this lock now. Its description comes last."""
+    """Return whether another process is building the index with this lock. It writes the description last."""
     with try_lock(lock) as free:
         return not free

@@ -1,4 +1,4 @@
-"""Readers of tool calls, as objects or in the agent's text."""
+"""Read tool calls from objects or from the agent's text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>
 
 
 def call(value: object) -> Call:
-    """Read a call of OpenAI (also as JSON text), inspect-ai, ATIF or Hermes, or a flat `{name, arguments}`."""
+    """Read a call in the shape of OpenAI (also as JSON text), inspect-ai, ATIF, Hermes or flat `{name, arguments}`."""
     data = mapping(value)
     if isinstance(value, str) and not data:
         return Call("?", value, problem="the call is no JSON")
@@ -40,7 +40,7 @@ def call(value: object) -> Call:
 
 
 def with_text_calls(said: Message) -> Message:
-    """Add the calls and the thought in an agent's text."""
+    """Add the calls and the thought found in an agent's text."""
     if "<" not in said.text:
         return said
     thought = said.thought
@@ -56,7 +56,7 @@ def with_text_calls(said: Message) -> Message:
 
 
 def _from_text(body: str) -> Call:
-    """Read the call between two tags: JSON (Hermes), or tags of Qwen's coders (`<function=…>`) or GLM (`<arg_key>`)."""
+    """Read the call between two tags: JSON (Hermes), or tags of Qwen-Coder (`<function=…>`) or GLM (`<arg_key>`)."""
     data = parsed(body)
     if isinstance(data, Mapping) and data.get("name"):
         return call(data)
@@ -69,7 +69,7 @@ def _from_text(body: str) -> Call:
 
 
 def value_of(given: str) -> object:
-    """Return a value that is written as JSON, or as plain text."""
+    """Parse a value that is JSON, else return the plain text."""
     found = parsed(given)
     return given if found is None and given.strip() != "null" else found
 
@@ -89,7 +89,7 @@ def error_of(value: object) -> str | None:
 
 
 def error_text(value: object) -> str | None:
-    """Return an error, or a list of errors, as one text, or None. An error may be an object with type and message."""
+    """Return one error, or a list of them, as one text, or None. An error may be an object with type and message."""
     if isinstance(value, (list, tuple)):
         return "; ".join(e for v in value if (e := error_text(v))) or None
     return error_of(value)

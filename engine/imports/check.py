@@ -1,7 +1,7 @@
-"""The diagnosis of a run or dump: the detectors of a live training, step by step.
+"""Diagnose a run or dump with the detectors of live training, step by step.
 
-The check of a run reads bodies, which hold weights, tools and the agent's tokens. The check of a dump reads only the
-rows of its index, so it costs little at any size.
+Checking a run reads bodies, which hold weights, tools and the agent's tokens. Checking a dump reads only the rows of
+its index, so it is cheap at any size.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ UNREADABLE = "?"
 
 
 def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
-    """Run the detectors over a whole record. config: that of the run, if it has one."""
+    """Run the detectors over a whole record. config: the run's configuration, if it has one."""
     diagnosis = Diagnosis(None if config is None else config.rewards.diagnosis)
     apart = SHAPED if config is not None and config.training.shaping_apart else ()
-    # of the method `reward` they are rewards that are compared with nothing, and a teacher adds its own
+    # method `reward` compares rewards with nothing, and a teacher adds its own term to the advantages
     compared = config is None or not (config.training.advantages == "reward" or config.training.distillation.teacher)
     rollouts = _Rollouts(reader, apart, compared)
     steps = _by_step(reader, "split:train" if reader.rollouts.first("train") is not None else "")
@@ -51,7 +51,7 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
         diagnosis.evaluated(evaluations[-1])
     diagnosis.end()
     for event in reader.events(("alert",)):
-        if event.data.get("detector") in SUGGESTIONS:  # not those of earlier versions
+        if event.data.get("detector") in SUGGESTIONS:  # skip detectors of earlier versions
             diagnosis.noted(event.message, event.step, event.data)
     return diagnosis
 
@@ -87,7 +87,7 @@ class _Rollouts:
         self._nan, self._unreadable, self._failed = found
 
     def summary(self, row: TrajectoryRow) -> RolloutSummary:
-        """Return a rollout, from its row if its body is damaged."""
+        """Return the summary of a rollout, from its row if its body is damaged."""
         if self._dump:
             return self._of_row(row)
         try:

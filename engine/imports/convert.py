@@ -1,4 +1,4 @@
-"""Turn a rollout of a dump into the rows and bodies of the record."""
+"""Convert a rollout of a dump into the rows and bodies of the record."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .values import mapping, text
 TEXT = "(text)"
 """The label of a turn without a call."""
 _JUDGE = re.compile(r"(?:\A|[\W_])(?:judge|grader|scorer|critic|reward[ _-]?model)s?[\W_]?\d*\Z", re.I)
-"""Names of agents that judge a rollout. Their rollouts are not those of the policy."""
+"""Names of agents that judge rollouts. Their own rollouts do not come from the policy."""
 CLOSE = 1e-4
-"""The relative distance within which a sum equals the stated reward. Writers keep float32."""
+"""Relative tolerance between a sum and the stated reward, because writers keep float32."""
 
 
 def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple[str, str]:
     """Return the prompt id and the group of a rollout.
 
-    If the writer names none, equal prompts are one prompt, and its rollouts of one step are a group. Groups named by a
-    number are separate in each step and split, which count from 0. `scope` separates groups of different writers. A
-    rollout without prompt, group and id has `fallback_id`.
+    If the writer names none, equal prompts share an id, and the rollouts of one prompt in one step form a group. Groups
+    named by a number are separate for each step and split, because writers count from 0 in each. `scope` separates the
+    groups of different writers. A rollout without prompt, group and id uses `fallback_id`.
     """
     prompt_id = rollout.prompt_id
     if not prompt_id:
         digest = hashlib.blake2b(digest_size=6)
-        # earlier messages of an agent belong to this rollout, and not to the shared prompt
+        # earlier messages of the agent belong to this rollout, not to the shared prompt
         for message in itertools.takewhile(lambda m: not m.is_agent, rollout.prompt):
             digest.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
         prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or fallback_id)
@@ -53,18 +53,18 @@ def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple
 
 
 def with_turns_of_prompt(rollout: Rollout) -> Rollout:
-    """Return a later step of a rollout with the earlier turns, which are in its prompt, as turns."""
+    """Return a later step of a rollout with the earlier turns moved from its prompt into its completion."""
     prompt, said = split((*rollout.prompt, *rollout.completion))
     return replace(rollout, prompt=prompt, completion=said)
 
 
 def is_judge(agent: str) -> bool:
-    """Return whether an agent's name is that of a judge."""
+    """Return whether an agent's name names a judge."""
     return bool(_JUDGE.search(agent))
 
 
 def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mapping[str, str]) -> TrajectoryRecord:
-    """Return the record for stepper, comparison and export. `unknown` holds the format's reasons for missing values."""
+    """Return the record for stepper, comparison and export. `unknown`: the format's reasons for missing values."""
     prompt_id, group = identity(rollout, fallback_id=fallback_id)
     prompt, said = _prompt_and_rest(rollout)
     steps = _turns(said)
@@ -105,7 +105,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
 
 
 def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, index: int) -> Listed:
-    """Return the row of a rollout. It agrees with `record_of` at a third of the cost. `named` is its `identity`."""
+    """Return the row of a rollout: the same values as `record_of` at a third of the cost. `named`: its `identity`."""
     prompt, said = _prompt_and_rest(rollout)
     turns = [message for message in said if message.is_agent]
     flags = 0
@@ -162,7 +162,7 @@ def columns(rollout: Rollout) -> dict[str, object]:
 
 
 def lacks(rollout: Rollout, what: str) -> bool:
-    """Return whether a rollout lacks a value. Names of no value of a rollout (`steps`, `turns`) count as lacking."""
+    """Return whether a rollout lacks a value. Names that are not values of a rollout (`steps`, `turns`) count too."""
     if what == "weight":
         return bool(rollout.components) and all(s.weight is None for s in rollout.components.values())
     held = getattr(rollout, what, None)
@@ -174,7 +174,7 @@ def _stop(rollout: Rollout) -> str:
 
 
 def split_of(rollout: Rollout) -> str:
-    """Return the split of a rollout, training if its writer names none."""
+    """Return the split of a rollout, `train` if its writer names none."""
     return Split.JUDGE if is_judge(rollout.agent) else rollout.split or Split.TRAIN
 
 
@@ -192,7 +192,7 @@ def _prompt_and_rest(rollout: Rollout) -> tuple[Sequence[Message], Sequence[Mess
 
 
 def _turns(said: Sequence[Message]) -> tuple[Step, ...]:
-    """Return a step for each message of the policy, with the answers that follow."""
+    """Return one step per message of the policy, with the answers that follow it."""
     starts = [i for i, m in enumerate(said) if m.is_agent]
     ends = [*starts[1:], len(said)] if starts else []
     return tuple(
@@ -226,7 +226,7 @@ def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
 
 
 def _answered(calls: Sequence[Call], answers: Sequence[Message]) -> tuple[tuple[Call, ...], list[Message]]:
-    """Match results with calls by id, else in order. Return the calls, and the messages that answer none."""
+    """Match results to calls by id, else in order. Return the calls, and the messages that match no call."""
     open_calls = list(calls)
     others: list[Message] = []
     for answer in answers:
@@ -245,15 +245,15 @@ def _answered(calls: Sequence[Call], answers: Sequence[Message]) -> tuple[tuple[
 
 
 def call_text(call: Call) -> str:
-    """Return a call in one line, as a turn without text shows it."""
+    """Format a call as the one line that a turn without text shows."""
     arguments = call.arguments if call.problem else text(call.arguments) if call.arguments is not None else ""
     return f"{call.name}({arguments})"
 
 
 def _breakdown(rollout: Rollout, turns: int) -> tuple[RewardBreakdown | None, dict[str, str]]:
-    """Return the arithmetic of the reward if it is known, and sentences on missing parts and wrong sums.
+    """Return the reward breakdown if it is known, and sentences about missing parts and wrong sums.
 
-    Components belong to the whole rollout, and are shown at its last turn.
+    Components belong to the whole rollout and appear at its last turn.
     """
     by_turn = [m.reward for m in rollout.completion if m.is_agent]
     known_turns = any(r is not None for r in by_turn)

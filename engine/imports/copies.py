@@ -1,6 +1,6 @@
-"""Local copies of dumps that are no plain files: standard input, tar archives, and remote addresses.
+"""Local copies of dumps that are not plain files: standard input, tar archives, and remote addresses.
 
-A copy is in the cache. It is made again when its source has changed, and deleted with its index.
+Copies are in the cache. A copy is refreshed when its source changes, and deleted with its index.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from . import cache
 from .errors import DumpError
 
 MAX_BYTES = 64 << 30
-"""Bytes that an archive may unpack to."""
+"""Maximum bytes that an archive may unpack to."""
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, LZMAError)
 _TORN = ".torn"
 _BEING_MADE = 3600.0
-"""Seconds in which a copy may have no index yet."""
+"""Seconds for which a new copy may lack an index."""
 
 
 def local(reference: str | Path) -> Path:
@@ -33,7 +33,7 @@ def local(reference: str | Path) -> Path:
     if reference == "-":
         return _stdin()
     path = _downloaded(str(reference)) if is_address(reference) else Path(reference).expanduser().absolute()
-    path = path.resolve() if ".." in path.parts else path  # its name becomes that of its index
+    path = path.resolve() if ".." in path.parts else path  # its name becomes the name of the index
     if not path.exists():
         raise DumpError(f"there is no file or folder {reference}")
     return _unpacked(path) if path.is_file() and _is_tar(path) else path
@@ -74,7 +74,7 @@ def _downloaded(address: str) -> Path:
             if not target.exists() or size is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
-                made = target.with_name(f".{target.name}.part")  # an interrupted copy is no copy
+                made = target.with_name(f".{target.name}.part")  # an interrupted copy must not count
                 files.get(inner, str(made), recursive=size is None)
                 made.replace(target)
             return target
@@ -83,7 +83,7 @@ def _downloaded(address: str) -> Path:
 
 
 def _is_tar(path: Path) -> bool:
-    """Return whether a file is a tar archive, packed or not. An empty archive is none."""
+    """Return whether a file is a tar archive, compressed or not. An empty archive does not count."""
     with path.open("rb") as file:
         head = file.read(265)
     packed = head[:3] in (b"\x1f\x8b\x08", b"BZh") or head[:6] == b"\xfd7zXZ\0"
@@ -97,7 +97,7 @@ def _is_tar(path: Path) -> bool:
 
 
 def _unpacked(path: Path) -> Path:
-    """Return a folder with the files of an archive. Only plain files below the folder are unpacked."""
+    """Unpack an archive and return its folder. Only plain files with paths inside the folder are unpacked."""
     stat = path.stat()
     name = path.name.partition(".tar")[0].removesuffix(".tgz") or "archive"
     target = _folder(path, stat.st_size, stat.st_mtime_ns) / name
@@ -114,7 +114,7 @@ def _unpacked(path: Path) -> Path:
                 if left < 0:
                     raise DumpError(f"{path}: it unpacks to more than {MAX_BYTES >> 30} GiB")
                 if member.isfile():
-                    with contextlib.suppress(tarfile.FilterError):  # a path out of the folder
+                    with contextlib.suppress(tarfile.FilterError):  # a path outside the folder
                         archive.extract(member, made, filter="data")
     except (*_DAMAGE, OSError) as error:
         whole = isinstance(error, OSError) and error.errno is not None  # not the archive: a full disk, a name
@@ -127,7 +127,7 @@ def _unpacked(path: Path) -> Path:
 
 
 def damage_of(dump: Path) -> str:
-    """Return a sentence if a dump is the readable part of a damaged archive, else nothing."""
+    """Return a sentence if a dump is the readable part of a damaged archive, else an empty string."""
     if dump.parent.parent != cache.cache_dir().parent / "copies":
         return ""
     try:

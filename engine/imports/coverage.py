@@ -1,7 +1,7 @@
 """How much of a dump its index holds, why indexing stopped, and whether a search needs the texts.
 
-Rows come first, and texts become searchable later, because text search costs many times as much time and space. Of a
-large dump only the first texts are indexed unless somebody searches (`ask_for_text`).
+Rows come first and texts later, because a text index costs many times as much time and space. A large dump gets only
+its first texts indexed until somebody searches (`ask_for_text`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from .errors import DumpError
 
 UNASKED_TEXT = 256 << 20
-"""Bytes of rollouts that become searchable without a search."""
+"""Bytes of rollouts whose texts are indexed before anybody searches."""
 SOURCES = "SELECT position, ends, done, size FROM sources"
 """The query for `share_indexed`."""
 NO_FORMAT = "no known format"
-"""Why a document is skipped that may be no rollout at all."""
+"""The reason for skipping a document that may not be a rollout at all."""
 _ASKED = "search.asked"
 _STOPPED = ".ended"
 _REASON_BYTES = 200
 
 
 def share_indexed(sources: Iterable[tuple[int, int, int, int]]) -> float:
-    """Return the share of the bytes of the files that is in the index."""
+    """Return the share of the files' bytes that is indexed."""
     done = size = 0.0
     for position, ends, finished, known in sources:
         size += known
@@ -46,7 +46,7 @@ def text_is_asked_for(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def reason_kept(folder: Path) -> Iterator[None]:
-    """Keep the error that ends indexing. The file gets its space before, because a full disk has none later."""
+    """Store the error that ends indexing. Reserve the file's space first, because a full disk has none later."""
     with open(folder / _STOPPED, "wb", buffering=0) as file:
         file.write(b" " * _REASON_BYTES)
         try:
@@ -60,7 +60,7 @@ def reason_kept(folder: Path) -> Iterator[None]:
 
 
 def reason_stopped(folder: Path) -> str:
-    """Return the sentence of the error that ended indexing, or nothing."""
+    """Return the message of the error that ended indexing, or an empty string."""
     try:
         return (folder / _STOPPED).read_bytes().decode(errors="ignore").strip()
     except OSError:

@@ -27,7 +27,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def formats_of(options: Options) -> tuple[Format, ...]:
-    """Return the formats in their order: the user's own, a mapping of `--map`, then all others.
+    """Return the formats in order: the user's own, the `--map` mapping, then all others.
 
     Raises DumpError if a file of the user cannot be used.
     """
@@ -39,7 +39,7 @@ def formats_of(options: Options) -> tuple[Format, ...]:
 
 
 def format_of(document: object, origin: Origin, formats: Sequence[Format]) -> Format | None:
-    """Return the first format that knows a document."""
+    """Return the first format that recognises a document."""
     for each in formats:
         try:
             if each.detect(document, origin):
@@ -50,9 +50,9 @@ def format_of(document: object, origin: Origin, formats: Sequence[Format]) -> Fo
 
 
 class PlacedItems:
-    """Reads documents of a dump again at their places in the index (path, container, offset, length).
+    """Reads documents of a dump again by their places in the index (path, container, offset, length).
 
-    The last document is kept: one with thousands of rollouts is read once for all of them.
+    The last document stays in memory, so a document with thousands of rollouts is read once for all of them.
     """
 
     def __init__(self, dump: Path, formats: Sequence[Format]) -> None:
@@ -65,8 +65,8 @@ class PlacedItems:
         return self._read(place)[1]
 
     def rollout(self, place: tuple[str, str, int, int], part: int) -> tuple[Rollout, Format]:
-        """Return a rollout of a document by its place in the index (`FilePart.places`), and its format. Raises
-        DumpError or OSError."""
+        """Return a rollout and its format by its place in the index (`FilePart.places`). Raises DumpError or
+        OSError."""
         _, _, rollouts, reader = self._read(place)
         if (part if part >= 0 else ~part) >= len(rollouts):
             raise DumpError(f"{place[0]} has changed since it was indexed; leave and open it again")
@@ -90,14 +90,14 @@ class PlacedItems:
 
 
 def files_of(dump: Path) -> list[Path]:
-    """Return the files of a dump without hidden files and records, each once however many links lead to it, sorted by
-    name, numbers as numbers. A folder that cannot be listed is one of them.
+    """Return the files of a dump in natural order, without hidden files and records. A file with several links appears
+    once. A folder that cannot be listed appears as a file.
     """
     if dump.is_file():
         return [dump]
     found: dict[str, Path] = {}
     waiting, known = [str(dump)], set[str]()
-    while waiting:  # a folder behind a link comes after all others, which may hold it
+    while waiting:  # visit linked folders last, because a real folder may contain them
         for folder, folders, names in os.walk(
             waiting.pop(0), onerror=lambda e: found.update({e.filename: Path(e.filename)})
         ):
@@ -144,7 +144,7 @@ def _from_entry_point(entry: Any) -> Format:
 
 
 def _checked(found: Any, where: str) -> Format:
-    """Check a module or object that is a format. It may lack `name` and `unknown`."""
+    """Check a user's module or object as a format. It may lack `name` and `unknown`."""
     for name in ("detect", "open"):
         if not callable(getattr(found, name, None)):
             raise DumpError(f"the importer {where} has no function {name!r}: see docs/importing.md")

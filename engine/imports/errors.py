@@ -1,4 +1,4 @@
-"""The error of a dump."""
+"""The error of unreadable dumps."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ...configs.errors import GrpoTuiError
 
 
 class DumpError(GrpoTuiError):
-    """A dump, or a part of it, that cannot be read. The message names the file and the problem."""
+    """A dump, or a part of it, cannot be read. The message names the file and the problem."""

@@ -19,7 +19,7 @@ NOT_WRITTEN = {
     "step": "training steps are not written",
     "group": "no group is written: rollouts of one prompt in one step are shown as one",
 }
-"""Reasons for missing values, where a format or a rollout gives no reason of its own."""
+"""Default reasons for missing values, for formats and rollouts that give none."""
 
 _STEP = re.compile(r"(?:\A|[^a-z])(?:global_step|step|iteration|iter)[_=-]?(\d{1,12})(?!\d)", re.I)
 _EVALS = ("eval", "evals", "val", "validation", "test", "dumped_evals")
@@ -28,7 +28,7 @@ MAX_SIDE_FILE = 16 << 20
 
 
 class Format(Protocol):
-    """The rollouts of one writer. `unknown` adds to `NOT_WRITTEN`, or replaces a reason of it."""
+    """Reads the rollouts of one writer. `unknown` extends or overrides the reasons in `NOT_WRITTEN`."""
 
     @property
     def name(self) -> str: ...
@@ -47,7 +47,7 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Documents:
-    """A format that a function reads. Its documents are objects with all `keys` and `lists`, for which `when` is true.
+    """A format read by a function. Its documents are objects that have all `keys` and `lists` and satisfy `when`.
 
     of_lists: a document may also be a list.
     """
@@ -74,14 +74,14 @@ class Documents:
 
 @dataclass(frozen=True)
 class Origin:
-    """The file of a document: its path, and the dump that it belongs to."""
+    """The file of a document: its path and its dump."""
 
     path: Path
     root: Path
 
     @classmethod
     def of(cls, path: Path, dump: Path) -> Origin:
-        """Return the origin of a file of a dump, which is a folder or this file."""
+        """Return the origin of a file. The dump is a folder or this file itself."""
         return cls(path, dump if dump.is_dir() else dump.parent)
 
     @cached_property
@@ -94,13 +94,13 @@ class Origin:
 
     @cached_property
     def step(self) -> int | None:
-        """The step in the names of the file or its folders (`step_3`, `global_step_20_evals`), or None."""
+        """The step named by the file or its folders (`step_3`, `global_step_20_evals`), or None."""
         found = _STEP.findall(f"{self.root.name}/{self.relative}")
         return int(found[-1]) if found else None
 
     @cached_property
     def split(self) -> str:
-        """`eval` if the name of the file or a folder is that of an evaluation, else empty."""
+        """`eval` if the file or a folder is named like an evaluation, else empty."""
         *folders, name = Path(self.relative).parts or (self.path.name,)
         if any(f.lower() in _EVALS for f in (self.root.name, *folders)):
             return "eval"
@@ -111,18 +111,18 @@ class Origin:
         return side_file(self.path.parent / name)
 
     def text_beside(self, name: str) -> str:
-        """Return the text of a small file in the same folder, or an empty text."""
+        """Return the text of a small file in the same folder, or an empty string."""
         return _side_bytes(self.path.parent / name).decode("utf-8", "replace").strip()
 
 
-@lru_cache(maxsize=16)  # one may have megabytes
+@lru_cache(maxsize=16)  # one file may have megabytes
 def side_file(path: Path) -> Document:
     """Return a small JSON file, or an empty object."""
     return mapping(parsed(_side_bytes(path).decode("utf-8", "replace")))
 
 
 def _side_bytes(path: Path) -> bytes:
-    """Return the bytes of a small file, and none for a large file, a missing one, or a pipe."""
+    """Return the bytes of a small file, and no bytes for a large file, a missing file, or a pipe."""
     try:
         return path.read_bytes() if path.is_file() and path.stat().st_size <= MAX_SIDE_FILE else b""
     except OSError:

@@ -1,6 +1,6 @@
-"""Checks of the rollouts that a recorder gets: mappings or objects, with numbers of any type.
+"""Check the rollouts passed to a recorder: mappings or objects, with numbers of any type.
 
-They run in the call of the recorder, so a wrong value raises there. The error names its key.
+The checks run inside the recorder's call, so a wrong value raises there. The error names the key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBERS = {
     for role in ("reward", "advantage", "seconds", "token_count", "index", "policy_version")
     for key in GENERIC.keys.get(role, ())
 }
-"""Keys whose values are numbers."""
+"""Keys with numeric values."""
 _KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in keys} | set(GENERIC.keys)
 
 
@@ -34,7 +34,7 @@ def step_of(step: Any) -> int:
 
 
 def checked(rollout: object) -> Rollout | Document:
-    """Return a rollout with plain numbers and messages. Raises TypeError that names the key of a wrong value."""
+    """Return a rollout with plain numbers and messages. Raises a TypeError that names the key of a wrong value."""
     if isinstance(rollout, Rollout):
         return _of_object(rollout)
     if not isinstance(rollout, Mapping):
@@ -50,7 +50,7 @@ def checked(rollout: object) -> Rollout | Document:
 
 
 def misspelt(rollout: Document) -> dict[str, str]:
-    """Return keys that become columns but are nearly a known key, each with that key."""
+    """Return the keys that would become columns but resemble a known key, each with that known key."""
     own = [key for key in rollout if key not in _KNOWN and not key.startswith(GENERIC.prefixes)]
     near = {key: difflib.get_close_matches(key, _KNOWN - rollout.keys(), 1, 0.8) for key in own}
     return {key: found[0] for key, found in near.items() if found}
@@ -88,7 +88,7 @@ def _messages(given: tuple[Message, ...], read: Callable[[object], tuple[Message
 
 
 def _numbers(key: str, value: Any) -> object:
-    """Return a number, or one for each component, token or turn."""
+    """Convert a number, or one number per component, token or turn."""
     if isinstance(value, Mapping):
         return {str(name): _numbers(f"{key}[{name!r}]", each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -99,7 +99,7 @@ def _numbers(key: str, value: Any) -> object:
 
 
 def _number(key: str, value: Any) -> float | None:
-    """Return a float of anything that `float()` takes. None stays None. Raises TypeError for anything else."""
+    """Convert anything that `float()` accepts. None stays None. Raises TypeError for anything else."""
     if value is None or type(value) is float:
         return value
     if isinstance(value, int):
@@ -118,10 +118,10 @@ def _whole(key: str, value: object) -> int:
 
 
 def _plain(value: Any) -> object:
-    """Return the value of a column. Numbers of numpy, torch and `decimal` become plain ones."""
+    """Convert the value of a column. Numbers of numpy, torch and `decimal` become plain numbers."""
     if value is None or isinstance(value, (str, bool, int, float, bytes, Mapping, list, tuple)):
         return value
-    if hasattr(value, "tolist"):  # keeps whole numbers and truth values apart
+    if hasattr(value, "tolist"):  # keeps integers and booleans distinct
         return value.tolist()
     try:
         return float(value)

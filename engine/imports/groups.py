@@ -1,4 +1,4 @@
-"""The groups of an index, and the steps that a resumed training wrote again."""
+"""The groups of an index, and the steps that a resumed training repeated."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .rollout import Rollout
 
 _REMEMBERED = 20_000
 _LARGE = 4096
-"""The size of a group above which no second attempt is looked for."""
+"""The group size above which the search for a second attempt is skipped."""
 
 
 @dataclass
 class _Group:
-    """The rollouts of a group. `attempt`: how often the training had resumed before its first rollout was written.
-    `earlier`: the number of earlier groups of this name."""
+    """The rollouts of a group. `attempt`: the number of resumes before its first rollout was written. `earlier`: the
+    number of earlier groups with this name."""
 
     split: str = ""
     step: int | None = None
@@ -31,14 +31,14 @@ class _Group:
 
 
 class DumpGroups:
-    """Gives each group one step and one split, and finds groups that a file holds twice.
+    """Assigns one step and one split to each group, and detects groups that a file holds twice.
 
-    A training that resumes from a checkpoint repeats steps. Its rollouts have the ids or indices of an earlier attempt,
-    or belong to a group that was full already, in a file whose groups have one size.
+    A training that resumes from a checkpoint repeats steps. The repeated rollouts have the ids or indices of an earlier
+    attempt, or belong to a group that was already full, in a file whose groups all have the same size.
     """
 
     def __init__(self, db: sqlite3.Connection, state: str | None = None) -> None:
-        """state: the `state` of the process that wrote the index until now."""
+        """state: the `state` saved by the previous process that wrote the index."""
         self.db = db
         self.forget()
         self._stored = db.execute("SELECT 1 FROM rows LIMIT 1").fetchone() is not None
@@ -52,13 +52,13 @@ class DumpGroups:
         self._present = step, {name: self._group(name) for name in names}
 
     def state(self) -> str:
-        """Return what another process needs to continue, as JSON."""
+        """Return the state that another process needs to continue, as JSON."""
         held = {
             "attempts": {name: group.attempt for name, group in self._known.items() if group.attempt},
             "last": self._last,
             "latest": self._latest,
             "resumed": self._resumed,
-            "sizes": {split: sorted(sizes)[:2] for split, sizes in self._sizes.items()},  # more are only several
+            "sizes": {split: sorted(sizes)[:2] for split, sizes in self._sizes.items()},  # two stand for several
             "present": (self._present[0], list(self._present[1])),
         }
         return json.dumps(held)
@@ -66,22 +66,22 @@ class DumpGroups:
     def forget(self) -> None:
         self._known: OrderedDict[str, _Group] = OrderedDict()
         self._resumed: defaultdict[str, list[int]] = defaultdict(list)
-        """By split, the steps at which the training began again."""
+        """The steps at which the training resumed, by split."""
         self._sizes: defaultdict[str, set[int]] = defaultdict(set)
-        """By split, the sizes of the groups of all steps but the present one."""
+        """The group sizes of all steps except the present one, by split."""
         self._present: tuple[int | None, dict[str, _Group]] = (None, {})
         """The present step and its groups."""
         self._last: dict[str, str] = {}
-        """By split, the name of the group that was written last."""
+        """The name of the last group written, by split."""
         self._latest = -1
         self._attempts: dict[str, int] = {}
-        """`attempt` of groups that an earlier process wrote, if not 0."""
+        """The nonzero `attempt` values of groups that an earlier process wrote."""
         self._stored = False
         """Whether groups may have rollouts that are not in `_known`."""
 
     def add(self, name: str, rollout: Rollout, split: str, source: int) -> tuple[str, int, int]:
-        """Count a rollout. Return the name of its group, and the number of rollouts before it. If these belong to an
-        earlier attempt, return the number of that attempt as well, else 0."""
+        """Count a rollout. Return the name of its group and the number of rollouts before it. If the rollout begins a
+        repeated group, also return the number of the earlier attempt, else 0."""
         scope = split, rollout.step
         group = self._group(name)
         if group.ids and None not in (group.step, rollout.step) and (group.split, group.step) != scope:
@@ -89,7 +89,7 @@ class DumpGroups:
             group = self._group(name)
         again = bool(group.ids) and group.source == source and self._is_again(group, rollout, name)
         if self._present[0] != rollout.step:
-            for known in self._present[1].values() if not again else ():  # else the last ones may have been cut off
+            for known in self._present[1].values() if not again else ():  # else the last ones may be incomplete
                 self._sizes[known.split].add(len(known.ids))
             self._present = rollout.step, {}
         if again:
@@ -99,7 +99,7 @@ class DumpGroups:
         if not group.ids:
             group.split, group.step, group.source = split, rollout.step, source
             group.attempt = self._attempt(split, rollout.step)
-        if rollout.step is not None:  # without steps the whole dump would be present
+        if rollout.step is not None:  # without steps, every group would be of the present step
             self._present[1][name] = group
         group.ids.append(rollout.id)
         group.indices.append(rollout.index)
@@ -116,7 +116,7 @@ class DumpGroups:
         if group.attempt < self._attempt(group.split, rollout.step) or _repeats(rollout.id or None, group.ids):
             return True
         if not rollout.group and rollout.step >= self._latest:
-            return False  # a batch may hold a prompt twice
+            return False  # a batch may contain a prompt twice
         if rollout.index is not None:
             return _repeats(rollout.index, group.indices)
         return self._last.get(group.split) != name and self._sizes[group.split] == {len(group.ids)} != {1}
@@ -150,5 +150,5 @@ class DumpGroups:
 
 
 def _repeats(given: object, known: Sequence[object]) -> bool:
-    """Return whether a value is one of those that tell the rollouts of a group apart."""
+    """Return whether a value occurs among known values that all differ, so that it identifies a rollout."""
     return given is not None and 1 < len(known) < _LARGE and given in known and len(set(known)) == len(known)

@@ -1,8 +1,8 @@
 """The index of a dump: a record with rows, whose bodies stay in the user's files.
 
-Lists, filters and charts need rows. A body is read from its place when it is opened (`bodies.py`). Indexing has small
-parts, each one transaction. So a viewer sees the first rows at once, a killed indexer continues where it was, and
-growing files are followed. Text search is a second pass, because it costs several times as much.
+Lists, filters and charts need only rows. `bodies.py` reads a body from its file when it is opened. Indexing proceeds in
+small parts, one transaction each. So a viewer sees the first rows at once, a killed indexer continues where it stopped,
+and growing files are followed. Text search is a second pass, because it costs several times as much.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .part import PART_SECONDS, UNKNOWN, FilePart, tail_of
 from .reached import is_low
 
 _TRAIN = "rows.split = (SELECT id FROM labels WHERE kind = 'split' AND name = 'train')"
-"""Rollouts of the training. Evaluations and judges count only in a dump without training rollouts."""
+"""The condition for training rollouts. Evaluations and judges count only in a dump without training rollouts."""
 
 
 def measure(store: IndexStore, *, whole: bool) -> None:
-    """Store means of steps: of complete steps while files are read, and (`whole`) of all changed steps afterwards."""
+    """Store the means of complete steps while files are being read, or (`whole`) of all changed steps afterwards."""
     db = store.db
     split = _TRAIN if store.one(f"SELECT 1 FROM rows WHERE {_TRAIN} LIMIT 1") else "1"
     last_n = str(store.record.last_n())
@@ -56,7 +56,7 @@ def measure(store: IndexStore, *, whole: bool) -> None:
     known = dict(db.execute("SELECT step, rollouts FROM measured"))
     changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if known.get(step) != size]
     last_split = store.meta("measured_split")
-    if whole and last_split not in (None, split):  # the first training rollout: means of evaluations go
+    if whole and last_split not in (None, split):  # the first training rollout arrived: drop means of evaluations
         known = dict.fromkeys(known, -1)
         changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if size or step in known]
     logged = {name for (name,) in db.execute("SELECT name FROM logged")}
@@ -64,7 +64,7 @@ def measure(store: IndexStore, *, whole: bool) -> None:
     if whole or last_split is None:
         store.record.set_meta("measured_split", split)
     for step, size in changed:
-        before = step in known  # a mean of an evaluation may have to go
+        before = step in known  # an evaluation's mean may need removal
         values = {k: v for k, v in _means(db, step, split).items() if k not in logged and (before or v is not None)}
         store.record.metrics.replace(step, values)
         db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
@@ -76,7 +76,7 @@ def measure(store: IndexStore, *, whole: bool) -> None:
 
 
 def _means(db: Connection, step: int | None, split: str) -> dict[str, float | None]:
-    """Return means over the rollouts of one step, or of all steps for None."""
+    """Return means over the rollouts of one step, or of all steps if `step` is None."""
     where, params = (f"rows.step = ? AND {split}", (step,)) if step is not None else (split, ())
     reward, right, labelled, turns, tokens = db.execute(
         f"SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE {where}",
@@ -99,7 +99,7 @@ def _means(db: Connection, step: int | None, split: str) -> dict[str, float | No
 
 
 def _actions(db: Connection, step: int, split: str) -> dict[str, float]:
-    """Return the share of each action in the turns of one step. Turns without a call do not count."""
+    """Return the share of each action among the turns of one step. Turns without a call do not count."""
     counts: Counter[str] = Counter()
     for (actions,) in db.execute(
         f"SELECT cards.actions FROM cards JOIN rows ON rows.n = cards.n WHERE step = ? AND {split}", (step,)
@@ -113,11 +113,11 @@ def _actions(db: Connection, step: int, split: str) -> dict[str, float]:
 
 _TEXTS = 64
 _DIAGNOSED = 50_000
-"""The largest dump that the detectors check on their own. That takes a few seconds in the background."""
+"""The largest dump, in rollouts, that the detectors check unasked. That takes a few seconds in the background."""
 
 
 class Indexer(AbstractContextManager["Indexer"]):
-    """Makes and continues the index of one dump, in one process at a time."""
+    """Builds and continues the index of one dump, in one process at a time."""
 
     def __init__(self, dump: Path, folder: Path, options: Options | None = None) -> None:
         self.dump = dump
@@ -149,8 +149,8 @@ class Indexer(AbstractContextManager["Indexer"]):
         return False
 
     def make_searchable(self, seconds: float | None = None, *, whole: bool = True) -> bool:
-        """Add texts to the full-text index for about `seconds`: all, or (not `whole`) the first `UNASKED_TEXT` bytes.
-        Return whether more is left."""
+        """Add texts to the full-text index for about `seconds`: all, or only the first `UNASKED_TEXT` bytes unless
+        `whole`. Return whether more is left."""
         until = None if seconds is None else time.monotonic() + seconds
         last = self.store.last_n()
         done = int(self.tables.meta("searchable") or 0)
@@ -180,7 +180,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         return False
 
     def look_again(self) -> bool:
-        """Look for files that are new or have grown. Return whether some file is to be indexed."""
+        """Look for files that are new or have grown. Return whether there is a file to index."""
         self._look_at_files()
         return self.unfinished()
 
@@ -188,7 +188,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         return bool(self.tables.one("SELECT 1 FROM sources WHERE done = 0 LIMIT 1"))
 
     def summary(self) -> dict[str, Any]:
-        """Return the recognised formats, skipped parts, missing values and coverage, for people and for `--json`."""
+        """Return the recognised formats, skipped parts, missing values and coverage, for people and `--json`."""
         seen = self.db.execute("SELECT format, documents FROM seen ORDER BY rollouts DESC, documents DESC").fetchall()
         by_name = {f.name: f for f in self.formats}
         skipped = self.db.execute("SELECT path, line, why FROM skipped ORDER BY id LIMIT ?", (PROBLEMS,)).fetchall()
@@ -211,10 +211,10 @@ class Indexer(AbstractContextManager["Indexer"]):
         }
 
     def _lacking(self, format_: Format) -> dict[str, str]:
-        """Return the values that rollouts of a format lack, with the reason, and the number if some have them."""
+        """Return the values that rollouts of a format lack, with the reason, and the count if only some lack it."""
         of_all = dict(self.db.execute("SELECT what, rollouts FROM lacking WHERE format = ?", (format_.name,)))
         total = self.tables.one("SELECT rollouts FROM seen WHERE format = ?", format_.name) or 0
-        if total == self.store.last_n():  # later values are in the rows only
+        if total == self.store.last_n():  # later values exist only in the rows
             for what in of_all.keys() & {"reward", "advantage", "step"}:
                 known = f"{what} IS NOT NULL" + (f" OR flags & {Flag.NAN:d}" if what == "reward" else "")
                 of_all[what] = self.tables.one(f"SELECT count(*) FROM rows WHERE NOT ({known})")
@@ -229,13 +229,13 @@ class Indexer(AbstractContextManager["Indexer"]):
         return {"share": reached / words if words else None, "low": dict(sorted(low.items())[:PROBLEMS])}
 
     def describe(self, *, opened: bool = False) -> None:
-        """Write the summary for the reader of runs. opened: a person opened the dump now."""
+        """Write the summary for the reader of runs. opened: whether a person just opened the dump."""
         rollouts = "WHERE rollouts" if self.store.last_n() else f"WHERE format != '{UNKNOWN}'"
         names = [name for (name,) in self.db.execute(f"SELECT format FROM seen {rollouts} ORDER BY rollouts DESC")]
         cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary(), opened=opened)
 
     def diagnose(self) -> None:
-        """Store the findings of the detectors as alerts of a run, except of a large dump (see `grpo-tui check`)."""
+        """Store the detectors' findings as alerts, except for a large dump (see `grpo-tui check`)."""
         last_n = str(self.store.last_n())
         if self.tables.meta("diagnosed") == last_n or self.store.last_n() > _DIAGNOSED:
             return
@@ -253,7 +253,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         self.store.commit()
 
     def _look_for_named(self) -> None:
-        """Count the rollouts that writers' own indexes name and no file holds, when all files are read."""
+        """Count the rollouts that writers' own indexes name but no file holds. Call it when all files are read."""
         last_n = str(self.store.last_n())
         if self.tables.meta("looked_for") == last_n:
             return
@@ -269,7 +269,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         self.store.commit()
 
     def _look_at_files(self) -> None:
-        """Compare the files with the known ones. Start again if one has changed other than by growing."""
+        """Compare the files with the known ones. Start over if a file changed in any way except growing."""
         known = {
             path: (id_, container, size, changed, position, tail)
             for id_, path, container, size, changed, position, tail in self.db.execute(
@@ -283,7 +283,7 @@ class Indexer(AbstractContextManager["Indexer"]):
             self.tables.skip(clean(path), None, "its name, or that of a folder, is no UTF-8; rename it")
         present = set(files)
         for path in [p for p in known if p not in present]:
-            sealed = f"{path}.zst"  # a finished chunk was compressed, and places in its text stay
+            sealed = f"{path}.zst"  # a finished chunk was compressed; offsets in its text stay valid
             if sealed in present and sealed not in known and known[path][1] == "json lines":
                 self.db.execute(
                     "UPDATE sources SET path = ?, container = 'json lines in zstd', size = ?, changed = ?, done = 0 "
@@ -317,7 +317,7 @@ class Indexer(AbstractContextManager["Indexer"]):
                 self._add_source(path, size, changed)
             elif container == "json lines" and size >= position and tail_of(path, position) == tail:
                 self.db.execute("UPDATE sources SET size = ?, changed = ?, done = 0 WHERE id = ?", (size, changed, id_))
-            elif container == "session":  # its rollouts are replaced by the longer ones
+            elif container == "session":  # the longer rollouts replace the earlier ones
                 sql = "UPDATE sources SET size = ?, changed = ?, position = 0, line = 0, done = 0 WHERE id = ?"
                 self.db.execute(sql, (size, changed, id_))
             else:
@@ -337,13 +337,13 @@ class Indexer(AbstractContextManager["Indexer"]):
         )
 
     def _read(self, id_: int, path: Path, seconds: float = PART_SECONDS) -> Iterator[None]:
-        """Continue the index of a file in parts, each one transaction."""
+        """Continue the index of a file in parts, one transaction each."""
         container, position, line = self.db.execute(
             "SELECT container, position, line FROM sources WHERE id = ?", (id_,)
         ).fetchone()
         part = FilePart(self.tables, self.formats, id_, Origin.of(path, self.dump), seconds)
         try:
-            if position == 0 or container == "json lines":  # a change from here on is seen by the next look
+            if position == 0 or container == "json lines":  # the next look sees any later change
                 sql = "UPDATE sources SET size = ?, changed = ? WHERE id = ?"
                 self.db.execute(sql, (*stat_of(path), id_))
             self.db.execute("UPDATE sources SET ends = ? WHERE id = ?", (BY_NAME[container].end(path), id_))
@@ -359,7 +359,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         yield
 
     def _again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
-        """Read a rollout again, for its text. Return None if it cannot be read."""
+        """Read a rollout again for its text. Return None if it cannot be read."""
         try:
             return record_of(self._placed.rollout(place, part)[0], fallback_id="", index=0, unknown={})
         except (DumpError, OSError):

@@ -1,4 +1,4 @@
-"""The tables of an index in addition to those of a record: files, places of rollouts, later values of them."""
+"""The tables that an index adds to those of a record: files, places of rollouts, later values of rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .groups import DumpGroups
 VERSION = "15"
 """The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
-"""Reported problems. Ten times as many are kept."""
+"""The maximum number of reported problems. Ten times as many are stored."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -45,12 +45,12 @@ _STARTS = {
     "searchable": "0", "searchable_bytes": "0", "measured": "", "means": "{}", "diagnosed": "", "looked_for": "",
     "missing": "[]", "index": VERSION,
 }  # fmt: skip
-"""Values in `meta` of an empty index."""
+"""The values in `meta` of an empty index."""
 _META = "SELECT value FROM meta WHERE key = ?"
 
 
 class IndexStore:
-    """The database of one index. One process at a time writes it."""
+    """The database of one index. Only one process at a time writes to it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,11 +96,11 @@ class IndexStore:
             self.db.execute("INSERT INTO skipped (path, line, why) VALUES (?, ?, ?)", (path, line, why[:500]))
 
     def unskip(self, path: str) -> None:
-        """Forget the problems of a file that is read again as a whole."""
+        """Forget the problems of a file that will be read again from the start."""
         self.problems -= self.db.execute("DELETE FROM skipped WHERE path = ?", (path,)).rowcount
 
     def torn(self) -> str | None:
-        """Return the first file of lines whose last line is not whole, or None."""
+        """Return the first JSON lines file whose last line is incomplete, or None."""
         return self.one(
             "SELECT path FROM sources WHERE done AND container = 'json lines' AND position < size ORDER BY id LIMIT 1"
         )
@@ -110,12 +110,12 @@ class IndexStore:
         return any(self.one(f"SELECT 1 FROM {table} WHERE source = ? LIMIT 1", source) for table in tables)
 
     def look_for_expected(self) -> None:
-        """Note whether rows come from the writer's own index alone, and that open lists show the others as they are."""
+        """Note whether some rows come only from the writer's own index. Reset `replaced`: open lists are up to date."""
         self.expecting = bool(self.one("SELECT 1 FROM rows WHERE turns IS NULL LIMIT 1"))
         self.replaced = False
 
     def scope(self, format_: str) -> str:
-        """Return a prefix for the groups of a format. Groups of the dump's first format have none."""
+        """Return a prefix for the groups of a format. It is empty for the dump's first format."""
         if self._first is None:
             self._first = self.one("SELECT format FROM seen WHERE rollouts ORDER BY rowid LIMIT 1") or format_
         return "" if format_ == self._first else format_
@@ -135,7 +135,7 @@ class IndexStore:
         self.groups.forget()
         self.record.set_meta("groups", "")
         self.record.commit()
-        self.record.rollback()  # forget the names that were known
+        self.record.rollback()  # clear the cached names
         self._first = None
         self.problems = 0
         self.look_for_expected()

@@ -1,7 +1,7 @@
-"""Formats as tables of keys, read by one function.
+"""Formats defined as tables of keys and read by one function.
 
-A key is a dotted path (`env_extras.reward_spec.ground_truth`). The first path with a value counts. Keys without a role
-become columns `extra.<name>`, or components of the reward.
+A key is a dotted path (`env_extras.reward_spec.ground_truth`). The first path with a value wins. Keys without a role
+become columns `extra.<name>` or components of the reward.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .values import Document, mapping, number, objects, text, whole
 Reader = Callable[[object], tuple[Message, ...]]
 
 _ALL_COUNT = ("components", "extra", "messages", "tools")
-"""Roles that use every path, not only the first with a value."""
+"""Roles that use every path instead of only the first with a value."""
 _TOTALS = ("total", "total_reward", "reward", "overall")
-"""Keys of the total in an object of rewards."""
+"""Keys of the total inside an object of rewards."""
 _WORDS = {"true": True, "false": False}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|nan|-?inf", re.I)
 _COLUMN_TEXT = 400
@@ -36,13 +36,13 @@ _COLUMNS = 100
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """A format as a table."""
+    """A format defined as a table of keys."""
 
     name: str
     keys: Mapping[str, tuple[str, ...]]
     """The paths that may hold each role."""
     needs: tuple[str, ...] = ()
-    """Paths that every document has."""
+    """Paths that every document must have."""
     when: Callable[[Document], object] | None = None
     """A further condition on a document."""
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -51,22 +51,22 @@ class Mapped:
     numbers: Literal["component", "extra"] = "extra"
     """The meaning of numbers under keys without a role."""
     by_token: bool = False
-    """Whether the reward may be a list with one number per token. The total of any other list is unknown."""
+    """Whether a list as reward holds one number per token. Otherwise the total of a list is unknown."""
     ignored: tuple[str, ...] = ()
-    """Paths that become no columns."""
+    """Paths that do not become columns."""
     read_prompt: Reader = conversation
     read_completion: Reader = completion
     group_of: Callable[[str], tuple[str, int | None]] | None = None
-    """Splits the name of a group into the group and the index of the rollout."""
+    """Splits a group name into the group and the index of the rollout."""
     rows: tuple[str, ...] = ()
-    """Paths of a list of rollouts in a document. A row finds the document under its key `^`."""
+    """Paths of a list of rollouts in a document. Each row holds the document under the key `^`."""
     split: str = ""
     """The split of rollouts that name none."""
     finish: Callable[[Rollout, Document, Origin], Rollout] | None = None
     """Adds values that no key can express."""
 
     def detect(self, document: object, origin: Origin) -> bool:
-        """Return whether a document, or the first row in it, has the keys that are needed."""
+        """Return whether a document, or its first row, has the required keys."""
         return self._is_row(document) or any(self._is_row(row) for row in self._inner(document)[:1])
 
     def _inner(self, document: object) -> list[Any]:
@@ -91,7 +91,7 @@ class Mapped:
         return "completion" in plan.roles and plan.first(document, "prompt") is not None
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield the rollout of a document, or one for each row in it."""
+        """Yield the rollout of a document, or one rollout per row."""
         for row in [document] if self._is_row(document) else self._inner(document):
             yield self.rollout(row, origin)
 
@@ -103,7 +103,7 @@ class Mapped:
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
         for each in (at(document, path) for path in plan.roles.get("reward", ())):
-            if isinstance(each, Mapping):  # `rewards: {name: value}`, also beside a `reward`
+            if isinstance(each, Mapping):  # `rewards: {name: value}`, also next to a `reward`
                 total_key = next((k for k in _TOTALS if k in each and (reward is each or each[k] == reward)), None)
                 components = {**scores({k: v for k, v in each.items() if k != total_key}), **components}
                 if reward is each:
@@ -120,7 +120,7 @@ class Mapped:
             "advantage": mean(get("advantage")),
             "step": whole(get("step")),
             "index": index,
-            "correct": bool(correct) if correct in (True, False) else None,  # a part of the way is no verdict
+            "correct": bool(correct) if correct in (True, False) else None,  # partial credit is not a verdict
         }
         unread = [role for role, value in read.items() if value is None and get(role) is not None]
         if unread or plan.several:
@@ -157,7 +157,7 @@ class Mapped:
             prompt, said = self.read_prompt(asked), self.read_completion(messages)  # "trajectory": "a text"
         elif talk and (answered is None or (asked is None and talk[-1].is_agent)):
             prompt, said = split(talk)
-        else:  # messages beside a completion are what it answers
+        else:  # messages next to a completion are its prompt
             prompt = self.read_prompt(asked) if asked is not None else talk
             said = self.read_completion(answered)
         if isinstance(system, str) and system.strip() and not any(m.role == "system" for m in prompt):
@@ -165,7 +165,7 @@ class Mapped:
         return prompt, said
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
-        """Return this format with the keys that a user names in first place."""
+        """Return this format with the user's keys in first place."""
         return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
 
     def first(self, document: Document, role: str) -> Any:
@@ -173,7 +173,7 @@ class Mapped:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - the formats live as long as the process
     def _plan(self, present: tuple[str, ...]) -> _Plan:
-        """Return the plan for a document's keys. Documents of one file mostly share them, so plans are kept."""
+        """Return the plan for a document's keys. Documents of one file mostly share their keys, so plans are cached."""
         held = set(present)
         roles = {}
         for role, keys in self.keys.items():
@@ -217,8 +217,8 @@ class Mapped:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The meaning of a document's keys: the paths of each role, and the keys without a role, each with the name of its
-    component where a prefix makes it one."""
+    """The meaning of a document's keys: the paths of each role, and the keys without a role. A key whose prefix makes
+    it a component comes with the component's name."""
 
     roles: Mapping[str, tuple[str, ...]]
     columns: tuple[tuple[str, str | None], ...]
@@ -233,8 +233,8 @@ class _Plan:
         return None
 
     def left_over(self, document: Document, found: Document, unread: Sequence[str]) -> dict[str, object]:
-        """Return values of roles that became no part of the rollout, by path: unreadable ones (a reward in words), and
-        those that differ from the value that counts."""
+        """Return, by path, the role values that the rollout does not use: unreadable values (a reward in words), and
+        values that differ from the one that counts."""
         left: dict[str, object] = {}
         for role in unread:
             if not isinstance(given := found[role], Mapping):
@@ -248,7 +248,7 @@ class _Plan:
 
 
 def has(document: Document, key: str) -> bool:
-    """Return whether a document has a dotted path. Its value may be null."""
+    """Return whether a document has a dotted path, even with a null value."""
     if key in document:
         return True
     head, dot, rest = key.partition(".")
@@ -280,8 +280,8 @@ def scores(value: object) -> dict[str, Score]:
 
 
 def plain(values: Document) -> dict[str, object]:
-    """Return values that a column can show: numbers, short texts, short lists as JSON. Values in an object get their
-    path as name (`judge.score`)."""
+    """Return the values that a column can show: numbers, short texts, short lists as JSON. Values inside an object are
+    named by their path (`judge.score`)."""
     return dict(islice(_flat(values, "", 0), _COLUMNS))
 
 
@@ -308,16 +308,16 @@ def total(value: object) -> float | None:
 
 
 SEVERAL = "its tokens have different advantages: there is none for the whole rollout"
-"""The reason of a missing advantage where tokens have different ones."""
+"""The reason for a missing advantage when tokens have different advantages."""
 
 
 def several(value: object) -> bool:
-    """Return whether a value holds one advantage per token, and they differ."""
+    """Return whether a value holds one advantage per token and they differ."""
     return isinstance(value, (list, tuple)) and len({p for v in value if (p := number(v)) is not None and p != 0}) > 1
 
 
 def mean(value: object) -> float | None:
-    """Return an advantage: a number, or the one value per token that all tokens with a value share."""
+    """Return an advantage: a number, or the value shared by all tokens that have one."""
     if isinstance(value, (list, tuple)) and len(value) > 1:
         parts = {p for v in value if (p := number(v)) is not None and p != 0}
         return parts.pop() if len(parts) == 1 else 0.0 if not parts else None

@@ -1,7 +1,7 @@
-"""Readers of conversations: OpenAI chat, content parts, ShareGPT, Responses items, and flat text (`templates.py`).
+"""Read conversations: OpenAI chat, content parts, ShareGPT, Responses items, and flat text (`templates.py`).
 
-Texts stay verbatim. Calls come from the fields of the writer, or from the text (`<tool_call>{…}</tool_call>`,
-`calls.py`). A call that is no JSON has a problem.
+Texts stay verbatim. Calls come from the writer's fields or from the text (`<tool_call>{…}</tool_call>`, `calls.py`). A
+call that is not JSON carries a problem.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _CALLS = ("tool_call", "tool_use", "function_call", "function", "server_tool_use
 _PARTS = frozenset([*_CALLS, "text", "output_text", "thinking", "redacted_thinking", "image", "image_url"]) - {
     "function_call"
 }
-"""Types of the parts of a message. A list of them is one message; a `function_call` may be an item of Responses."""
+"""Types of message parts. A list of parts is one message. A `function_call` may be a Responses item instead."""
 
 
 def conversation(value: object) -> tuple[Message, ...]:
-    """Read a list of messages in any of these shapes. A bare text is one message of the user."""
+    """Read a list of messages in any of these shapes. A bare text is one user message."""
     if isinstance(value, (str, bool, int, float)):
         if isinstance(value, str) and value[:2] in ("[{", "[\n") and (items := listed(value)):
             return conversation(items)
@@ -39,14 +39,14 @@ def conversation(value: object) -> tuple[Message, ...]:
         return (message(value),) if inner is None else conversation(inner)
     found: list[Message] = []
     for item in listed(value):
-        if isinstance(item, list):  # LangChain puts the messages of a call into one more list
+        if isinstance(item, list):  # LangChain wraps the messages of a call in another list
             found.extend(conversation(item))
         elif isinstance(item, Mapping):
             item = langchain(item)
             stop = item.get("finish_reason")
             if isinstance(item.get("message"), Mapping):  # a choice of a completion
                 item = langchain(item["message"])
-            if not item.keys() & {"role", "type"} and (inner := _inside(item)) is not None:  # an answer of an interface
+            if not item.keys() & {"role", "type"} and (inner := _inside(item)) is not None:  # an API response
                 found.extend(conversation(inner))
                 continue
             other = next((made for read in _OTHERS if (made := read(item)) is not None), None)
@@ -60,7 +60,7 @@ def conversation(value: object) -> tuple[Message, ...]:
 
 
 def message(data: Document) -> Message:
-    """Read one message with `role`/`content`, ShareGPT's `from`/`value`, or other names for them."""
+    """Read one message with `role`/`content`, ShareGPT's `from`/`value`, or similar keys."""
     role = str(data.get("role") or data.get("from") or data.get("source") or "user")
     content = data.get("content", data.get("value", data.get("text", data.get("message", data.get("parts")))))
     if role == "function_call":
@@ -128,7 +128,7 @@ def displays(value: object) -> tuple[Display, ...]:
 
 
 def completion(value: object) -> tuple[Message, ...]:
-    """Read a completion: a conversation, or text that begins with the policy's own words."""
+    """Read a completion: a conversation, or text that the policy begins."""
     if isinstance(value, (str, bool, int, float)):
         if isinstance(value, str) and value[:2] == "[{" and (items := listed(value)):
             return conversation(items)
@@ -137,7 +137,7 @@ def completion(value: object) -> tuple[Message, ...]:
         value = langchain(value)
         if (inner := _inside(value)) is not None:
             return conversation(inner)
-        if not value.keys() & _SPOKEN:  # an answer that is an object of its own
+        if not value.keys() & _SPOKEN:  # the answer itself is an object
             return (Message("assistant", text(value) or ""),)
         made = message(value)
         return (replace(made, role="assistant") if made.role == "user" and "role" not in value else made,)
@@ -154,7 +154,7 @@ def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Messa
 
 
 def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
-    """Return text, thought, calls and error of a text, or of parts in OpenAI's, Anthropic's or GenAI's shape."""
+    """Return text, thought, calls and error of plain text or of parts as OpenAI, Anthropic or GenAI write them."""
     if value is None or isinstance(value, str):
         return value or "", "", (), None
     if isinstance(value, Mapping) and not any(k in value for k in ("type", "text", "content")):
@@ -172,7 +172,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
             thoughts.append(text(part.get("reasoning") or part.get("thinking") or part.get("content")) or "")
         elif kind in _CALLS:
             calls.append(call(part))
-        elif str(kind).endswith("_tool_result"):  # of a tool of the server, which ran within the turn
+        elif str(kind).endswith("_tool_result"):  # the result of a server tool that ran within the turn
             said = text(part.get("content")) or ""
             calls = [replace(c, result=said) if c.id == part.get("tool_use_id") else c for c in calls]
         elif kind in _RESULTS:
@@ -192,8 +192,8 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
 
 
 def _inside(value: Document) -> list[object] | None:
-    """Return the conversation inside an answer of OpenAI's interfaces or a request, or None."""
-    if isinstance(value.get("body"), Mapping) and "role" not in value:  # of a batch: `{"status_code", "body"}`
+    """Return the conversation inside an OpenAI API response or request, or None."""
+    if isinstance(value.get("body"), Mapping) and "role" not in value:  # a batch response: `{"status_code", "body"}`
         return [value["body"]]
     for key in ("choices", "output", "messages", "input"):
         inner = value.get(key)
@@ -205,7 +205,7 @@ def _inside(value: Document) -> list[object] | None:
 
 
 def _responses_item(item: Document) -> tuple[Message, ...] | None:
-    """Read an item of OpenAI's Responses that is no message: a call, its output, or a thought. None for a message."""
+    """Read an OpenAI Responses item that is not a message: a call, its output, or a thought. None for a message."""
     kind = item.get("type")
     if not isinstance(kind, str) or "role" in item:
         return None
@@ -226,14 +226,14 @@ def _responses_item(item: Document) -> tuple[Message, ...] | None:
 
 
 def _asked(item: Document) -> Any:
-    """Return the arguments of a call. Code, and the input of a custom tool, are text."""
+    """Return the arguments of a call. Code and the input of a custom tool are text."""
     key = next((k for k in ("arguments", "input", "action", "code", "queries") if k in item), None)
     given = None if key is None else item[key]
     return {key: given} if isinstance(given, str) and key != "arguments" else given
 
 
 def _gym_step(item: Document) -> tuple[Message, ...] | None:
-    """Read a step of an environment: observation, action and reward. None for a message."""
+    """Read an environment step: observation, action and reward. None for a message."""
     if "action" not in item or any(k in item for k in ("role", "content", "from", "type")):
         return None
     seen = text(item.get("observation")) or text(item.get("state")) or ""
@@ -242,8 +242,8 @@ def _gym_step(item: Document) -> tuple[Message, ...] | None:
 
 
 def _tool_results(item: Document) -> tuple[Message, ...] | None:
-    """Read a message with results as parts (Anthropic, GenAI): a message for each, and one for other parts. None for
-    any other message."""
+    """Split a message with tool results as parts (Anthropic, GenAI) into one message per result and one for the other
+    parts. None for any other message."""
     content = item.get("content", item.get("parts"))
     parts = [p for p in content if isinstance(p, Mapping)] if isinstance(content, list) else []
     if not any(p.get("type") in _RESULTS for p in parts):
@@ -259,4 +259,4 @@ def _tool_results(item: Document) -> tuple[Message, ...] | None:
 
 
 _OTHERS = (_responses_item, _tool_results, _gym_step)
-"""Readers of entries that are no messages."""
+"""Readers of entries that are not messages."""

@@ -1,4 +1,4 @@
-"""Open a dump: its index in the cache, made or brought up to date."""
+"""Open a dump by creating or updating its index in the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .options import Options
 from .part import UNKNOWN
 
 FIRST_SECONDS = 0.05
-"""Seconds of indexing before the first paint."""
+"""Indexing time before the first paint, in seconds."""
 
 
 def open_dump(
@@ -41,7 +41,7 @@ def open_dump(
 
 
 def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = False) -> OpenedDump:
-    """Index the first part, or all; see `open_dump`. Rows of an earlier index are shown at once."""
+    """Index the first part, or all; see `open_dump`. Rows of an earlier index are visible at once."""
     until = time.monotonic() + FIRST_SECONDS
     if indexer.unfinished() and indexer.store.last_n() and not whole:
         more = True
@@ -51,7 +51,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
         indexer.make_searchable()
     elif not more and not whole:
         more = indexer.make_searchable(until - time.monotonic(), whole=False)
-    if not more and whole:  # else after the first paint
+    if not more and whole:  # otherwise it happens after the first paint
         indexer.diagnose()
     summary = indexer.summary()
     if not indexer.store.last_n() and not more and not summary["metrics"]:

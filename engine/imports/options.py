@@ -1,4 +1,4 @@
-"""Options of the user for reading a dump."""
+"""The user's options for reading a dump."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .errors import DumpError
 
 @dataclass(frozen=True)
 class Options:
-    """Names of keys by role (`reward` → `score`), and files with formats of the user."""
+    """Key names by role (`reward` → `score`), and files with the user's own formats."""
 
     keys: Mapping[str, str] = field(default_factory=dict)
     importers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, maps: Sequence[str] = (), importers: Sequence[str] = ()) -> Options:
-        """Parse `reward=score` and paths. Raises DumpError with the right form."""
+        """Parse `reward=score` and paths. Raises a DumpError that states the right form."""
         keys = {}
         for item in maps:
             from .formats.tables import ROLES  # here: opening a dump without `--map` loads no formats

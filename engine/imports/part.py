@@ -1,4 +1,4 @@
-"""The rows of documents of one file, and the transaction that writes them."""
+"""Collect the rows of one file's documents and write them in one transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PART_ROLLOUTS = 512
 PART_SECONDS = 0.1
 _TAIL = 4096
 UNKNOWN = "(unknown)"
-"""The name of the format of documents that no format knows."""
+"""The format name of documents that no format recognises."""
 
 
 class FilePart:
@@ -49,7 +49,7 @@ class FilePart:
         self.unknown = 0
         self.measured = 0
         self.last: tuple[tuple[Message, ...], int | None, int | None] = ((), None, None)
-        """The conversation of the previous rollout, and its place in this part, or its number."""
+        """The conversation of the previous rollout, and its position in this part or its number."""
         self._clear()
 
     def _clear(self) -> None:
@@ -59,7 +59,7 @@ class FilePart:
         self.line = 0
         self.rows: list[Listed] = []
         self.places: list[tuple[int, int, int, int]] = []
-        """Source, offset, length, and the rollout in its document (`~n`: with the turns in its prompt)."""
+        """Source, offset, length, and the position in the document (`~n`: the turns in the prompt belong to it)."""
         self.numbers: list[Numbers] = []
         self.amendments: list[tuple[Amendment, int, int]] = []
         self.named: list[str] = []
@@ -69,15 +69,15 @@ class FilePart:
         self.words: Counter[str] = Counter()
         self.again: list[tuple[str, Rollout]] = []
         self.known: dict[str, tuple[int | None, int | None]] = {}
-        """The place in this part, or the number, of rows whose ids another rollout may have."""
+        """By id, the position in this part or the number of each row that a later rollout may replace."""
         self.replaced: list[tuple[str, str]] = []
-        """Groups that are written again, and the new names for their earlier rollouts."""
+        """Groups that a resumed training wrote again, and the new group names of their earlier rollouts."""
         self.read: dict[int, tuple[Listed, tuple[int, int, int, int]]] = {}
 
     @property
     def full(self) -> bool:
         large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
-        return large or time.monotonic() - self.began > self.seconds  # packed text takes longer than its bytes suggest
+        return large or time.monotonic() - self.began > self.seconds  # packed text takes longer than its size suggests
 
     def take(self, found: FoundDocument) -> None:
         self.after, self.line = found.after, found.line
@@ -129,7 +129,7 @@ class FilePart:
                 self.amendments.append((item, found.offset, found.length))
 
     def _measure(self, reader: Format, found: FoundDocument, rollouts: list[Rollout]) -> None:
-        """Count the values that these rollouts lack, and the words that reached a message."""
+        """Count the values missing from these rollouts, and the words that reached a message."""
         for rollout in rollouts:
             for what in NOT_WRITTEN | dict(reader.unknown):
                 if lacks(rollout, what):
@@ -147,7 +147,7 @@ class FilePart:
             self.problems.append((found.line, f"{why}the shape of its messages is not known"))
 
     def _drop(self, rows: int) -> None:
-        """Drop the rows from this one on, because their document cannot be read."""
+        """Drop the rows from this one on because their document cannot be read."""
         del self.rows[rows:], self.places[rows:]
         self.last = ((), None, None)
         self.known = {id_: row for id_, row in self.known.items() if row[0] is None or row[0] < rows}
@@ -157,7 +157,7 @@ class FilePart:
         self.seen[format_] = (known + documents, before + rollouts)
 
     def _format(self, document: object) -> Format | None:
-        """Return the format of a document. The format before is tried first if the keys are the same."""
+        """Return the format of a document. Try the previous format first if the keys are the same."""
         keys = tuple(document) if isinstance(document, dict) else None
         if self.format is not None and keys is not None and keys == self.keys:
             try:
@@ -172,7 +172,7 @@ class FilePart:
     def _add(self, rollout: Rollout, found: FoundDocument, part: int, scope: str) -> None:
         unique = bool(rollout.id) and (rollout.same_as_id or rollout.grows)
         at, n, turns = self._row_of(rollout.id) if unique or self.store.expecting else (None, None, None)
-        if turns is not None and not unique:  # another rollout of the same id
+        if turns is not None and not unique:  # a different rollout with the same id
             at = n = None
         elif turns is not None and not rollout.grows:
             self.again.append((rollout.id, rollout))
@@ -188,7 +188,7 @@ class FilePart:
             if talk and rollout.prompt[: len(talk)] == talk:  # a later step of the previous rollout
                 at, n, rollout = before, number_, with_turns_of_prompt(rollout)
                 place = (*place[:3], ~part)
-        if at is not None or n is not None:  # the list shows it already
+        if at is not None or n is not None:  # the list already shows it
             group, position = self._shown(at, n)
             named = named if not group.endswith(named[1]) else (named[0], group)
             listed = listed_of(rollout, named, fallback_id=fallback, index=position)
@@ -208,8 +208,8 @@ class FilePart:
         self.places.append(place)
 
     def _placed(self, rollout: Rollout, group: str) -> tuple[str, int]:
-        """Return the group of a new row, and its position in it. If the group is written again, its earlier rows get
-        another group and split."""
+        """Return the group of a new row and its position in the group. If the group is being written again, move its
+        earlier rows to another group and split."""
         group, position, attempt = self.store.groups.add(group, rollout, split_of(rollout), self.source)
         if attempt:
             earlier = f"{group} (attempt {attempt})"
@@ -227,7 +227,7 @@ class FilePart:
         return self.store.db.execute(sql, (n,)).fetchone()  # type: ignore[no-any-return]
 
     def _row_of(self, id_: str) -> tuple[int | None, int | None, Any]:
-        """Return the place of the row of an id in this part, or its number, and its turns (None: not read yet)."""
+        """Find the row with an id. Return its position in this part, or its number, and its turns (None: not read)."""
         at, n = self.known.get(id_, (None, None))
         if at is not None:
             return at, None, self.rows[at].values["turns"]
@@ -236,7 +236,7 @@ class FilePart:
         return None, n, self.read[n][0].values["turns"] if n in self.read else turns
 
     def _expect(self, item: Expected, format_: str) -> None:
-        """Add a row for a rollout that is read later, unless it is known or its file is missing."""
+        """Add a row for a rollout that will be read later, unless it is known or its file is missing."""
         rollout = item.rollout
         at, n, _ = self._row_of(rollout.id)
         source = self.source if item.path is None else self._source_of(item.path)
@@ -256,7 +256,7 @@ class FilePart:
         return self.store.one(sql, str(path), f"{path}.zst")
 
     def commit(self, done: bool) -> None:
-        """Write everything in one transaction. done: the file has no more documents."""
+        """Write everything in one transaction. done: whether the file has no more documents."""
         record, db = self.store.record, self.store.db
         record.begin()
         try:
@@ -270,7 +270,7 @@ class FilePart:
                 )
             if done:
                 if self.store.replaced:
-                    record.set_meta("epoch", str(time.time_ns()))  # open lists start again
+                    record.set_meta("epoch", str(time.time_ns()))  # open lists start over
                 self.store.look_for_expected()
                 db.execute("UPDATE sources SET done = 1 WHERE id = ?", (self.source,))
             record.set_meta("groups", self.store.groups.state())
@@ -302,7 +302,7 @@ class FilePart:
             self._amend_again(listed.id)
 
     def _write_amendments(self) -> None:
-        """Write what documents add to rollouts of others, and logged metrics."""
+        """Write logged metrics, and the values that documents add to rollouts of other documents."""
         record, db = self.store.record, self.store.db
         for id_, rollout in self.again:
             self._amend(id_, Amendment(id_, rollout.step, None, rollout.advantage, columns(rollout)))
@@ -323,7 +323,7 @@ class FilePart:
             record.set_meta("measured", "")
 
     def _write_counts(self) -> None:
-        """Add to the counts of formats, missing values and words, and write the problems."""
+        """Update the counts of formats, missing values and words, and write the problems."""
         db = self.store.db
         db.executemany(
             "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
@@ -340,7 +340,7 @@ class FilePart:
                 "reached = reached + excluded.reached",
                 (str(self.origin.path), self.words["words"], self.words["reached"]),
             )
-        if self.documents > 1:  # a single unknown document is a side file, such as settings
+        if self.documents > 1:  # a single unknown document is a side file such as settings
             self.problems += self.strange
             self.strange.clear()
         for line, why in self.problems:
@@ -378,7 +378,7 @@ class FilePart:
 
 
 def tail_of(path: str, position: int) -> bytes:
-    """Return a digest of the bytes before a position, which shows whether a file only grew."""
+    """Return a digest of the bytes before a position. If it stays the same, the file only grew."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, position - _TAIL))

@@ -1,4 +1,4 @@
-"""The share of a document's text that reached a message. A low share shows that the shape is unknown."""
+"""Measure the share of a document's text that reached a message. A low share means that the shape is unknown."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from .rollout import Rollout
 from .values import parsed, text
 
 ENOUGH = 0.95
-"""A file below this share is reported."""
+"""Files below this share are reported."""
 MEASURED = 4
-"""Measured documents per file. Documents without a message of the policy are measured as well."""
+"""The number of measured documents per file. Documents without a message of the policy are always measured."""
 _WORDS = 50_000
 _WORD = re.compile(r"[^\W_]+")
 _MARK = re.compile(r"<[^<>\s]{1,60}>(?:user|assistant|system|tool)?")
 FEW = 10
-"""The number of missing words that is no sign of an unknown shape."""
+"""The number of missing words up to which the shape counts as known."""
 _SPOKEN = frozenset([
     "content", "text", "value", "arguments", "args", "input", "output", "completion", "response", "prompt", "message",
     "reasoning", "reasoning_content", "thinking", "thought", "observation", "action", "result", "refusal", "question",
     "problem", "generation", "parts", "command", "code",
 ])  # fmt: skip
-"""Keys under which writers keep the words of a conversation. Settings and copies under other keys are not counted."""
+"""Keys that hold the text of a conversation. Settings and copies under other keys are not counted."""
 
 
 def is_low(words: int, reached: int, share: float = ENOUGH) -> bool:
-    """Return whether so few words reached a message that the shape of the document is probably unknown."""
+    """Return whether too few words reached a message, so the document's shape is probably unknown."""
     return reached < share * words and words - reached > FEW
 
 
 def is_silent(rollout: Rollout) -> bool:
-    """Return whether the policy neither writes nor calls anything."""
+    """Return whether the policy wrote nothing and called nothing."""
     return not any(m.is_agent and (m.text or m.calls or m.thought) for m in rollout.completion)
 
 
 def words_reached(document: object, rollouts: list[Rollout]) -> tuple[int, int]:
-    """Count the different words in the conversations of a document, and those of them that are in a rollout."""
+    """Count the distinct words in the conversations of a document, and how many of them are in a rollout."""
     said: set[str] = set()
     for part in _spoken(document, "", 0):
         said.update(_split(part))
@@ -47,7 +47,7 @@ def words_reached(document: object, rollouts: list[Rollout]) -> tuple[int, int]:
 
 
 def _split(value: str) -> list[str]:
-    """Return the words of letters and digits, without the marks of chat templates."""
+    """Return the words made of letters and digits, without chat template marks."""
     return _WORD.findall(_MARK.sub(" ", value))
 
 
@@ -61,7 +61,7 @@ def _spoken(value: object, key: str, depth: int) -> Iterator[str]:
                 yield value
     elif depth < 24 and isinstance(value, Mapping):
         for name, inner in value.items():
-            if name != "status":  # of a span, with a `code` and a `message`
+            if name != "status":  # the status of a span has a `code` and a `message`
                 yield from _spoken(inner, str(name), depth + 1)
     elif depth < 24 and isinstance(value, list):
         for inner in value:

@@ -1,4 +1,4 @@
-"""Readers of runs and dumps. A dump has rows in its index in the cache, and bodies in the user's files."""
+"""Readers of runs and dumps. The rows of a dump are in the cached index, and its bodies in the user's files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .options import Options
 
 
 def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
-    """Start the process that continues the index of a dump while this process lives. Return None for a run, and if
-    another process does it already."""
+    """Start the process that continues the index of a dump while this process lives. Return None for a run, or if
+    another process already does so."""
     if read_json(run_dir / RUN_FILE).get("mode") != "dump":
         return None
     with try_lock(run_dir / ".lock") as free:
@@ -29,7 +29,7 @@ def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
 
 
 def open_reader(run_dir: Path | str) -> RunReader:
-    """Return a reader for a run of our own, or for the index of a dump."""
+    """Return a reader for one of our own runs or for the index of a dump."""
     if read_json(Path(run_dir) / RUN_FILE).get("mode") != "dump":
         return RunReader(run_dir)
     from .cache import dump_of
@@ -39,7 +39,7 @@ def open_reader(run_dir: Path | str) -> RunReader:
 
 
 class DumpReader(RunReader):
-    """A `RunReader` whose trajectories are in the files of another framework."""
+    """A `RunReader` whose trajectories are in another framework's files."""
 
     rollouts: DumpRollouts
 
@@ -55,7 +55,7 @@ class DumpReader(RunReader):
         return DumpBodies(self._record, *self._of)
 
     def pending(self, query: Query = EVERYTHING) -> str:
-        """Return the missing part of the index in a few words, or nothing if it is complete for `query`."""
+        """Describe the missing part of the index in a few words; empty if it is complete for `query`."""
         share = share_indexed(self._record.all(SOURCES))
         if share < 1.0:
             why = reason_stopped(self._record.run_dir)
@@ -67,7 +67,7 @@ class DumpReader(RunReader):
 
 
 class DumpRollouts(Rollouts):
-    """Lists of a dump. A search requests the texts, and its view starts again when more of them are searchable."""
+    """The lists of a dump. A search requests the texts, and its view starts over when more texts are searchable."""
 
     def searchable(self) -> int:
         return int(self._record.scalar("SELECT value FROM meta WHERE key = 'searchable'") or 0)
@@ -76,7 +76,7 @@ class DumpRollouts(Rollouts):
         return self._selection(query).reads_text
 
     def covered(self, selection: Selection) -> int:
-        """Return the number of rollouts whose texts a search sees."""
+        """Return the number of rollouts whose texts are searchable."""
         if not selection.reads_text:
             return 0
         reached = self.searchable()

@@ -1,6 +1,6 @@
 """A rollout as any framework may have recorded it.
 
-`None` always means "not recorded". A recorded NaN is a NaN. Formats make rollouts, and `convert.py` turns them into
+`None` always means "not recorded". A recorded NaN stays NaN. Formats create rollouts, and `convert.py` turns them into
 rows and bodies of the record.
 """
 
@@ -22,7 +22,7 @@ AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation. `call_id` and `name` identify the call that a tool's message answers. `reward` and
+    """One message of a conversation. `call_id` and `name` identify the call that a tool message answers. `reward` and
     `advantage` belong to this turn. `display` holds views from the environment."""
 
     role: str
@@ -45,7 +45,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Score:
-    """A component of a reward, and its weight in the total."""
+    """The value of a reward component, and its weight in the total."""
 
     value: float | None
     weight: float | None = None
@@ -53,17 +53,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One rollout. `prompt` and `completion` are messages; the first message of the policy begins the completion.
+    """One rollout. `prompt` and `completion` are messages. The completion begins with the policy's first message.
 
-    `id` is empty if the writer gives none. `same_as_id`: the id is unique, so a second rollout with it is the same one
-    (prime-rl writes an effective episode twice). `grows`: the id is unique, and the rollout with more turns replaces
-    the other (spans of a conversation that continues). `group` is empty if the writer names none. Then rollouts of one
-    prompt in one step make a group. `tokens` makes the arrays on demand. `unknown` holds reasons for missing values
-    that differ from the reasons of the format.
+    `id` is empty if the writer gives none. `same_as_id`: the id is unique, so another rollout with this id is a
+    duplicate (prime-rl writes an effective episode twice). `grows`: the id is unique, and the rollout with more turns
+    replaces the other (spans of a conversation that continues). `group` is empty if the writer names none. Then the
+    rollouts of one prompt in one step form a group. `tokens` creates the arrays on demand. `unknown` holds reasons for
+    missing values that differ from the format's reasons.
 
-    A plain text as prompt is a message of the user, one as completion a message of the assistant; the recorder converts
-    mappings such as `{"role": "user", "content": …}`. Raises TypeError for anything else. Ids, groups, answers and
-    errors of other types become text.
+    A plain text becomes a user message as prompt and an assistant message as completion. The recorder converts mappings
+    such as `{"role": "user", "content": …}`. Raises TypeError for anything else. Ids, groups, answers and errors of
+    other types become text.
     """
 
     prompt: tuple[Message, ...] = ()
@@ -120,8 +120,8 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Amendment:
-    """Values that a writer adds later to a rollout of another document, such as prime-rl's annotations. `tokens` adds
-    to the rollout's arrays."""
+    """Values that a writer adds later to another document's rollout, such as prime-rl's annotations. `tokens` extends
+    the rollout's arrays."""
 
     id: str
     step: int | None = None
@@ -145,16 +145,16 @@ class Amendment:
 
 @dataclass(frozen=True)
 class Named:
-    """Ids of rollouts in a writer's own index. A rollout that no readable file holds is reported."""
+    """Rollout ids in a writer's own index. Rollouts that are in no readable file are reported."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A rollout as a writer's own index describes it. Lists show it until its document is read, at the place `at`,
-    `length` of the same file or of `path`. `format` is the format of that document, if it differs. The rollout has an
-    id, and its turns are unknown."""
+    """A rollout as a writer's own index describes it. Lists show it until its document is read. The document is at
+    offset `at` with `length`, in the same file or in `path`, and has `format` if that differs. The rollout has an id,
+    and its turns are unknown."""
 
     rollout: Rollout
     at: int
@@ -164,4 +164,4 @@ class Expected:
 
 
 Item = Rollout | Numbers | Amendment | Named | Expected
-"""The items that a document can hold."""
+"""An item of a document."""

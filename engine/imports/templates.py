@@ -1,4 +1,4 @@
-"""Readers of flat text of chat templates, with or without their marks. Texts stay verbatim."""
+"""Read flat text of chat templates, with or without the template's marks. Texts stay verbatim."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ROLES = {
     "INST": "user",
     "/INST": "assistant",
 }
-"""Roles by the names that writers give them."""
+"""Our roles by the role names of writers."""
 
 
 def _template(mark: str, begin: str, end: str, again: str) -> tuple[str, re.Pattern[str]]:
-    """Return what every text of the template holds and is quick to find, and the pattern of one message."""
+    """Return a mark that every text of the template contains and that is quick to find, and the message pattern."""
     return mark, re.compile(rf"{begin}(?P<text>.*?)(?={end}|{again}|\Z)(?:{end})?", re.S)
 
 
@@ -63,7 +63,7 @@ _HARMONY = re.compile(
     r"(?P<text>.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|\Z)",
     re.S,
 )
-"""gpt-oss: an agent thinks (channel `analysis`), calls (`to=functions.NAME`), or answers (`final`)."""
+"""gpt-oss: the agent thinks (channel `analysis`), calls (`to=functions.NAME`), or answers (`final`)."""
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 _TOOL_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
 _BEGINS = re.compile(r"\A(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|\[gMASK\]|<sop>)+")
@@ -79,13 +79,13 @@ _ENDS = (
     "<｜end▁of▁sentence｜>",
 )
 _TO_BE_SAID = re.compile(r"\s*(?:<think>\s*)?(?:</think>\s*)?")
-"""The text of a template at the beginning of the agent's turn."""
-# Special tokens left out by the decoder: a role alone on its line is what remains of a template.
+"""Template text at the beginning of the agent's turn."""
+# If the decoder skips special tokens, only a role alone on its line remains of the template.
 _STRIPPED = re.compile(r"(?:\A|\n)(?P<role>system|user|assistant|tool|model)\n")
 
 
 def flat(value: str, role: str = "user") -> tuple[Message, ...]:
-    """Read text with the marks of a chat template. Without marks it is one message of `role`."""
+    """Read text with the marks of a chat template. Text without marks is one message of `role`."""
     if "<|message|>" in value:
         return _harmony(value, role)
     for template_mark, message in _TEMPLATES:
@@ -119,7 +119,7 @@ def stripped_prompt(value: str) -> tuple[Message, ...]:
 
 def stripped_completion(value: str) -> tuple[Message, ...]:
     """Read a completion without special tokens: `…\\nuser\\n<tool_response>…\\nassistant\\n…`."""
-    # one character is found ten times sooner than more: most texts have none of these marks
+    # most texts have no marks, and a search for one character is ten times faster than for several
     if ("|" in value or "｜" in value or "[" in value) and any(mark in value for mark, _ in _TEMPLATES):
         return flat(value, "assistant")
     found, own = [], ""
@@ -127,7 +127,7 @@ def stripped_completion(value: str) -> tuple[Message, ...]:
     *answered, rest = value.split(agent)
     for part in answered:
         marks = [(at, role) for role in ("user", "tool") if (at := part.find(f"\n{role}\n")) >= 0]
-        if not marks:  # no mark of a template: the policy's own line
+        if not marks:  # not a template mark but the policy's own line
             own += f"{part}{agent}"
             continue
         at, role = min(marks)
@@ -145,14 +145,14 @@ def stripped_completion(value: str) -> tuple[Message, ...]:
 
 
 def _answers(answer: str, role: str) -> list[Message]:
-    """Return the messages between two turns. Some templates repeat the role before the result of each call."""
+    """Return the messages between two turns. Some templates repeat the role before each call's result."""
     if "<tool_response>" in answer:
         return [Message("tool", each) for each in re.split(r"\n(?:user|tool)\n(?=<tool_response>)", answer)]
     return [Message(role, answer)]
 
 
 def read(found: Iterable[Message]) -> tuple[Message, ...]:
-    """Return messages with calls from agents' text, and tool responses without their tags."""
+    """Extract calls from agents' texts, and split tool responses from their tags."""
     made = []
     for said in found:
         if said.is_agent:
@@ -165,13 +165,13 @@ def read(found: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def joined(found: Sequence[Message]) -> tuple[Message, ...]:
-    """Join the entries of one turn. Responses items, ShareGPT and gpt-oss write text and calls separately."""
+    """Join the entries of one turn, because Responses items, ShareGPT and gpt-oss write text and calls separately."""
     made: list[Message] = []
     for said in found:
         last = made[-1] if made else None
         only_calls = bool(said.calls) and not said.text and not said.thought
         after_thought = last is not None and bool(last.thought) and not last.text and not last.calls
-        # an entry of calls alone, or what follows a thought alone, belongs to the turn that it continues
+        # an entry with only calls, or one that follows a bare thought, continues the previous turn
         if last is not None and last.is_agent and said.is_agent and (only_calls or after_thought):
             made[-1] = replace(
                 last,
@@ -204,7 +204,7 @@ def _harmony(value: str, role: str) -> tuple[Message, ...]:
 
 
 def _tool_responses(value: str) -> list[str]:
-    """Return the results in a text that holds only results of calls."""
+    """Return the results if a text contains nothing but tool results."""
     found: list[str] = []
     at = 0
     while at < len(value):
@@ -217,7 +217,7 @@ def _tool_responses(value: str) -> list[str]:
 
 
 def _trimmed(value: str) -> str:
-    """Return the text without the marks that end a turn."""
+    """Strip the marks that end a turn."""
     trimmed = value
     while (end := next((e for e in _ENDS if trimmed.rstrip("\n").endswith(e)), None)) is not None:
         trimmed = trimmed.rstrip("\n").removesuffix(end)

@@ -1,4 +1,4 @@
-"""Token arrays of dumps, made when they are shown."""
+"""Token arrays of dumps, created when they are shown."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def token_arrays(
     advantages: Sequence[object] = (),
     overlays: Mapping[str, Sequence[object]] | None = None,
 ) -> TokenArrays[memoryview] | None:
-    """Return the arrays of one conversation, or None if the ids are no numbers.
+    """Return the arrays of one conversation, or None if the ids are not numbers.
 
-    Turns are runs of the agent's tokens. `overlays` (see `TokenArrays`) of another length are left out.
+    Turns are runs of the agent's tokens. Overlays (see `TokenArrays`) with another length are dropped.
     """
     token_ids = [whole(i) for i in ids]
     if not token_ids or any(i is None or not 0 <= i < 2**31 for i in token_ids):
@@ -42,7 +42,7 @@ def token_arrays(
 
 
 def tokens_of_nodes(nodes: Sequence[Document]) -> Maker:
-    """Return a maker for verifiers' nodes, which have log-probs for their sampled tokens."""
+    """Return a maker for verifiers nodes, which hold log-probs of their sampled tokens."""
 
     def make() -> TokenArrays[memoryview] | None:
         ids: list[object] = []
@@ -63,8 +63,8 @@ def tokens_of_nodes(nodes: Sequence[Document]) -> Maker:
 
 
 def tokens_of_calls(calls: Sequence[tuple[Sequence[object], ...]]) -> Maker | None:
-    """Return a maker for calls of a model, each with the ids that it read and wrote and their log-probs. None if a
-    call has no ids, or did not read all earlier tokens."""
+    """Return a maker for model calls, each with its input ids, its output ids and their log-probs. Return None if a
+    call has no ids. The maker returns None if a call's input does not begin with all earlier tokens."""
     if not calls or not all(read and wrote for read, wrote, _ in calls):
         return None
 
@@ -103,7 +103,7 @@ def tokens_with_more(
 
 
 def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[int]) -> dict[str, memoryview]:
-    """Return one number per token, NaN for an unknown one."""
+    """Return the usable overlays by name, with one number per token (NaN: unknown)."""
     found: dict[str, memoryview] = {}
     for name, values in given.items():
         if len(values) == len(spoken) and any(number(v) is not None for v in values):
@@ -113,7 +113,7 @@ def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[int]) -> d
 
 
 def _spread(values: Sequence[object], mask: Sequence[object]) -> list[object]:
-    """Return one value per token. Values of sampled tokens alone are put in their places."""
+    """Return one value per token. If only sampled tokens have values, align them by the mask."""
     if len(values) == len(mask):
         return list(values)
     given = iter(values)

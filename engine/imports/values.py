@@ -1,4 +1,4 @@
-"""Read JSON values that may be missing, or written as another type."""
+"""Read JSON values that may be missing or written as another type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Document = Mapping[str, Any]
 
 
 def number(value: object) -> float | None:
-    """Return a number that may be written as text (also "NaN") or as a list of one, or None."""
+    """Read a number that may be text (also "NaN") or a list of one, else return None."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, (int, float)):
@@ -20,7 +20,7 @@ def number(value: object) -> float | None:
             return float(value)
         except OverflowError:
             return math.inf if value > 0 else -math.inf
-    if isinstance(value, str) and len(value) < 64 and "_" not in value:  # `3_1` names a part of something
+    if isinstance(value, str) and len(value) < 64 and "_" not in value:  # `3_1` is a name, not a number
         try:
             return float(value)
         except ValueError:
@@ -31,7 +31,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """Return a whole number, or None."""
+    """Return an integer, or None."""
     found = None if isinstance(value, bool) else number(value)
     if found is None or not math.isfinite(found) or found != int(found) or abs(found) >= 2**62:
         return None
@@ -39,7 +39,7 @@ def whole(value: object) -> int | None:
 
 
 def summed(counts: Sequence[object]) -> int | None:
-    """Return the sum of whole numbers, or None if one is unknown or there are none."""
+    """Return the sum of integers, or None if one is unknown or there are none."""
     known = [whole(count) for count in counts]
     return None if not known or None in known else sum(count or 0 for count in known)
 
@@ -57,14 +57,14 @@ def text(value: object) -> str | None:
 
 
 def mapping(value: object) -> Document:
-    """Return a JSON object, parsed if it is text, or an empty one for anything else."""
+    """Return a JSON object, parsed if it is text. Return an empty object for anything else."""
     if isinstance(value, str) and value[:1] == "{":
         value = parsed(value)
     return value if isinstance(value, Mapping) else {}
 
 
 def listed(value: object) -> list[Any]:
-    """Return a JSON list, parsed if it is text, or an empty one for anything else."""
+    """Return a JSON list, parsed if it is text. Return an empty list for anything else."""
     if isinstance(value, str) and value[:1] == "[":
         value = parsed(value)
     return list(value) if isinstance(value, (list, tuple)) else []
@@ -76,8 +76,8 @@ def objects(value: object) -> list[Document]:
 
 
 def parsed(value: str) -> object:
-    """Return the value of JSON text, NaN allowed, or None."""
-    from .containers.base import loads  # here: containers load what readers of an index do without
+    """Parse JSON text, allowing NaN. Return None if it is invalid."""
+    from .containers.base import loads  # local import: readers of an index do not need containers
 
     try:
         return loads(value.encode())

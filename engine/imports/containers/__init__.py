@@ -1,4 +1,4 @@
-"""Containers of documents, one per file of this folder. The first bytes of a file decide, never its name."""
+"""Containers of documents, one per module. The first bytes of a file select the container, never its name."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _OTHER_PACKED = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x04\x22\x4d\x18": "lz4"}
 _OF_CHECKPOINT = ("trainer_state.json", "tokenizer_config.json", "adapter_config.json")
-"""Files beside the pickles of a checkpoint, which are no rollouts."""
+"""Files next to the pickles of a checkpoint. Those pickles are not rollouts."""
 _TORCH = "a pickle (torch.save or Python's own): opening it would run code, so grpo-tui never does; write JSON lines"
 
 
 def container_of(path: Path) -> Container | None:
     """Return the container of a file, or None if it holds no documents. Raises DumpError for files that may hold some
-    and are never read: pickles outside checkpoints, text in UTF-16, other compressions."""
+    but are never read: pickles outside checkpoints, UTF-16 text, other compressions."""
     with open(path, "rb") as file:
         head = file.read(HEAD)
     if head[:2] in _PICKLES or (head[:4] == b"PK\x03\x04" and zip_file.holds_pickle(path)):

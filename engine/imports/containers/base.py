@@ -18,24 +18,24 @@ from ...runs.labels import clean
 from ..errors import DumpError
 
 HEAD = 1 << 16
-"""Bytes at the beginning of a file by which its container is recognised."""
+"""The number of leading bytes that container detection reads."""
 MAX_DOCUMENT = 64 << 20
-"""Bytes of one document. A longer one is skipped and reported."""
+"""Maximum bytes of one document. A longer one is skipped and reported."""
 TO_ITS_END = -1
-"""The length of a line of which only the beginning is known."""
+"""The length of a line whose end is unknown."""
 MARK = b"\xef\xbb\xbf"
-"""The mark that editors of Windows put before UTF-8."""
+"""The UTF-8 byte order mark, which Windows editors write."""
 _JSON = re.compile(rb"\s*(?:\{(?!\s*[%{#])|\[\s*(?:[\[{\"'\]]|\Z))")
-"""The beginning of an object, or of a list of objects, lists or texts. Templates (`{%`) and logs (`[2026-…]`) begin
-otherwise."""
+"""The beginning of an object, or of a list of objects, lists or texts. It rejects templates (`{%`) and logs
+(`[2026-…]`)."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """One document and its place. `offset` and `length` are for the container, to read it again. `line` is for people.
-    `after` is the place of the next document. `problem` is the reason why the document is skipped."""
+    """One document and its location. The container uses `offset` and `length` to read it again. `line` is for people.
+    `after` is the offset of the next document. `problem` is the reason why the document is skipped."""
 
     offset: int
     length: int
@@ -46,44 +46,44 @@ class FoundDocument:
 
 
 class Container(ABC):
-    """A way in which a file holds documents."""
+    """A file layout that holds documents."""
 
     name: str
 
     @abstractmethod
     def detect(self, head: bytes) -> bool:
-        """Return whether a file that begins with these bytes is one."""
+        """Return whether a file that begins with these bytes is in this container."""
 
     @abstractmethod
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield the documents from a place on, in order. Raises DumpError or OSError."""
+        """Yield the documents from offset `after` on, in order. Raises DumpError or OSError."""
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the document at a place. Raises DumpError or OSError."""
+        """Return the document at an offset. Raises DumpError or OSError."""
         found = next(iter(self.open(path, offset)), None)
         if found is None or found.problem is not None:
             raise DumpError(f"{path} has changed since it was indexed")
         return found.document
 
     def end(self, path: Path) -> int:
-        """Return the last value that `after` can have now, by default the size of the file. Raises OSError."""
+        """Return the largest value that `after` can have now, by default the file size. Raises OSError."""
         return os.stat(path).st_size
 
 
 def begins_json(head: bytes) -> bool:
-    """Return whether a text may be JSON with rollouts, judging by its beginning."""
+    """Return whether a text that begins like this may be JSON with rollouts."""
     start = head.removeprefix(MARK)
     return _JSON.match(start) is not None and b"\0" not in start[:64]
 
 
 def stat_of(path: str | Path) -> tuple[int, int]:
-    """Return the size in bytes and the time of the last change in nanoseconds. Raises OSError."""
+    """Return the size in bytes and the modification time in nanoseconds. Raises OSError."""
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns
 
 
 def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
-    """Cache a function of a path, and of more arguments, for as long as the file does not change."""
+    """Cache a function of a path and further arguments until the file changes."""
 
     def decorate(function: Callable[..., _T]) -> Callable[..., _T]:
         @functools.lru_cache(maxsize=maxsize)
@@ -100,7 +100,7 @@ def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., 
 
 
 def loads(data: bytes) -> Any:
-    """Parse JSON, NaN and infinity allowed. Lone surrogates become U+FFFD. Raises ValueError, also if too deep."""
+    """Parse JSON, allowing NaN and infinity. Lone surrogates become U+FFFD. Raises ValueError, also if too deep."""
     data = data.removeprefix(MARK)
     try:
         document = orjson.loads(data)
@@ -114,7 +114,7 @@ def loads(data: bytes) -> Any:
 
 
 def _has_huge(document: dict[str, object]) -> bool:
-    """Return whether a value is a whole number of more than 64 bits. orjson rounds it, and ids would lose digits."""
+    """Return whether a value is an integer of more than 64 bits. orjson rounds it, so ids would lose digits."""
     return any(type(v) is float and (v >= 2.0**63 or v <= -(2.0**63)) for v in document.values())
 
 

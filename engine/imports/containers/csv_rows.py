@@ -13,26 +13,26 @@ from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, cached_by_file
 
 csv.field_size_limit(MAX_DOCUMENT)
 _NAME = re.compile(r"[\w ./:()\[\]-]{0,80}")
-"""A name of a column. pandas gives none to its index."""
+"""A column name. pandas leaves the name of its index empty."""
 _COLUMNS = re.compile(
     r"(?i)\b(prompts?|completions?|responses?|outputs?|generations?|messages|conversations?|questions?|instructions?"
     r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction|_?step|global_step)\b"
 )
-"""Names of columns that a table of rollouts or of metrics has. Any other text with commas is no table."""
+"""Column names of a table of rollouts or metrics. Other text with commas does not count as a table."""
 _DECIMAL = re.compile(r"-?\d+,\d+")
-"""A number of a file whose columns end with semicolons, as spreadsheets write it where the comma is decimal."""
+"""A number with a decimal comma, as spreadsheets write it in files whose columns end with semicolons."""
 _NUMBERS = re.compile(r"(?i)reward|score|advantage|loss|kl|success|rate")
-"""Names of columns of numbers. A text such as `3,14` of any other column stays as it was written."""
+"""Names of numeric columns. In any other column a text such as `3,14` stays unchanged."""
 _LOGGED = re.compile(r"\W?\d{4}-\d\d-\d\d[ T]\d\d:")
-"""The beginning of a line of a log, with its time."""
+"""The timestamp at the beginning of a log line."""
 
 
 class CsvRow(dict[str, str | None]):
-    """A row of texts, null for an empty cell. Formats read numbers from it where a column is nothing else."""
+    """A row of texts, with null for an empty cell. Formats parse numbers where a column can hold nothing else."""
 
 
 class CsvRows(Container):
-    """`.csv` and `.tsv` of any name. Columns end with commas, tabs or semicolons, as in the first row."""
+    """`.csv` and `.tsv` of any name. The first row decides whether commas, tabs or semicolons end the columns."""
 
     name = "csv"
 
@@ -86,11 +86,11 @@ class CsvRows(Container):
 
 
 def _text(data: bytes) -> str:
-    """Return a line of UTF-8, or of the code page of Western Windows, in which spreadsheets may write."""
+    """Decode a line of UTF-8, or of the Western Windows code page that some spreadsheets write."""
     try:
         return data.decode()
     except UnicodeDecodeError:
-        damaged = not data.decode(errors="ignore").isascii()  # it has other characters of UTF-8
+        damaged = not data.decode(errors="ignore").isascii()  # it also has valid UTF-8 characters
         return data.decode("utf-8" if damaged else "cp1252", "replace")
 
 

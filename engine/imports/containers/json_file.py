@@ -1,6 +1,6 @@
 """One JSON document in a file: an object, or a list whose items are the documents (also when pretty-printed).
 
-A list, and documents that follow each other, are read item by item. One object is read at once.
+Lists and concatenated documents are read item by item. A single object is read at once.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..errors import DumpError
 from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, begins_json, cached_by_file, loads
 
 MAX_FILE = 2 << 30
-"""Bytes of a file that is read at once."""
+"""Maximum bytes of a file that is read at once."""
 _BLOCK = 1 << 20
 _BEGIN = re.compile(r"(?:\xef\xbb\xbf)?\s*\[")
 _BRACKETS = re.compile(rb'["{}\[\]]')
 _IN_TEXT = re.compile(rb'["\\]')
 _BETWEEN = re.compile(r"\s*(?:,|\]\s*\[?)?\s*")
-"""What separates two items. Behind a list another one may follow."""
+"""The separator of two items. Another list may follow a list."""
 
 
 class JsonFile(Container):
-    """`.json` of any name. Several lines that are each a document are JSON lines."""
+    """`.json` of any name. A file with one document per line is JSON lines instead."""
 
     name = "json"
 
@@ -40,11 +40,11 @@ class JsonFile(Container):
         if not rest.strip():
             # one line so far: a list is a file of items; an object may be the first line of a growing file
             return first[:1] == b"[" and first[1:].lstrip()[:1] == b"{"
-        # a first line that is no document of its own: a list, pretty-printed, or a damaged line among good ones
+        # the first line is not a complete document: a list, pretty-printed JSON, or a damaged line among good ones
         return _parsed(first) is None and (first[:1] == b"[" or not isinstance(_parsed(rest.partition(b"\n")[0]), dict))
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield the object, whose place is 0 and has length 1, or the items of the list by their bytes."""
+        """Yield the object (offset 0, length 1), or the items of the list with their byte offsets."""
         with path.open("rb") as file:
             is_list = begins_list(file.read(64))
         found = items(partial(_opened, path), after, line)
@@ -70,7 +70,7 @@ def _opened(path: Path, at: int) -> BufferedIOBase:
 
 
 def is_long_line(stream: BufferedIOBase) -> bool:
-    """Return whether a text is one line, which is too long for JSON lines."""
+    """Return whether a text is a single line that is too long for JSON lines."""
     length = 0
     while part := stream.readline(_BLOCK):
         length += len(part)
@@ -85,10 +85,10 @@ def begins_list(head: bytes) -> bool:
 
 
 def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterator[FoundDocument]:
-    """Yield the items of a list, or documents that follow each other, from byte `after` on. A damaged one is skipped.
+    """Yield the items of a list, or concatenated documents, from byte `after` on. Skip damaged ones.
 
-    `at` opens the text at a byte. The end of an item is found in Latin-1 text, which has one character per byte. The
-    item is read from its bytes.
+    `at` opens the text at a byte. The scan for the end of an item uses Latin-1, which has one character per byte. The
+    item itself is parsed from its bytes.
     """
     decoder = json.JSONDecoder(parse_int=str)  # an `int` may have too many digits
     stream = at(after)
@@ -96,7 +96,7 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
     begin = _BEGIN.match(text) if after == 0 else None
     place = begin.end() if begin is not None else 0
     while True:
-        place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr] - it matches nothing, too
+        place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr] - it also matches the empty text
         problem, end = None, place
         try:
             end = decoder.raw_decode(text, place)[1]
@@ -104,7 +104,7 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
             problem = "it is nested too deeply"
         except json.JSONDecodeError as error:
             problem = f"it is no JSON ({error.msg} at byte {base + error.pos})"
-            # an item that is cut off fails at its end, or at the beginning of a text without an end
+            # a truncated item fails at its end, or at the beginning of an unterminated string
             torn = error.msg.startswith("Unterminated") or error.pos >= len(text) - 16
             if len(text) - place > MAX_DOCUMENT:
                 problem = f"the item has more than {MAX_DOCUMENT >> 20} MiB"
@@ -134,8 +134,8 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
 
 
 def _behind(stream: BufferedIOBase, at: int) -> int | None:
-    """Return the end of an object or list that is too large or damaged, found by its brackets, or None. It begins at
-    byte `at`, as the stream does."""
+    """Match brackets to find the end of an object or list that is too large or damaged; None if there is none. Both
+    the object and the stream begin at byte `at`."""
     depth, inside = 0, False
     while block := stream.read(_BLOCK):
         i = 0
@@ -152,7 +152,7 @@ def _behind(stream: BufferedIOBase, at: int) -> int | None:
                 if depth <= 0:
                     return at + i if depth == 0 else None
         if depth == 0:
-            return None  # it begins with no bracket
+            return None  # it does not begin with a bracket
         at += len(block)
     return None
 

@@ -1,4 +1,4 @@
-"""One JSON document per line. A damaged line is skipped and reported. A last line without its end is read later."""
+"""One JSON document per line. A damaged line is skipped and reported. An incomplete last line is read later."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class JsonLines(Container):
 
 
 def lines(stream: BufferedIOBase, at: int, line: int, *, grows: bool = True) -> Iterator[FoundDocument]:
-    """Yield the documents of a stream of lines, from byte `at` and behind line `line`.
+    """Yield the documents of a stream of lines, from byte `at`, which follows line number `line`.
 
-    A last line that is not whole may still grow, or (not `grows`) is reported.
+    An incomplete last line is left for later if the stream `grows`, else it is reported.
     """
     while data := stream.readline(MAX_DOCUMENT + 1):
         ended = data.endswith(b"\n")

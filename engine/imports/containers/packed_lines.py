@@ -1,7 +1,7 @@
-"""Text packed as one stream: JSON lines, or one JSON document, inside gzip or zstd.
+"""Text compressed as one stream: JSON lines, or one JSON document, inside gzip or zstd.
 
-Places are bytes of the unpacked text. Without a seek table, a document is found by unpacking from the beginning. The
-stream that was read last is kept, so the next document costs only the text up to it.
+Offsets are bytes of the unpacked text. Without a seek table, finding a document means unpacking from the beginning. The
+last stream stays open, so reading the next document only unpacks the text up to it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .json_lines import lines
 from .session import SessionFile
 
 MAX_TEXT = 16 << 30
-"""Bytes of text in one file. A larger text is a bomb."""
+"""Maximum bytes of text in one file. Anything larger counts as a decompression bomb."""
 MAX_WHOLE = 1 << 30
-"""Bytes of text that is one JSON document."""
+"""Maximum bytes of text that is one JSON document."""
 _SKIP = 1 << 20
 MAGIC = b"\x28\xb5\x2f\xfd"
 SKIPPABLE = 0x184D2A5E
@@ -36,25 +36,25 @@ SEEKABLE = 0x8F92EAB1
 
 
 class PackedLines(Container):
-    """The base of gzip and zstd. `damage`: errors of a reader for a damaged file."""
+    """The base of gzip and zstd. `damage`: the errors that the decompressor raises for a damaged file."""
 
     name = ""
     damage: tuple[type[Exception], ...] = ()
 
     def __init__(self) -> None:
         self._kept: tuple[object, BufferedIOBase | None, int] = None, None, 0
-        """The path and state of the file that was read last, its stream, and the stream's place in the text."""
+        """The path and state of the last file, its stream, and the stream's offset in the text."""
 
     @abstractmethod
     def unpacked(self, file: BinaryIO) -> BufferedIOBase:
-        """Return a stream of the text of an open file."""
+        """Return a stream of the decompressed text of an open file."""
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:
-        """Return a place in the file, and the byte of the text there, from which to unpack up to `offset`."""
+        """Return where to start unpacking to reach `offset`: an offset in the file, and the text offset there."""
         return 0, 0
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield the lines or items from a byte of the text on, or one document, whose place is 0 and has length 0."""
+        """Yield the lines or items from text offset `after` on, or the one document (offset 0, length 0)."""
         try:
             if not (head := self._head_of_document(path)):
                 documents = lines(self._at(path, after), after, line)
@@ -71,7 +71,7 @@ class PackedLines(Container):
             raise DumpError(f"{path}: the compressed text is damaged ({error})") from None
 
     def _head_of_document(self, path: Path) -> bytes:
-        """Return the beginning of a text that is JSON and no lines, else nothing."""
+        """Return the beginning of a text that is JSON but not JSON lines, else empty bytes."""
         head = b""
         with contextlib.suppress(*self.damage, EOFError), path.open("rb") as file:  # whole lines before it are read
             stream = self.unpacked(file)
@@ -82,7 +82,7 @@ class PackedLines(Container):
         return head if is_document else b""
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the line or item at a byte of the text, or (`length` 0) the one document."""
+        """Return the line or item at a text offset, or the one document if `length` is 0."""
         try:
             if length == 0:
                 return _whole(path, self.unpacked)
@@ -115,7 +115,7 @@ class PackedLines(Container):
 
 @cached_by_file(maxsize=1)
 def _whole(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) -> object:
-    """Return the document of a text that is one. Raises ValueError."""
+    """Parse a whole text as one document. Raises ValueError."""
     with path.open("rb") as file:
         data = unpacked(file).read(MAX_WHOLE + 1)
     if len(data) > MAX_WHOLE:
@@ -124,7 +124,7 @@ def _whole(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) -> object
 
 
 class GzipLines(PackedLines):
-    """`.jsonl.gz` of any name, also of several members one after the other."""
+    """`.jsonl.gz` of any name, also with several gzip members."""
 
     name = "json lines in gzip"
     damage = (zlib.error, gzip.BadGzipFile)
@@ -143,7 +143,7 @@ class GzipLines(PackedLines):
 
 
 class ZstdLines(PackedLines):
-    """`.jsonl.zst` of any name. With a seek table (prime-rl's sealed chunks), one frame is read to get a document."""
+    """`.jsonl.zst` of any name. With a seek table (prime-rl's sealed chunks), reading a document reads one frame."""
 
     name = "json lines in zstd"
     damage = (ZstdError,)
@@ -161,14 +161,14 @@ class ZstdLines(PackedLines):
         return 0, 0
 
     def end(self, path: Path) -> int:
-        """Return the size of the text by the seek table, else the size of the file."""
+        """Return the text size from the seek table, else the file size."""
         table = _seek_table(path)
         return table[-1][1] if table else super().end(path)
 
 
 @cached_by_file(maxsize=64)
 def _seek_table(path: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return the seek table at the end of a file: the place of each frame, and the end and beginning of its text."""
+    """Return the seek table at the end of a file: for each frame its offset, and the end and beginning of its text."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         if size < 17:

@@ -1,8 +1,8 @@
-"""Rows of a parquet file, of which one batch is in memory.
+"""Rows of a parquet file, with one batch in memory at a time.
 
-The reader is arro3 (Arrow's Rust implementation, 35 MiB without dependencies), or pyarrow (170 MiB) if it is installed
-already. arro3 0.9 reads all columns and row groups. That costs little time (600 MB of pictures take 1.6 s), but the
-largest page of the file is in memory.
+The reader is arro3 (Arrow's Rust implementation, 35 MiB without dependencies), or pyarrow (170 MiB) if it is already
+installed. arro3 0.9 reads all columns and row groups. That is fast (600 MB of pictures take 1.6 s), but it holds the
+largest page of the file in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _OTHER = re.compile(r"decimal|timestamp|date|duration|time|map|binary", re.I)
 """Types without a JSON value."""
 _BYTES = re.compile(r"(?:\A|DataType<)(?:large_?|fixed_?size_?)?binary", re.I)
 COPIES = {"trajectory_json": ("messages",)}
-"""Columns that copy another column (ART's). They are left out in a batch in which every row has the other one, because
-making values of Python costs most of the time."""
+"""Columns that duplicate another column (ART). A batch omits them if every row has the other column, because creating
+Python values takes most of the time."""
 
 Row = Mapping[str, Any]
 
@@ -40,7 +40,7 @@ class Parquet(Container):
 
     def __init__(self) -> None:
         self._kept: tuple[object, Iterator[Any], int, list[Row]] = None, iter(()), 0, []
-        """The path and state of the file that was read last, its further batches, and the last one: first row, rows."""
+        """The path and state of the last file, its remaining batches, and the last batch: first row, rows."""
 
     def detect(self, head: bytes) -> bool:
         return head[:4] == b"PAR1"
@@ -55,7 +55,7 @@ class Parquet(Container):
             at += batch.num_rows
 
     def read(self, path: Path, offset: int, length: int) -> object:
-        """Return a row by its number. The last batch is kept, so the next rows cost little."""
+        """Return a row by its number. The last batch is cached, so nearby rows are cheap."""
         key = (path, *stat_of(path))
         (known, batches, at, rows), self._kept = self._kept, (None, iter(()), 0, [])
         if known != key or offset < at:
@@ -63,7 +63,7 @@ class Parquet(Container):
         while offset >= at + len(rows):
             at += len(rows)
             batch = next(batches, None)
-            while batch is not None and offset >= at + batch.num_rows:  # skipped without making values
+            while batch is not None and offset >= at + batch.num_rows:  # skip without creating values
                 at += batch.num_rows
                 batch = next(batches, None)
             if batch is None:
@@ -92,7 +92,7 @@ def _batches(path: Path) -> Iterator[Any]:
             yield batch
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # for a damaged file arro3 lets Rust panic, which is no Exception
+    except BaseException as error:  # arro3 panics on a damaged file, which is not an Exception
         raise _unreadable(path, error) from None
 
 
@@ -115,7 +115,7 @@ def _unreadable(path: Path, error: BaseException) -> DumpError:
 
 
 def _rows(path: Path, batch: Any) -> Iterator[Row]:
-    """Yield the rows of a batch as plain values. Copies of other columns, and bytes (images), are null."""
+    """Yield the rows of a batch as plain values. Duplicate columns and bytes (images) are null."""
     names = [str(name) for name in batch.schema.names]
     kinds = [str(batch.schema.field(i).type) for i in range(len(names))]
     try:
@@ -162,7 +162,7 @@ def _as_json(value: object, is_map: bool = False) -> object:
 
 
 def _is_bytes(kind: str) -> bool:
-    """Return whether a column holds bytes. The name and the type of a field in it do not count."""
+    """Return whether a column holds bytes. Names and types of nested fields do not count."""
     return _BYTES.search(kind) is not None
 
 
@@ -177,7 +177,7 @@ def _check_footer(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the messages of a panic in Rust, which would appear on the screen."""
+    """Hide the messages of a Rust panic, which would appear on the screen."""
     try:
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     except OSError:

@@ -1,7 +1,7 @@
-"""Event files of TensorBoard, and the file of an offline run of wandb: scalars by step.
+"""Scalars by step from TensorBoard event files and the file of an offline wandb run.
 
-Both frame protocol buffers with checksums. The few fields that hold scalars are read here, so neither TensorBoard nor
-wandb is needed. Anything else in them, such as pictures, is skipped.
+Both frame protocol buffers with checksums. This module reads only the few fields that hold scalars, so it needs neither
+TensorBoard nor wandb. It skips anything else, such as pictures.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 from .base import Container, FoundDocument, loads
 
 _LARGEST = 1 << 20
-"""Bytes of a record with scalars. A larger one holds something else."""
+"""Maximum bytes of a record with scalars. A larger one holds something else."""
 _POLYNOMIAL = 0x82F63B78
 _TABLE: list[int] = []
 
 
 def crc32c(data: bytes) -> int:
-    """Return the checksum of Castagnoli, masked as TFRecord stores it."""
+    """Return the CRC-32C (Castagnoli) checksum, masked as TFRecord stores it."""
     if not _TABLE:
         for byte in range(256):
             for _ in range(8):
@@ -36,9 +36,9 @@ def crc32c(data: bytes) -> int:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a protocol buffer: an int of a varint, bytes of anything else.
+    """Yield number and value of each field of a protocol buffer: an int for a varint, bytes for anything else.
 
-    Raises ValueError for a damaged one.
+    Raises ValueError for a damaged buffer.
     """
     at = 0
     while at < len(data):
@@ -71,7 +71,7 @@ class _ScalarLog(Container):
     kind: str
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield `{kind: {name: value}, "step": step}` for neighbouring records of one step."""
+        """Yield `{kind: {name: value}, "step": step}`, merging neighbouring records of one step."""
         step, values, begin = None, dict[str, float](), after
         at = after
         with open(path, "rb") as file:
@@ -97,7 +97,7 @@ class _ScalarLog(Container):
 
     @abstractmethod
     def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
-        """Yield begin, end and content of each record that is whole; None for a damaged one."""
+        """Yield begin, end and content of each complete record; content is None for a damaged one."""
 
     @abstractmethod
     def _scalars(self, record: bytes) -> tuple[int | None, dict[str, float]]:
@@ -118,7 +118,7 @@ class TensorBoard(_ScalarLog):
         while len(head := file.read(12)) == 12:
             size, checksum = struct.unpack("<QI", head)
             if crc32c(head[:8]) != checksum:
-                yield at, at + 12, None  # no record behind it can be found
+                yield at, at + 12, None  # no record after it can be found
                 return
             end = at + 16 + size
             if size > _LARGEST:
@@ -145,7 +145,7 @@ class TensorBoard(_ScalarLog):
 
 
 def _summary(data: bytes) -> dict[str, float]:
-    """Return name and value of a summary with a scalar (`simple_value`, or a tensor of one number)."""
+    """Return name and value of a scalar summary (`simple_value`, or a tensor of one number)."""
     name, scalar = "", None
     for number, value in fields(data):
         if number == 1:
@@ -162,7 +162,7 @@ def _summary(data: bytes) -> dict[str, float]:
 
 
 class WandbLog(_ScalarLog):
-    """`run-….wandb` of an offline run: blocks of 32 KiB as in LevelDB's log."""
+    """`run-….wandb` of an offline run: blocks of 32 KiB as in the LevelDB log format."""
 
     name = "wandb log"
     kind = "wandb"
@@ -205,7 +205,7 @@ class WandbLog(_ScalarLog):
 
 
 def _item(data: bytes) -> dict[str, float]:
-    """Return name and value of an item of wandb's history, if it is a number."""
+    """Return name and value of an item of the wandb history, if the value is a number."""
     names, scalar = list[str](), None
     for number, value in fields(data):
         if number in (1, 2):

@@ -1,6 +1,6 @@
-"""A file that is one session: lines of a coding agent's log, or a list of messages or events in one JSON document.
+"""A file that is one session: the log lines of a coding agent, or one JSON list of messages or events.
 
-The document is `{"session": [entries]}`. A session grows while the agent works, so it is read again as a whole.
+The document is `{"session": [entries]}`. A session grows while the agent works, so each read covers the whole file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SessionFile(Container):
         return is_session(entries)
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield the session, after a problem for each line that cannot be read."""
+        """Yield a problem for each unreadable line, then the session."""
         size = os.stat(path).st_size
         if after >= size:
             return
@@ -54,7 +54,7 @@ class SessionFile(Container):
 
 
 def is_session(entries: list[object]) -> bool:
-    """Return whether these are the first entries of a coding agent's log."""
+    """Return whether a coding agent's log begins with these entries."""
     known = [e for e in entries if isinstance(e, Mapping)]
     if not known or any("messages" in e or "completion" in e for e in known):
         return False
@@ -65,25 +65,25 @@ def is_session(entries: list[object]) -> bool:
 
 
 def is_claude(entry: Mapping[str, object]) -> bool:
-    """Return whether an entry is one of a session of Claude Code, or of the stream that it prints."""
+    """Return whether an entry belongs to a Claude Code session or to the stream that Claude Code prints."""
     stream = entry.get("type") == "system" and "session_id" in entry
     return stream or ("type" in entry and ("sessionId" in entry or "leafUuid" in entry))
 
 
 def _is_list(start: bytes) -> bool:
-    """Return whether a list holds the messages or events of one conversation, judging by its first item."""
-    begun = start[1:].lstrip().decode("latin-1")  # one character for each byte, so a cut character is no error
+    """Return whether the first item of a list is a message or event of a conversation."""
+    begun = start[1:].lstrip().decode("latin-1")  # one character per byte, so a truncated UTF-8 character is no error
     try:
         return is_entry(json.JSONDecoder().raw_decode(begun)[0])
     except RecursionError:
         return False
-    except ValueError:  # longer than the head: OpenHands begins with a long system prompt
+    except ValueError:  # the item exceeds the head: OpenHands begins with a long system prompt
         keys = begun[:512]
         return '"source"' in keys and '"action"' in keys and '"messages"' not in keys
 
 
 def is_entry(item: object) -> bool:
-    """Return whether an item of a list is a message, or an event of OpenHands."""
+    """Return whether an item of a list is a message or an OpenHands event."""
     if not isinstance(item, Mapping):
         return False
     if isinstance(item.get("role"), str):

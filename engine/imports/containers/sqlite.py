@@ -13,8 +13,8 @@ from ..errors import DumpError
 from .base import Container, FoundDocument, cached_by_file
 
 TABLES = ("traces", "metrics", "alerts")
-"""Tables of trackio that hold documents, in the order of reading."""
-_SPAN = 1 << 40  # places: rows of the first table, then of the second
+"""The trackio tables that hold documents, in reading order."""
+_SPAN = 1 << 40  # offsets: rows of the first table, then of the second
 
 
 class Sqlite(Container):
@@ -45,17 +45,17 @@ class Sqlite(Container):
 
 @cached_by_file(maxsize=8)
 def runs_of(path: Path) -> tuple[str, ...]:
-    """Return the names of the runs in a project of trackio."""
+    """Return the names of the runs in a trackio project."""
     found: set[str] = set()
     for table in TABLES:
-        with suppress(DumpError), _connected(path) as db:  # a project may lack a table, or its column
+        with suppress(DumpError), _connected(path) as db:  # a project may lack a table or a column
             found.update(str(name) for (name,) in db.execute(f"SELECT DISTINCT run_name FROM {table}"))
     return tuple(sorted(found))
 
 
 @cached_by_file(maxsize=8)
 def is_empty(path: Path, table: str) -> bool:
-    """Return whether a database has no row of a table."""
+    """Return whether a table has no rows."""
     with suppress(DumpError), _connected(path) as db:
         return db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is None
     return True
@@ -63,8 +63,8 @@ def is_empty(path: Path, table: str) -> bool:
 
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for reading. Raises DumpError, also for errors of `sqlite3` inside."""
-    # Without a log nobody writes a database with a write-ahead log, and opening it would leave two files beside it.
+    """Open a database for reading. Raises DumpError, also for `sqlite3` errors inside the block."""
+    # Without a log file nobody is writing a WAL database, and opening it normally would leave two files next to it.
     with path.open("rb") as file:
         idle = file.read(20)[18:] == b"\2\2" and not os.path.exists(f"{path}-wal")
     address = f"file:{quote(str(path.absolute()))}?mode=ro" + "&immutable=1" * idle

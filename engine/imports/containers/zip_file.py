@@ -1,4 +1,4 @@
-"""Documents in a zip: inspect-ai's `.eval`, whose members are packed with zstd, and zipped JSON lines."""
+"""Documents in a zip: inspect-ai's `.eval`, whose members are compressed with zstd, and zipped JSON lines."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ else:
 SUMMARIES = "summaries.json"
 JOURNAL = "_journal/summaries/"
 MAX_INDEX = 16 << 20
-"""Bytes of an index that is read before its samples."""
+"""Maximum bytes of an index that is read before its samples."""
 _PART = 256
-_SPAN = 1 << 40  # a place is a member, and in it a line or a part of an index
+_SPAN = 1 << 40  # an offset encodes a member, and a line or a part of an index inside it
 MAX_MEMBER = 16 << 30
-"""Bytes of one member. A larger one is skipped."""
+"""Maximum bytes of one member. A larger one is skipped."""
 MAX_WHOLE = 256 << 20
-"""Bytes of a member that may be one document."""
+"""Maximum bytes of a member that is read as one document."""
 _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, zlib.error, ZstdError, EOFError)
 
 
 class ZipFile(Container):
-    """`.eval` and `.zip` of any name. A place is the number of a member, and the number of a line in it."""
+    """`.eval` and `.zip` of any name. An offset holds the number of a member, and of a line in it."""
 
     name = "zip"
 
@@ -43,7 +43,7 @@ class ZipFile(Container):
         return head[:4] == b"PK\x03\x04"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        """Yield the JSON members with their names, an index of the others first, and lines of JSON one by one."""
+        """Yield the JSON members with their names, an index of the others first, and JSON lines one by one."""
         members = _archive(path).infolist()
         begin, parts = divmod(after, _SPAN)
         for position, number in enumerate(_order(path)[begin:], begin):
@@ -101,15 +101,15 @@ def _archive(path: Path) -> zipfile.ZipFile:
 
 @cached_by_file(maxsize=8)
 def numbers_of(path: Path) -> dict[str, int]:
-    """Return the places of members by name. The last member of a name counts."""
+    """Return the numbers of members by name. The last member with a name wins."""
     members = enumerate(_archive(path).infolist())
     return {member.filename: number for number, member in members if not member.filename.endswith("/")}
 
 
 @cached_by_file(maxsize=8)
 def _order(path: Path) -> list[int]:
-    """Return the members in the order of reading: inspect-ai's summaries first if they are small, of all samples or
-    of each flush, then the others."""
+    """Return the members in reading order: inspect-ai's summaries first if they are small, whether of all samples or of
+    each flush, then the others."""
     members, numbers = _archive(path).infolist(), numbers_of(path)
     whole = [n for name, n in numbers.items() if name == SUMMARIES]
     flushed = [n for name, n in numbers.items() if name.startswith(JOURNAL)]
@@ -119,7 +119,7 @@ def _order(path: Path) -> list[int]:
 
 
 def _parts(found: FoundDocument, done: int) -> Iterator[FoundDocument]:
-    """Yield a document. An index comes in parts after `done`, so that its first rows are shown before its last."""
+    """Yield a document. An index is yielded in parts after `done`, so its first rows are visible early."""
     inside: dict[str, object] = found.document or {}
     rows = inside.get("document")
     is_index = inside.get("member") == SUMMARIES or str(inside.get("member")).startswith(JOURNAL)
@@ -134,9 +134,9 @@ def _parts(found: FoundDocument, done: int) -> Iterator[FoundDocument]:
 
 
 def _documents(path: Path, number: int) -> Iterator[FoundDocument]:
-    """Yield `{"member": name, "document": …}` for each JSON document of a member. `length` is the line's number.
+    """Yield `{"member": name, "document": …}` for each JSON document of a member. `length` is the line number.
 
-    A member that is too large for one document is read as lines, one at a time. Raises DumpError.
+    A member that is too large for one document is read line by line. Raises DumpError.
     """
     member = _archive(path).infolist()[number]
     name = member.filename
@@ -167,7 +167,7 @@ def _unpack(path: Path, number: int) -> bytes:
 
 
 def _opened(path: Path, number: int) -> Any:
-    """Return a stream of a member's text. Raises DumpError for a damaged, encrypted or huge one."""
+    """Return a stream of a member's text. Raises DumpError for a damaged, encrypted or huge member."""
     archive = _archive(path)
     member = archive.infolist()[number]
     if member.file_size > MAX_MEMBER:

@@ -1,4 +1,4 @@
-"""The formats, the most particular first: the first that knows a document reads it."""
+"""The formats, most specific first. The first format that recognises a document reads it."""
 
 from __future__ import annotations
 

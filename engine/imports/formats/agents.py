@@ -18,7 +18,7 @@ from ..values import Document, listed, mapping, number, objects, text, whole
 
 
 def _mini_messages(value: object) -> tuple[Message, ...]:
-    """Read messages, with the commands and their errors, which mini-swe-agent keeps in `extra`."""
+    """Read messages together with the commands and errors that mini-swe-agent keeps in `extra`."""
     found: list[Message] = []
     for data in objects(value):
         if data.get("role") == "exit":
@@ -36,7 +36,7 @@ def _mini_messages(value: object) -> tuple[Message, ...]:
 
 
 def _action(given: Document) -> Call:
-    """Read a command of a shell, with the id of its call if there is one."""
+    """Read a shell command, with the id of its call if there is one."""
     arguments = {k: v for k, v in given.items() if k not in ("tool_call_id", "tool")}
     return Call(str(given.get("tool") or "bash"), arguments, str(given.get("tool_call_id") or ""))
 
@@ -77,7 +77,7 @@ def _before_the_agent(history: object) -> tuple[Message, ...]:
 
 
 def _swe_steps(trajectory: object) -> tuple[Message, ...]:
-    """Read steps. The action of a step is a command."""
+    """Read the steps of a trajectory. The action of a step is a command."""
     found: list[Message] = []
     for step in objects(trajectory):
         action = text(step.get("action")) or ""
@@ -94,7 +94,7 @@ def _swe_steps(trajectory: object) -> tuple[Message, ...]:
 
 
 def _swe_trial(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Name the rollout by its file, because an instance may be tried several times."""
+    """Take the rollout's id from its file, because an instance may be tried several times."""
     name = origin.path.name.removesuffix(".traj")
     failed = made.stop.startswith("exit_") or "error" in made.stop.lower()
     error = made.stop if failed else None
@@ -126,7 +126,7 @@ _UNNAMED = ("agent", "default_traj_name")
 
 
 def _episode(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout for each trajectory. An episode that failed before the first one is a rollout without turns."""
+    """Yield one rollout per trajectory. An episode that failed before its first trajectory has no turns."""
     trajectories: list[Document] = objects(document["trajectories"]) or [{}]
     episode = text(document.get("episode_id") or document.get("id")) or ""
     group, _, index = episode.rpartition(":")
@@ -147,7 +147,7 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
         given = [mean(s.get("advantage")) for s in steps]
         differ = len(set(given)) > 1 or any(several(s.get("advantage")) for s in steps)
         versions = {v for s in steps if (v := whole(s.get("weight_version"))) is not None}
-        again = f":{names[:i].count(name)}" if name in names[:i] else ""  # two solvers, say, and a judge
+        again = f":{names[:i].count(name)}" if name in names[:i] else ""  # such as two solvers and a judge
         about = {**mapping(trajectory.get("metadata")), **mapping(trajectory.get("info"))}
         yield Rollout(
             prompt=prompt,
@@ -176,7 +176,7 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _rllm_messages(known: list[Document]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Read the conversation of the last step, which is the whole one, or join the ends of all steps' conversations.
+    """Read the last step's conversation if it is the whole one, else join the ends of all steps' conversations.
 
     Turns get the rewards of the steps if each step has one turn.
     """

@@ -16,7 +16,7 @@ from ..tokens import tokens_of_calls
 from ..values import Document, listed, mapping, number, objects, summed, text
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
-"""Names of later files of one trial: a conversation continued after a summary, and the writing of the summary."""
+"""Names of later files of one trial: a conversation continued after a summary, or the summarization itself."""
 _READ = ("schema_version", "session_id", "agent", "steps", "final_metrics", "extra", "subagent_trajectories")
 _UNKNOWN = {
     "reward": "the writer keeps no total reward; Harbor's verifier writes components without weights",
@@ -27,7 +27,7 @@ _VERIFIERS = ("../verifier", "verifier")
 
 
 def _open(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout, and one for each trajectory of a subagent inside."""
+    """Yield the rollout, and one more per subagent trajectory inside it."""
     result = origin.beside("../result.json") or origin.beside("result.json")
     made = _trajectory(document, text(result.get("trial_name")))
     part = _PART.search(origin.path.stem)
@@ -42,7 +42,7 @@ def _open(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _open_trial(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout for the `result.json` of a trial without an ATIF trajectory."""
+    """Yield a rollout from the `result.json` of a trial without an ATIF trajectory."""
     if any((origin.path.parent / name).exists() for name in ("agent/trajectory.json", "trajectory.json")):
         return
     made = Rollout(
@@ -90,7 +90,7 @@ def _of_trial(made: Rollout, result: Document, rewards: Mapping[str, Score], ori
 
 
 def _rewards(result: Document, origin: Origin) -> dict[str, Score]:
-    """Return the verifier's scores by name, from the result (one number in older versions) or the verifier's files."""
+    """Return the verifier's scores by name, from the result (one number in old versions) or its files."""
     files = ((origin.beside(f"{f}/reward.json"), origin.text_beside(f"{f}/reward.txt")) for f in _VERIFIERS)
     for several, one in chain([(at(result, "verifier_result.rewards"), at(result, "verifier_result.reward"))], files):
         if found := scores(several):

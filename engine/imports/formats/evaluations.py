@@ -1,4 +1,4 @@
-"""Results of evaluations, outputs of batches, and preference pairs."""
+"""Evaluation results, batch outputs, and preference pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tables import GENERIC
 
 
 def _call_ids(messages: object) -> tuple[Message, ...]:
-    """Read tau2's messages. The id of a tool's message is the id of the call that it answers."""
+    """Read tau2 messages. The id of a tool message is the id of the call that it answers."""
     items = objects(messages)
     return conversation([{**m, "tool_call_id": m.get("id")} if m.get("role") == "tool" else m for m in items])
 
@@ -63,7 +63,7 @@ TAU2 = Mapped(
 
 
 def _of_harness(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Add the metrics of one filter. Choices scored by likelihood are no answer of the model."""
+    """Add the metrics of one filter. Choices scored by likelihood are not an answer of the model."""
     answers = [r for each in listed(document["resps"]) for r in (each if isinstance(each, list) else [each])]
     wrote = [r for r in answers if isinstance(r, str)]
     filter_ = text(document.get("filter")) or "none"
@@ -107,7 +107,7 @@ HARNESS = Mapped(
 
 
 def _of_promptfoo(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Keep an error only if the call failed. promptfoo also writes the reason of a failed assertion there."""
+    """Keep the error only if the call failed, because promptfoo also writes reasons of failed assertions there."""
     failed = document.get("failureReason") != 1 and made.error
     seconds = number(document.get("latencyMs"))
     extra = made.extra if failed or not made.error else {**made.extra, "reason": made.error[:400]}
@@ -176,12 +176,12 @@ _HH = re.compile(r"\n\n(Human|Assistant):")
 
 
 def _pair(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield the chosen answer, then the rejected one, as the rollouts of a group."""
+    """Yield the chosen and then the rejected answer as the rollouts of one group."""
     sides = {k: v for k, v in document.items() if any(side in k for side in _SIDES)}
     made = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
     talks = [_dialogue(document[side]) for side in _SIDES]
     shared = len(made.prompt) if all(t[: len(made.prompt)] == made.prompt for t in talks) else 0
-    if not made.prompt:  # both answers repeat it
+    if not made.prompt:  # both answers repeat the prompt
         pairs = enumerate(zip(*(t[:-1] for t in talks), strict=False))
         shared = next((i for i, (one, other) in pairs if one != other), min(len(t) - 1 for t in talks))
     prompt = made.prompt or talks[0][:shared]
@@ -200,7 +200,7 @@ def _pair(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _dialogue(value: object) -> tuple[Message, ...]:
-    """Read an answer, or a conversation that ends with it, also as text with `Human:` and `Assistant:`."""
+    """Read an answer or a conversation that ends with it, possibly as text with `Human:` and `Assistant:`."""
     if not isinstance(value, str) or not _HH.match(value):
         return completion(value)
     _, *parts = _HH.split(value)

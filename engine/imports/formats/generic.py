@@ -1,4 +1,4 @@
-"""Shapes that hold several rollouts or none: groups, columns, tables, lists, metrics, members of a zip."""
+"""Documents with several rollouts or none: groups, columns, tables, lists, metrics, zip members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .trl import metric_name
 _PLURAL = ("completions", "responses", "outputs", "generations")
 _COMPLETIONS = (*_PLURAL, "completion", "response", "output")
 _MEASURED = ("entropy", "gen_step", "num_turns", "lengths")
-"""Numbers of trainers that are no reward functions."""
+"""Numbers that trainers write but that are not reward functions."""
 _SINGULARS = frozenset([
     "prompt", "completion", "response", "output", "generation", "reward", "advantage", "score", "answer", "solution",
     "completion_id", "label", "step", "id", "group", "group_id", "message", "error", "token_count", "finish_reason",
@@ -31,7 +31,7 @@ def _is_group(document: Document, origin: Origin) -> bool:
 
 
 def _group(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout for each completion. Lists of the same length hold one value for each."""
+    """Yield one rollout per completion. Lists of the same length hold one value per completion."""
     size = _completions(document)
     named = bool(GENERIC.first(document, "group"))
     for i in range(size or 0):
@@ -41,7 +41,7 @@ def _group(document: Document, origin: Origin) -> Iterable[Item]:
                 row[name] = value
             elif len(value) == size:
                 row[_singular(name)] = value[i]
-            else:  # of two values for three rollouts it is unknown which belongs to which
+            else:  # with two values for three rollouts, the assignment is unknown
                 row[f"group.{name}"] = value
         yield GENERIC.rollout(row, origin)
 
@@ -52,7 +52,7 @@ def _is_batch(document: Document, origin: Origin) -> bool:
 
 
 def _batch(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout for each place in the lists. Numbers without another meaning are reward functions."""
+    """Yield one rollout per position in the lists. Numbers without another meaning are reward functions."""
     known = {k for keys in GENERIC.keys.values() for k in keys}
     size = _completions(document) or 0
     numbers = {name for name, value in document.items() if _is_numbers(value, size)}
@@ -75,7 +75,7 @@ BATCHES = Documents("batches of columns", _batch, when=_is_batch, unknown=GENERI
 
 
 def wandb_table(formats: Iterable[Format]) -> Documents:
-    """Return the format of a wandb table file. Each row has one of `formats`."""
+    """Return the format of a wandb table file whose rows each have one of `formats`."""
     known = tuple(formats)
 
     def read(document: Document, origin: Origin) -> Iterable[Item]:
@@ -87,10 +87,10 @@ def wandb_table(formats: Iterable[Format]) -> Documents:
 
 
 def table_rows(rows: list[Document], formats: Iterable[Format], origin: Origin) -> Iterable[Item]:
-    """Yield the rollouts of a table's rows, each by the first format that knows it.
+    """Yield the rollouts of a table's rows, each read by the first format that recognises it.
 
-    A table may be logged twice, at the last step and when the training ends. Ids made of its content show that it is
-    the same one.
+    A table may be logged twice, at the last step and at the end of training. Ids derived from its content identify the
+    duplicate.
     """
     digest = hashlib.blake2b(json.dumps(rows, default=str).encode(), digest_size=6).hexdigest()
     for n, row in enumerate(rows, 1):
@@ -103,12 +103,12 @@ def table_rows(rows: list[Document], formats: Iterable[Format], origin: Origin) 
 
 
 def _lower(row: Document) -> dict[str, object]:
-    """Return a row whose names are written as in code. Tables are made for screens (`Total Reward`)."""
+    """Convert display names of columns (`Total Reward`) into names as in code (`total_reward`)."""
     return {name.strip().lower().replace(" ", "_"): value for name, value in row.items()}
 
 
 def _verl_samples(row: Document) -> list[dict[str, object]]:
-    """Return the samples of a row of verl, which logs `input_1, output_1, score_1, input_2, …` per validation."""
+    """Return the samples of a verl row, which holds `input_1, output_1, score_1, input_2, …` per validation."""
     shared = {k: v for k, v in row.items() if k == "step"}
     numbers = takewhile(lambda n: f"input_{n}" in row and f"output_{n}" in row, count(1))
     return [{k: row.get(f"{k}_{n}") for k in ("input", "output", "score")} | shared for n in numbers]
@@ -119,19 +119,19 @@ _LISTS = (
     *_ROLLOUTS, "samples", "data", "results", "examples", "records", "items", "rows",
     "completions", "responses",
 )  # fmt: skip
-"""Keys under which a document holds a list of rollouts."""
+"""Keys that may hold a list of rollouts."""
 _SHARED = frozenset(
     k for role in ("group", "prompt_id", "step", "prompt", "expected", "env", "model", "split", "policy_version")
     for k in GENERIC.keys[role] if "." not in k
 )  # fmt: skip
-"""Keys next to such a list that hold for each of its rollouts."""
+"""Keys next to such a list whose values apply to each of its rollouts."""
 
 
 def wrapped(formats: tuple[Format, ...]) -> Documents:
     """Return the format of rollouts in a list inside a document (`{"rollouts": [{…}, …], "step": 3}`) or on a line.
 
-    An item has the first of `formats` that knows it. A list of messages is one rollout, and an empty list of rollouts
-    is known, too.
+    The first of `formats` that recognises an item reads it. A list of messages is one rollout. An empty list of
+    rollouts is also recognised.
     """
 
     def items(document: object, origin: Origin) -> Iterator[tuple[Format, Document]]:
@@ -163,9 +163,9 @@ def wrapped(formats: tuple[Format, ...]) -> Documents:
 
 
 def zipped(inner: Format) -> Documents:
-    """Return the format of documents in a zip that have another format, such as a wandb artifact of agentlightning.
+    """Return the format of zip members that have the format `inner`, such as a wandb artifact of agentlightning.
 
-    Names inside the zip count as names of folders and files.
+    Names inside the zip count as folder and file names.
     """
     return Documents(
         f"{inner.name} in a zip",
@@ -180,15 +180,15 @@ def zipped(inner: Format) -> Documents:
 
 def _member(document: Document, origin: Origin) -> Origin:
     inside = [part for part in str(document["member"]).split("/") if part not in ("", ".", "..")]
-    return Origin(origin.path.joinpath(*inside), origin.root)  # never a path out of the zip
+    return Origin(origin.path.joinpath(*inside), origin.root)  # never a path outside the zip
 
 
 def _is_metrics(document: Document, origin: Origin) -> bool:
-    """Return whether a document has a step, otherwise mostly numbers, and no lists or objects."""
+    """Return whether a document has a step, mostly numbers otherwise, and no lists or objects."""
     if not 0 < len(document) <= _MOST_METRICS:
         return False
     if _step(document) is None and (origin.step is None or not all("/" in k for k in document)):
-        return False  # the step of a folder serves for names such as `eval/all/score`
+        return False  # the folder's step applies only to names such as `eval/all/score`
     return all(not isinstance(v, (list, Mapping)) for v in document.values()) and (
         sum(number(v) is not None for v in document.values()) * 2 > len(document)
     )
@@ -202,7 +202,7 @@ def _metrics(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _scalars(values: Document) -> dict[str, float]:
-    """Return the numbers by the names of metrics. A chart that wandb exports has columns `run - metric`."""
+    """Return the numbers by metric name. Charts exported from wandb have columns `run - metric`."""
     runs = {name.rpartition(" - ")[0] for name in values}
     cut = f"{runs.pop()} - " if len(runs) == 1 else ""
     kept = {k: n for k, v in values.items() if not k.endswith(_BOUNDS) and (n := number(v)) is not None}
@@ -210,7 +210,7 @@ def _scalars(values: Document) -> dict[str, float]:
 
 
 def _logged(document: Document, origin: Origin) -> Iterable[Item]:
-    """Read the scalars of an event file of TensorBoard, or of an offline run of wandb."""
+    """Read the scalars of a TensorBoard event file or of an offline wandb run."""
     values = document.get("tensorboard") or document["wandb"]
     step = _step(values)
     step = document["step"] if step is None else step
@@ -234,9 +234,9 @@ _STEPS = (
 )
 _NO_METRIC = (*_STEPS, "time", "timestamp", "_timestamp", "_runtime")
 _MOST_METRICS = 4096
-"""Metrics of one step. A document with more numbers is the vocabulary of a tokenizer, which knows the word `step`."""
+"""Maximum metrics of one step. A document with more is a tokenizer's vocabulary, which contains the word `step`."""
 _BOUNDS = ("__MIN", "__MAX")
-"""Ends of the names of columns with the range of a point."""
+"""Suffixes of columns that hold the range of a point."""
 
 
 def _step(document: Document) -> int | None:
@@ -262,7 +262,7 @@ def _is_column(value: object, size: int) -> bool:
 
 
 def _is_numbers(value: object, size: int) -> bool:
-    """Return whether a value is a list of numbers of this length. Null and the text "NaN" are unknown numbers."""
+    """Return whether a value is a list of `size` numbers. Null and the text "NaN" count as unknown numbers."""
     if not isinstance(value, list) or len(value) != size:
         return False
     known = [v for v in value if v is not None]

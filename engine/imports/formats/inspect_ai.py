@@ -1,4 +1,4 @@
-"""Logs of inspect-ai: one document, or a zip with a member per sample and summaries of all samples."""
+"""inspect-ai logs: one document, or a zip with one member per sample and summaries of all samples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _is_log(document: Document, origin: Origin) -> bool:
 
 
 def _open(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout for each sample. Epochs of a sample are the rollouts of its group."""
+    """Yield one rollout per sample. The epochs of a sample form its group."""
     if "member" in document:
         if _is_sample(document["document"]):
             yield _sample(document["document"], _header(origin))
-        elif "summaries" in document["member"]:  # of all samples, also of those that cannot be read
+        elif "summaries" in document["member"]:  # they cover all samples, including unreadable ones
             yield from _summaries(objects(document["document"]), origin)
         return
     header = {k: v for k, v in document.items() if k != "samples"}
@@ -50,7 +50,7 @@ def _is_sample(document: object) -> bool:
 
 
 def _header(origin: Origin) -> Document:
-    """Return the header of a packed log, or its beginning in the journal."""
+    """Return the header of a packed log, or the header's beginning in the journal."""
     for name in ("header.json", "_journal/start.json"):
         found = member_of(origin.path, name)
         if isinstance(found, Mapping):
@@ -59,7 +59,7 @@ def _header(origin: Origin) -> Document:
 
 
 def _summaries(summaries: list[Document], origin: Origin) -> Iterator[Item]:
-    """Yield the samples as the summaries describe them, and the ids of samples that the log does not hold."""
+    """Yield the samples as the summaries describe them, and the ids of samples that are missing from the log."""
     header, missing = _header(origin), []
     for summary in summaries:
         if not isinstance(uuid := summary.get("uuid"), str):
@@ -71,7 +71,7 @@ def _summaries(summaries: list[Document], origin: Origin) -> Iterator[Item]:
         given = summary.get("input")
         asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
         made = _sample({**summary, "messages": asked}, header)
-        # the input may be a conversation, and its completion is not known yet
+        # the input may be a conversation, and the completion is not known yet
         yield Expected(replace(made, prompt=(*made.prompt, *made.completion), completion=()), member, 0)
     if missing:
         yield Named(tuple(missing))
@@ -79,7 +79,7 @@ def _summaries(summaries: list[Document], origin: Origin) -> Iterator[Item]:
 
 def _sample(sample: Document, header: Document) -> Rollout:
     attachments = {f"attachment://{k}": v for k, v in mapping(sample.get("attachments")).items()}
-    talk = listed(sample.get("messages")) or listed(sample.get("input"))  # without messages if it failed early
+    talk = listed(sample.get("messages")) or listed(sample.get("input"))  # a sample that failed early has no messages
     if not talk and sample.get("input"):
         talk = [{"role": "user", "content": sample["input"]}]
     prompt, said = split(conversation(_restored(talk, attachments)))
@@ -100,11 +100,11 @@ def _sample(sample: Document, header: Document) -> Rollout:
             correct = value == "C" if value in "CI" else correct
         elif value is None or number(value) is not None:
             components[name] = Score(number(value))
-        else:  # words or a list
+        else:  # text or a list
             in_words[name] = value
         answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
     model, used = text(at(header, "eval.model")) or "", mapping(sample.get("model_usage"))
-    usage = [mapping(u) for u in ([used[model]] if model in used else used.values())]  # without tokens of judges
+    usage = [mapping(u) for u in ([used[model]] if model in used else used.values())]  # exclude the tokens of judges
     target = sample.get("target")
     limit = sample.get("limit")
     limit = limit.get("type") if isinstance(limit, Mapping) else limit

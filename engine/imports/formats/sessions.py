@@ -20,7 +20,7 @@ Entries = list[Document]
 
 
 def _session(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield the rollouts of a file that is one session: one, and one for each subagent."""
+    """Yield the rollouts of a session file: the session itself, and one rollout per subagent."""
     entries: Entries = objects(document["session"])
     first = entries[0]
     if "source" in first and "role" not in first:
@@ -50,10 +50,10 @@ SESSIONS = Documents(
 
 
 def _claude(entries: Entries) -> Iterable[Rollout]:
-    """Read a session of Claude Code, or the stream that it prints (`--output-format stream-json`).
+    """Read a Claude Code session, or the stream that Claude Code prints (`--output-format stream-json`).
 
-    Entries form a tree: the branch of the last entry is shown. A subagent that is logged in the same file is a rollout
-    of its own.
+    Entries form a tree, and the branch of the last entry is the conversation. A subagent logged in the same file is a
+    separate rollout.
     """
     main = [e for e in entries if not _of_subagent(e)]
     sides: dict[str, Entries] = {}
@@ -100,11 +100,11 @@ def _is_spoken(entry: Document) -> bool:
 
 
 def _branch(entries: Entries) -> Entries:
-    """Return the entries on the way from the root to the last entry, with the results of their calls: results of
-    parallel calls are siblings in the tree.
+    """Return the entries on the path from the root to the last entry, with the results of their calls, because results
+    of parallel calls are siblings in the tree.
 
-    After a compaction, entries may be written once more with the same id and another parent. What precedes a
-    compaction, or an entry whose parent is not written, is the entry before it in the file.
+    After a compaction, entries may be written again with the same id and another parent. The parent of a compaction, or
+    of an entry whose parent is missing, is the previous entry in the file.
     """
     first: dict[object, Document] = {}
     parents: dict[str, set[str]] = {}
@@ -139,12 +139,12 @@ def _parts(entry: Document) -> list[Document]:
 
 
 def _claude_messages(entries: Entries) -> Entries:
-    """Return the messages. One answer is logged as an entry for each of its parts; its id joins them."""
+    """Return the messages. The log holds one entry per part of an answer, and the answer's id joins them."""
     found: list[dict[str, Any]] = []
     for entry in entries:
         said = mapping(entry.get("message"))
         queued = mapping(entry.get("attachment"))
-        if queued.get("type") == "queued_command":  # said while the agent worked
+        if queued.get("type") == "queued_command":  # a user message sent while the agent worked
             found.append({"role": "user", "content": queued.get("prompt")})
         if not _is_spoken(entry) or not said or entry.get("isApiErrorMessage"):
             continue
@@ -162,7 +162,7 @@ def _claude_messages(entries: Entries) -> Entries:
 
 
 def _codex(entries: Entries) -> Rollout:
-    """Read a session of Codex: items of Responses, each in an entry with a type (without one in older versions)."""
+    """Read a Codex session: Responses items, each wrapped in an entry with a type (bare in older versions)."""
     wrapped = entries[0].get("type") == "session_meta"
     about = mapping(entries[0].get("payload")) if wrapped else entries[0]
     items = [mapping(e.get("payload")) for e in entries if e.get("type") == "response_item"] if wrapped else entries[1:]
@@ -186,7 +186,7 @@ def _codex(entries: Entries) -> Rollout:
 
 
 def _codex_item(item: Document) -> Document:
-    """Return an item with the error of a command, whose output begins with its exit code or is JSON with it."""
+    """Add the error of a command, whose output begins with its exit code or is JSON that contains it."""
     given = item.get("output")
     if isinstance(given, str) and (found := _EXIT_CODE.match(given)):
         return {**item, "error": f"exit code {found[1]}" if found[1] != "0" else None}
@@ -205,7 +205,7 @@ _META = ("thought", "confirmation_state", "security_risk", "hidden", "is_confirm
 
 
 def _history(value: object) -> Entries:
-    """Return the events. Older outputs hold pairs of an action and its observation."""
+    """Return the events. Older outputs hold (action, observation) pairs."""
     return objects([event for each in listed(value) for event in (each if isinstance(each, list) else [each])])
 
 
@@ -247,11 +247,11 @@ OPENHANDS = Mapped(
     finish=_of_openhands,
     unknown={"reward": "OpenHands writes test results, and no reward"},
 )
-"""Lines of OpenHands' evaluations (`output.jsonl`), with the events of versions 0 and 1."""
+"""Lines of OpenHands evaluations (`output.jsonl`), with events of versions 0 and 1."""
 
 
 def openhands_messages(events: Entries) -> Entries:
-    """Return the messages of OpenHands' events. Calls of one answer share its id."""
+    """Return the messages of OpenHands events. Calls of one answer share its id."""
     found: list[dict[str, Any]] = []
     for event in events:
         made, answer = _sdk_event(event) if isinstance(event.get("kind"), str) else _event(event)
@@ -269,7 +269,7 @@ def openhands_messages(events: Entries) -> Entries:
 
 
 def _event(event: Document) -> tuple[dict[str, Any] | None, str]:
-    """Return the message of an event of version 0, and the id of the model's answer."""
+    """Return the message of a version 0 event, and the id of the model's answer."""
     args, tool = mapping(event.get("args")), mapping(event.get("tool_call_metadata"))
     call_id = text(tool.get("tool_call_id"))
     action, observation = event.get("action"), event.get("observation")
@@ -304,7 +304,7 @@ def _event(event: Document) -> tuple[dict[str, Any] | None, str]:
 
 
 def _sdk_event(event: Document) -> tuple[dict[str, Any] | None, str]:
-    """Return the message of an event of the SDK (version 1), and the id of the model's answer."""
+    """Return the message of an SDK event (version 1), and the id of the model's answer."""
     match event["kind"]:
         case "SystemPromptEvent":
             return {"role": "system", "content": at(event, "system_prompt.text")}, ""

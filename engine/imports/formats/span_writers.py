@@ -1,4 +1,4 @@
-"""Spans of each writer of traces, read into `spans.Span`."""
+"""Convert the spans of each tracing tool into `spans.Span`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .spans import Span, read_json, traces
 
 
 def otlp(document: Document) -> list[Span] | None:
-    """Read OTLP JSON, one export request a line."""
+    """Read OTLP JSON with one export request per line."""
     if not isinstance(document.get("resourceSpans"), list):
         return None
     found = []
@@ -28,7 +28,7 @@ def otlp(document: Document) -> list[Span] | None:
 
 
 def console(document: Document) -> list[Span] | None:
-    """Read a span that `ConsoleSpanExporter` printed (`ReadableSpan.to_json`), or that Phoenix's client returned."""
+    """Read a span printed by `ConsoleSpanExporter` (`ReadableSpan.to_json`) or returned by the Phoenix client."""
     context = document.get("context")
     if not isinstance(context, Mapping) or "trace_id" not in context or "attributes" not in document:
         return None
@@ -36,7 +36,7 @@ def console(document: Document) -> list[Span] | None:
 
 
 def phoenix(document: Document) -> list[Span] | None:
-    """Read a row of Phoenix's table of spans: attributes are columns `attributes.…`."""
+    """Read a row of the Phoenix span table, whose columns `attributes.…` hold attributes."""
     if "context.trace_id" not in document:
         return None
     start = "attributes."
@@ -66,7 +66,7 @@ def _otel(span: Document, trace: str, attributes: Document) -> Span:
 
 
 def mlflow(document: Document) -> list[Span] | None:
-    """Read a trace of MLflow, of version 2 or 3 (`Trace.to_dict`)."""
+    """Read an MLflow trace of version 2 or 3 (`Trace.to_dict`)."""
     info, data = document.get("info"), document.get("data")
     if not isinstance(info, Mapping) or not isinstance(data, Mapping) or not isinstance(data.get("spans"), list):
         return None
@@ -79,7 +79,7 @@ def mlflow(document: Document) -> list[Span] | None:
             given[text(each.get("assessment_name") or each.get("name")) or "score"] = Score(score)
     found = []
     for span in data["spans"]:
-        kept = mapping(mapping(span).get("attributes"))  # MLflow keeps each as JSON text
+        kept = mapping(mapping(span).get("attributes"))  # MLflow stores each value as JSON text
         own = {k: value_of(v) if isinstance(v, str) else v for k, v in kept.items()}
         kind = str(own.get("mlflow.spanType") or span.get("span_type") or "").lower()
         status = span.get("status") or {}
@@ -107,7 +107,7 @@ def mlflow(document: Document) -> list[Span] | None:
 
 
 def langsmith(document: Document) -> list[Span] | None:
-    """Read a run of LangSmith, with its child runs if they are in it. A bulk export has one run a row."""
+    """Read a LangSmith run, including any nested child runs. A bulk export has one run per row."""
     if "run_type" not in document or "inputs" not in document:
         return None
     extra = mapping(document.get("extra"))
@@ -140,7 +140,7 @@ def langsmith(document: Document) -> list[Span] | None:
 
 
 def langfuse(document: Document) -> list[Span] | None:
-    """Read a trace of Langfuse, with its observations if they are in it."""
+    """Read a Langfuse trace, including any nested observations."""
     if not isinstance(document.get("scores"), list) or not ("observations" in document or "projectId" in document):
         return None
     trace = text(document.get("id")) or ""
@@ -162,7 +162,7 @@ def langfuse(document: Document) -> list[Span] | None:
 
 
 def langfuse_rows(document: Document) -> list[Span] | None:
-    """Read a row of a trace, an observation or a score that Langfuse exports into a blob storage."""
+    """Read a row of a Langfuse blob storage export: a trace, an observation or a score."""
     if "project_id" not in document or "environment" not in document:
         return None
     if "bookmarked" in document and "input" in document:
@@ -198,7 +198,7 @@ def _observation(trace: str, row: Document) -> Span:
 
 
 def _time(value: object) -> float:
-    """Return a time as a number that sorts: nanoseconds, seconds, or the digits of an ISO date."""
+    """Convert a time into a sortable number: nanoseconds, seconds, or the digits of an ISO date."""
     found = number(value)
     if found is None:
         found = float((re.sub(r"\D", "", str(value or "")) + "0" * 20)[:20])

@@ -1,7 +1,7 @@
-"""Rollouts from traces of spans.
+"""Build rollouts from traces of spans.
 
-`span_writers.py` reads the document of each writer into a list of `Span`. The rollout of a trace is its longest
-conversation, with the results of tools and the scores that other spans hold.
+`span_writers.py` converts the document of each writer into a list of `Span`. The rollout of a trace is its longest
+conversation, plus the tool results and scores that other spans hold.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SAID = ("completion", "output_messages")
 
 @dataclass(frozen=True)
 class Span:
-    """One span. `kind` is `llm`, `tool`, or empty. `asked` and `said` are the input and output of the operation, if
-    the writer keeps them apart from the attributes."""
+    """One span. `kind` is `llm`, `tool`, or empty. `asked` and `said` are the input and output of the operation if the
+    writer stores them outside the attributes."""
 
     trace: str
     start: float = 0.0
@@ -44,7 +44,7 @@ class Span:
     tokens: int | None = None
 
     def talk(self) -> tuple[Message, ...]:
-        """Read the conversation of the span from lists of messages in attributes or events, numbered attributes
+        """Read the span's conversation from lists of messages in attributes or events, numbered attributes
         (`gen_ai.prompt.0.content`), one event per message, or the input and output of the operation."""
         for given in (self.attributes, *(about for _, about in self.events)):
             heard, said = (read_json(given.get(f"gen_ai.{k}.messages")) for k in ("input", "output"))
@@ -76,10 +76,10 @@ _UNKNOWN = {
 
 
 def traces(name: str, read: Callable[[Document], list[Span] | None]) -> Documents:
-    """Return the format of a writer of spans. `read` returns the spans of a document, or None for other documents."""
+    """Return the format of one span writer. `read` returns the spans of a document, or None for other documents."""
 
     def open_(document: Document, origin: Origin) -> Iterable[Item]:
-        """Yield a rollout for each trace that holds a conversation, and an amendment for the others."""
+        """Yield a rollout for each trace with a conversation, and an amendment for the others."""
         by_trace: dict[str, list[Span]] = defaultdict(list)
         for span in read(document) or ():
             by_trace[span.trace].append(span)
@@ -87,7 +87,7 @@ def traces(name: str, read: Callable[[Document], list[Span] | None]) -> Document
             made = _rollout(trace, sorted(spans, key=lambda s: s.start), origin)
             if made is not None:
                 yield made
-            # Spans are exported when they end: another document may hold more of this conversation, but not the root.
+            # Spans are exported as they end, so another document may hold more of this conversation but not the root.
             if (more := _amendment(trace, spans)) is not None and (made is None or len(spans) == 1):
                 yield more
 
@@ -127,7 +127,7 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
 
 
 def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Message, ...]:
-    """Add the errors of tools from their spans, and results that no message repeats."""
+    """Add tool errors from their spans, and tool results that are missing from the messages."""
     made = list(messages)
     waiting = {call.id for m in made for call in m.calls if call.id} - {m.call_id for m in made}
     for span in spans:
@@ -145,7 +145,7 @@ def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Messa
 
 
 def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
-    """Return the values that spans without a conversation add to a rollout of another document, or None."""
+    """Return the values that spans without a conversation add to another document's rollout, or None."""
     known = {k: v for span in spans for k, v in span.attributes.items()}
     reward, evaluated = _scores(spans, known)
     step = whole(known.get("training.step"))
@@ -167,8 +167,8 @@ def _conversation(spans: list[Span]) -> str:
 
 
 def _scores(spans: list[Span], attributes: Document) -> tuple[float | None, dict[str, Score]]:
-    """Return the reward and the scores by name: attributes of a span, or events on it (`gen_ai.evaluation.result`). A
-    score without a name is the reward, else an attribute `reward` is."""
+    """Return the reward and the scores by name, from span attributes or events (`gen_ai.evaluation.result`). The reward
+    is the score without a name, else the attribute `reward`."""
     found: dict[str, Score] = {}
     for span in spans:
         for values in (span.attributes, *(about for _, about in span.events)):
@@ -183,7 +183,7 @@ def _scores(spans: list[Span], attributes: Document) -> tuple[float | None, dict
 
 
 def _with_stop(said: tuple[Message, ...], attributes: Document) -> tuple[Message, ...]:
-    """Give the last message the span's finish reason, if it has none of its own."""
+    """Set the last message's stop reason to the span's finish reason if it has none."""
     given = read_json(attributes.get("gen_ai.response.finish_reasons"))
     reason = text(next(iter(listed(given)), None)) or ""
     if not said or not reason or said[-1].stop or not said[-1].is_agent:
@@ -203,7 +203,7 @@ def _numbered(attributes: Document) -> tuple[Message, ...]:
 
 
 def _put(tree: dict[str, object], path: list[str], value: object) -> None:
-    """Put a value at a path of a tree of objects. Lists are objects whose keys are numbers."""
+    """Set a value at a path in a tree of objects. Lists are objects with numeric keys."""
     for name in path[:-1]:
         below = tree.setdefault(name, {})
         if not isinstance(below, dict):
@@ -232,12 +232,12 @@ def _unwrapped(value: object) -> object:
 
 
 def read_json(value: object) -> Any:
-    """Return a list or object that is written as text, parsed. Return anything else unchanged."""
+    """Parse a list or object that is written as text. Return anything else unchanged."""
     return parsed(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
 
 
 def _content(value: object) -> object:
-    """Return the text of a tool's output: bare, or in an object with one value."""
+    """Return the text of a tool's output, which is bare or inside an object with one value."""
     value = read_json(value)
     for key in ("output", "content", "result"):
         if isinstance(value, Mapping) and key in value:
@@ -248,11 +248,11 @@ def _content(value: object) -> object:
 
 
 def _messages(value: object) -> object:
-    """Return the messages in the input or output of an operation: of a chat API, of LangChain, or plain text."""
+    """Return the messages in an operation's input or output: a chat API, LangChain, or plain text."""
     value = read_json(value)
     if not isinstance(value, Mapping):
         return value
-    if isinstance(generations := value.get("generations"), list):  # LangChain: a list of choices for each prompt
+    if isinstance(generations := value.get("generations"), list):  # LangChain: a list of choices per prompt
         first = generations[0] if generations else []
         first = first[0] if isinstance(first, list) and first else first
         about = mapping(mapping(first).get("generation_info"))

@@ -1,4 +1,4 @@
-"""Formats that differ in the names of keys, as tables."""
+"""Formats that differ only in their key names, defined as tables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
 
 
 def verl_group(uid: str) -> tuple[str, int | None]:
-    """Split a uid of verl's v1 trainer, `<group>_<rollout>_<turn>`. Older trainers write the uid of the group."""
+    """Split a uid of verl's v1 trainer, `<group>_<rollout>_<turn>`. Older trainers write the group's uid."""
     found = _VERL_UID.fullmatch(uid)
     return (found[1], int(found[2])) if found else (uid, None)
 
 
 def _whole_talk(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Make one rollout of the rows of verl's agent loops, each of which holds the conversation so far."""
+    """Merge the rows of a verl agent loop into one rollout. Each row holds the conversation so far."""
     found = _VERL_UID.fullmatch(text(document.get("uid")) or "")
     if found is None:
         return made
@@ -116,7 +116,7 @@ AGENTLIGHTNING = Mapped(
 
 
 def _failed_tools(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Add the errors of tools, which OpenEnv lists in the order of the results."""
+    """Add tool errors, which OpenEnv lists in the order of the results."""
     trace = objects(document.get("tool_trace"))
     errors = [error_text(at(t, "result.error")) for t in trace]
     if len(errors) != sum(m.role == "tool" for m in made.completion):
@@ -193,11 +193,11 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "extra": ("metadata", "info", "extra", "extra_info", "metrics"),
 }
 ROLES = (*_KEYS, "seconds", "task")
-"""Roles for keys on the command line (`--map reward=score`)."""
+"""Roles that the command line can map to keys (`--map reward=score`)."""
 
 
 def _with_instruction(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Put an instruction before its input (Alpaca)."""
+    """Prepend the instruction to its input (Alpaca)."""
     rule, given = document.get("instruction"), document.get("input")
     if not (isinstance(rule, str) and isinstance(given, str) and rule and made.prompt == (Message("user", given),)):
         return made

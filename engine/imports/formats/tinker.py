@@ -1,4 +1,4 @@
-"""tinker-cookbook: summaries of all rollouts, and a logtree (the tree of its HTML report) with texts of some."""
+"""tinker-cookbook: summaries of all rollouts, and a logtree (the tree of its HTML report) with some texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_DEPTH = 64
 
 
 def _summary(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout with its conversation from the logtree, or with the words that the environment logs."""
+    """Yield a rollout with its conversation from the logtree, or else the text that the environment logs."""
     steps = objects(document.get("steps"))
     logs = [mapping(s.get("logs")) for s in steps]
     messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, step)]
@@ -32,7 +32,7 @@ def _summary(document: Document, origin: Origin) -> Iterable[Item]:
     components = {k: number(v) for k, v in {**one, **mapping(document.get("trajectory_metrics"))}.items()}
     said_once, said_often = _of_turns([{k: v for k, v in log.items() if not _LOGGED.fullmatch(k)} for log in logs])
     iteration = whole(document.get("iteration"))
-    name = text(document.get("split")) or "train"  # `eval/gsm8k` of an evaluation that has a name
+    name = text(document.get("split")) or "train"  # a named evaluation is `eval/gsm8k`
     kind, _, evaluation = name.partition("/")
     tags = [str(t) for t in listed(document.get("tags"))]
     group = f"{name}:{iteration}:{text(document.get('group_idx'))}"
@@ -59,7 +59,7 @@ def _summary(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _logged(log: Document, step: Document) -> list[Message]:
-    """Read the log of a turn. Environments with tools log words, calls and results, and others a response."""
+    """Read the log of a turn. Environments with tools log texts, calls and results. Others log a response."""
     words = text(log.get("assistant_content", log.get("response"))) or ""
     calls = [{"name": log["tool"]}] if isinstance(log.get("tool"), str) else []
     results = []
@@ -79,7 +79,7 @@ def _error(log: Document) -> str | None:
 
 
 def _of_turns(turns: list[Document]) -> tuple[dict[str, object], dict[str, list[object]]]:
-    """Return values that all turns share, and lists with one value per turn (null if the turn has none) by name."""
+    """Return by name the values that all turns share, and lists with one value per turn (null if it has none)."""
     names = {name: None for turn in turns for name in turn}
     given = {name: [turn[name] for turn in turns if name in turn] for name in names}
     one = {name: values[0] for name, values in given.items() if all(v == values[0] for v in values)}
@@ -89,8 +89,8 @@ def _of_turns(turns: list[Document]) -> tuple[dict[str, object], dict[str, list[
 def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ...], tuple[Message, ...]] | None:
     """Return prompt and completion of a rollout from the logtree in the same folder, or None.
 
-    The tree identifies groups and rollouts only by their order. So a rollout is taken only if its turns have the
-    rewards of the summary.
+    The tree identifies groups and rollouts only by their order, so a rollout counts only if its turns have the rewards
+    of the summary.
     """
     steps = objects(document.get("steps"))
     group, index = whole(document.get("group_idx")), whole(document.get("traj_idx"))
@@ -112,7 +112,7 @@ def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ..
 
 @lru_cache(maxsize=2)
 def _turns(path: Path) -> dict[tuple[int | None, int | None], list[Document]]:
-    """Return the turns of each rollout in a logtree, by the numbers of its group and of the rollout."""
+    """Return the turns of each rollout in a logtree by (group number, rollout number)."""
     found: dict[tuple[int | None, int | None], list[Document]] = {}
     for group, section in enumerate(_sections(side_file(path).get("root"), "Group Rollout")):
         index = -1
@@ -129,7 +129,7 @@ def _same(printed: float | None, reward: float | None) -> bool:
 
 
 def _nodes(node: object, depth: int = 0) -> Iterator[Any]:
-    """Yield a node of a logtree, and all nodes and texts in it."""
+    """Yield a logtree node, then all nodes and texts inside it."""
     yield node
     for child in listed(mapping(node).get("children")) if depth <= MAX_DEPTH else ():
         yield from _nodes(child, depth + 1)
@@ -140,7 +140,7 @@ def _sections(node: object, heading: str) -> Iterator[Document]:
 
 
 def _printed(turn: Document) -> float | None:
-    """Return the reward of a turn, which is printed with three decimals."""
+    """Return the reward of a turn. The logtree prints it with three decimals."""
     texts = (_REWARD.fullmatch(n.strip()) for n in _nodes(turn) if isinstance(n, str))
     return next((number(found[1]) for found in texts if found is not None), None)
 

@@ -1,4 +1,4 @@
-"""Trainers with shapes of their own: ART, NeMo-RL, trackio."""
+"""Trainers whose documents need their own code: ART, NeMo-RL, trackio."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _is_art_group(document: Document) -> bool:
 
 
 def _art(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout for a row of the parquet, or for each trajectory of a group (JSON lines of older versions)."""
+    """Yield one rollout per parquet row, or per trajectory of a group (JSON lines of older versions)."""
     if not _is_art_group(document):
         yield _art_rollout(document, origin)
         return
@@ -115,7 +115,7 @@ _NEMO_KEYS = (
 
 
 def _nemo(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield a rollout. Every value is a list of one."""
+    """Yield the rollout of a document in which every value is a list of one."""
     one = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in document.items()}
     content = listed(one["content"]) or ([one["content"]] if isinstance(one["content"], str) else [])
     length = whole(one.get("input_lengths"))  # padding follows
@@ -144,15 +144,15 @@ def _nemo(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _alternating(texts: list[str], mask: list[bool]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Return prompt and completion of texts without roles, in which agent and environment alternate after the prompt.
+    """Split texts without roles into prompt and completion. Agent and environment alternate after the prompt.
 
-    The mask has a run for each text of the agent, so the number of texts in the prompt follows: one of the user, and
-    one of the system before it if there are two. Texts may hold their part of a chat template.
+    The mask has one run per agent text, which determines the number of prompt texts: a user text, with a system text
+    before it if there are two. Texts may include their part of a chat template.
     """
     turns = sum(spoken and not (i and mask[i - 1]) for i, spoken in enumerate(mask))
     behind = 2 * turns - int(bool(mask) and mask[-1])
     first = len(texts) - behind if turns and 0 < behind < len(texts) else 1
-    if any("<tool_call>" in said for said in texts[:first]):  # the mask joins turns: texts alternate
+    if any("<tool_call>" in said for said in texts[:first]):  # the mask joins turns, so rely on alternation
         first = 2 - (len(texts) + bool(mask and mask[-1])) % 2
     roles = ("system",) * (first - 1) + ("user",)
     prompt = [m for role, said in zip(roles, texts, strict=False) for m in flat(said, role) if m.text.strip()]
@@ -193,9 +193,9 @@ def _is_trackio(document: Document, origin: Origin) -> bool:
 
 
 def _trackio(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield the rollout of a trace, or metrics and the rollouts of a table in them.
+    """Yield the rollout of a trace, or metrics and the rollouts of a table inside them.
 
-    A table is skipped if the project has traces, and an export is skipped if its database is in the same folder.
+    Skip a table if the project has traces, and an export if its database is in the same folder.
     """
     exported = "table" not in document
     if exported and any(origin.path.stem.startswith(db.stem) for db in origin.path.parent.glob("*.db")):

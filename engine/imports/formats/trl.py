@@ -1,7 +1,7 @@
-"""TRL's completions (`completions/completions_%05d.parquet`, and the same table in wandb).
+"""TRL's completions table (`completions/completions_%05d.parquet`, and the same table in wandb).
 
 A row holds the step, prompt and completion, a column per reward function, columns of `log_extra`, and the advantage.
-Only the trainer's state in the same folder names the reward functions (`rewards/<name>/mean`).
+Only the trainer state in the same folder names the reward functions (`rewards/<name>/mean`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ METRICS = {
     "clip_ratio/region_mean": metric.CLIP_FRACTION,
     "frac_reward_zero_std": metric.FILTERING_RATE,
 }
-"""TRL's names of metrics with a place on the dashboard. Other metrics keep TRL's name."""
+"""TRL names of the metrics that the dashboard shows. Other metrics keep their TRL name."""
 
 
 def metric_name(name: str) -> str:
-    """Return the name of a metric that TRL, or its reporters (`train/reward`), call by this name."""
+    """Translate a metric name of TRL or its reporters (`train/reward`) into ours."""
     bare = name.removeprefix("train/")
     return METRICS.get(bare, bare)
 
@@ -63,17 +63,17 @@ _DECLARED = frozenset(
     for key in GENERIC.keys[role]
     if "." not in key
 )
-"""Keys that declare the meaning of a number. TRL's own table has none of them."""
+"""Keys that declare the meaning of a number. TRL's own table has none."""
 
 
 def trl(functions: frozenset[str] = frozenset()) -> Documents:
-    """Return the format of the completions table. `functions`: names of the reward functions, if they are known."""
+    """Return the format of the completions table. `functions`: the names of the reward functions, if known."""
 
     def read(document: Document, origin: Origin) -> Iterable[Item]:
         made = _TABLE.rollout(document, origin)
         known = functions or _functions(origin.path.parent)
         components = dict(made.components)
-        for name in (n for n in document if n in known):  # a function that returned None for all rows is no number
+        for name in (n for n in document if n in known):  # a function that returned None for all rows has no numbers
             components.setdefault(name, Score(number(document[name])))
         ours = {n: s for n, s in components.items() if not known or n in known}
         others = {n: s.value for n, s in components.items() if n not in ours and s.value is not None}
@@ -117,9 +117,9 @@ TRAINER_STATE = Documents("trainer state", _state, keys=("log_history", "global_
 """`trainer_state.json` of transformers."""
 
 
-@lru_cache(maxsize=16)  # its log grows with the training, and so do the rows
+@lru_cache(maxsize=16)  # both the log and the rows grow with training
 def _functions(folder: Path) -> frozenset[str]:
-    """Return the names of the reward functions from the trainer's state, in the same folder or the one above."""
+    """Return the names of the reward functions from the trainer state, in the same folder or its parent."""
     for name in ("trainer_state.json", "../trainer_state.json"):
         keys = {key for entry in objects(side_file(folder / name).get("log_history")) for key in entry}
         if found := frozenset(m[1] for key in keys if (m := _FUNCTION.fullmatch(key))):
@@ -128,7 +128,7 @@ def _functions(folder: Path) -> frozenset[str]:
 
 
 def _without_nulls(value: object) -> object:
-    """Remove the null fields that arrow adds to messages and calls, which then have the fields of all others."""
+    """Remove the null fields that Arrow adds to give all messages and calls the same fields."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):

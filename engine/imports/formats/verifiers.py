@@ -1,7 +1,7 @@
-"""verifiers (both generations of its records) and prime-rl, whose episodes are verifiers' own.
+"""verifiers (both generations of its records), and prime-rl, which writes verifiers episodes.
 
 An episode (verifiers 0.4) holds one trace per agent. The nodes of a trace are messages with parents, so a conversation
-that was cut or rewritten has branches. The branch that ends last is shown, and the others are counted.
+that was cut or rewritten has branches. The rollout is the branch that ends last, and the others are counted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _OVERLAYS = {
     "ref_logprobs": "reference",
     "reference_logprobs": "reference",
 }
-"""Names of the numbers that prime-rl's trainer adds to each token of a branch."""
+"""Per-token numbers that prime-rl's trainer adds to a branch, with their overlay names."""
 
 
 def _episodes(document: Document, origin: Origin) -> Iterable[Item]:
     effective = {"effective": True} if "effective" in origin.path.parts else {}
     traces: list[Document] = [t for t in document["traces"] if isinstance(t, Mapping)]
-    if not traces and listed(document.get("errors")):  # it failed before there was one
+    if not traces and listed(document.get("errors")):  # the episode failed before its first trace
         traces = [{"id": document.get("id")}]
     several = sum(not is_judge(text(at(t, "agent.name")) or "") for t in traces) > 1
     for trace in traces:
@@ -48,7 +48,7 @@ EPISODES = Documents(
     lists=("traces",),
     unknown={"advantage": _NO_ADVANTAGE, "reward": "no component has a score: the rollout was not scored"},
 )
-"""`traces.jsonl` of verifiers 0.4 and of prime-rl, in either of its layouts."""
+"""`traces.jsonl` of verifiers 0.4 and of prime-rl, in either layout."""
 TRACES = Documents(
     "verifiers traces",
     lambda document, origin: [_trace(document, document, origin, several=False)],
@@ -81,7 +81,7 @@ ANNOTATIONS = Documents("prime-rl annotations", _annotation, keys=("trace_id", "
 
 
 def _stream_index(document: Document, origin: Origin) -> Iterable[Item]:
-    """Yield the ids of an entry, and the rollout that it describes if it has one trace and a group."""
+    """Yield the ids of an entry, and the rollout that the entry describes if it has one trace and a group."""
     ids = tuple(id_ for id_ in listed(document.get("trace_ids")) if isinstance(id_, str))
     if ids:
         yield Named(ids)
@@ -109,11 +109,11 @@ STREAM_INDEX = Documents(
     keys=("chunk", "offset"),
     when=lambda document, _: "trace_ids" in document or "trace_id" in document,
 )
-"""prime-rl's own indexes. That of the stream is read before the stream."""
+"""prime-rl's own indexes. The index of the stream is read before the stream."""
 
 
 def _of_results(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Add the description of the run from `metadata.json`. Counts are columns, and other metrics components."""
+    """Add the run description from `metadata.json`. Counts become columns, and other metrics become components."""
     about = origin.beside("metadata.json")
     usage = mapping(document.get("token_usage"))
     values = {name: score.value for name, score in made.components.items()}
@@ -248,7 +248,7 @@ def _message(node: Document, call: Document | None) -> Message:
 
 
 def _total(components: Mapping[str, Score], trace: Document) -> float | None:
-    """Return the sum of score × weight, which is the reward by verifiers' definition, or None if a part is unknown."""
+    """Return Σ score × weight, the reward as verifiers defines it, or None if a part is unknown."""
     stated = number(trace.get("reward"))
     parts = [(s.value, s.weight) for s in components.values() if s.weight is not None]
     if stated is not None or not parts or any(value is None for value, _ in parts):
