@@ -18,7 +18,7 @@ from ..launch.outcome import FAILED, run_recorded, set_up_logging
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run RUN_DIR/config.yaml. Returns 0 if finished or stopped, 1 with one sentence on standard error."""
+    """Run RUN_DIR/config.yaml. Returns 0 if finished or stopped, 1 after one sentence on standard error."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(run_dir: Path, *, resume: bool = False) -> int:
-    """Run a training process from start to end; see `main`."""
+    """Run a training process from start to end (see `main`)."""
     began = time.perf_counter()
     set_up_logging()
 
@@ -43,7 +43,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     main_process = rank == 0
     start, refused = Start(), None
     with contextlib.ExitStack() as held:
-        if main_process:  # before anything of the run is touched: another process may be training it
+        if main_process:  # before touching any file of the run, which another process may be training
             try:
                 held.enter_context(hold(run_dir, "training"))
             except Locked as problem:
@@ -61,7 +61,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
         control = ControlChannel(run_dir, sigterm=True)
 
         def work() -> bool | None:
-            elsewhere = not main_process and not (run_dir / DATABASE).exists()  # `check_one_folder` says so, to all
+            elsewhere = not main_process and not (run_dir / DATABASE).exists()  # `check_one_folder` reports it to all
             if refused is not None and not elsewhere:
                 raise refused
             from .processes import check_supported

@@ -31,9 +31,9 @@ def make_agent(
     vision: VisionProcessor | None,
     run_dir: Path,
 ) -> TransformersAgent | RemoteAgent:
-    """Make the agent that `rollouts.engine` names. vision: of a model that takes images.
+    """Make the agent that `rollouts.engine` names. vision: for a model that takes images.
 
-    Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, of which servers get the text only.
+    Raises MissingHTTPClient, and UnsupportedModelError for a vision-language model on servers, which get only text.
     """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_turn_tokens", "max_trajectory_tokens")
     settings = {name: getattr(config.training, name) for name in names}
@@ -61,7 +61,7 @@ def server_options(config: RunConfig) -> ServerOptions:
 
 @contextmanager
 def served(trainer: GRPOEnvTrainer, recorder: StepRecorder) -> Iterator[None]:
-    """Record the events of servers during a training. If they end it, save the present step first."""
+    """Record server events during a training. If they end it, save the current step first."""
     agent = trainer.agent
     if not isinstance(agent, RemoteAgent):
         yield

@@ -1,9 +1,9 @@
-"""The one place where rollouts become padded tensors [B, T], and where the loss's names for them are made.
+"""The one place that turns rollouts into padded tensors [B, T] and adds TRL's names for them.
 
-The dictionary has the names of the contract (`prompt_completion_ids`, `attention_mask`, `agent_token_mask`,
-`advantages`, `old_per_token_logps`, `ref_per_token_logps`). TRL works on a prompt and a completion; here the prompt is
-empty ([B, 0]) and the completion is the whole trajectory with the agent mask as `tool_mask`, so its names are further
-names of the same tensors.
+The dictionary uses the names of the contract (`prompt_completion_ids`, `attention_mask`, `agent_token_mask`,
+`advantages`, `old_per_token_logps`, `ref_per_token_logps`). TRL expects a prompt and a completion. Here the prompt is
+empty ([B, 0]) and the completion is the whole trajectory with the agent mask as `tool_mask`, so TRL's names are
+aliases of the same tensors.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..policy.prepared import PreparedModel
 from ..rollouts.rollout import Rollout
 
 Batch = dict[str, Any]
-"""Tensors by name; `rollouts`, where it is there, are the ragged rows that they were made of."""
+"""Tensors by name. `rollouts`, if present, are the ragged rows that the tensors were made from."""
 
 
 def make_batch(
     rollouts: Sequence[Rollout], *, pad_token_id: int, device: torch.device, reference: bool = False
 ) -> dict[str, Tensor]:
-    """Return right-padded tensors [B, T] of B rollouts, T the longest: ids and masks int64, the rest float32.
+    """Return right-padded tensors [B, T] of B rollouts, T the longest. Ids and masks are int64, the rest float32.
 
-    reference: with `ref_per_token_logps`, and with `replayed` (bool [B]) where rollouts come from the replay buffer.
+    reference: add `ref_per_token_logps`, and `replayed` (bool [B]) if any rollouts come from the replay buffer.
     """
     length = max(len(r) for r in rollouts)
 
@@ -40,7 +40,7 @@ def make_batch(
         return out.to(device)
 
     agent = padded([r.agent_mask & (not r.masked) for r in rollouts], 0, torch.long)
-    agent[:, 0] = 0  # nothing comes before a first token: it has no log-prob
+    agent[:, 0] = 0  # the first token has no context, so it has no log-prob
     batch = {
         "prompt_completion_ids": padded([r.token_ids for r in rollouts], pad_token_id, torch.long),
         "attention_mask": padded([np.ones(len(r)) for r in rollouts], 0, torch.long),
@@ -75,7 +75,7 @@ def micro_batches(
 ) -> list[Batch]:
     """Split a batch into `parts` equal ones, each with its `rollouts` and all scalars.
 
-    shuffled: rows are shuffled before, by groups of so many (0: they keep their order).
+    shuffled: shuffle the rows first, in groups of this size (0: keep their order).
     """
     rows = len(rollouts)
     order = torch.arange(rows)
@@ -93,7 +93,7 @@ def micro_batches(
 
 
 def packing_of(batch: Mapping[str, Any], model: PreparedModel) -> Packing:
-    """Pack the rows of a batch, from its `rollouts` or else from its tensors."""
+    """Pack the rows of a batch, from its `rollouts` if present, else from its tensors."""
     ids, attention = batch["prompt_completion_ids"], batch["attention_mask"].bool()
     images = None
     if "rollouts" in batch:
@@ -108,11 +108,11 @@ def packing_of(batch: Mapping[str, Any], model: PreparedModel) -> Packing:
 
 
 def without_kl_of_replayed(batch: Batch, logprobs: Tensor) -> None:
-    """Use the policy as the reference of replayed rows ([B, T], nats), so that they have no KL and no gradient of it.
+    """Use the policy as the reference of replayed rows ([B, T], nats), so that they add no KL and no KL gradient.
 
-    The k3 estimate holds for samples of the present policy. Rows are replayed because they were surprising: on a token
-    that is improbable by now it is exp(many nats), also when weighted by the ratio, since such rows are drawn again and
-    again. TRL's loss reads the reference from the batch once it has the policy's log-probs, so it is replaced there.
+    The k3 estimate holds for samples of the current policy. Rows are replayed because they were surprising: on a token
+    that has become improbable, k3 is exp(many nats), even when weighted by the ratio, since such rows are drawn again
+    and again. TRL's loss reads the reference from the batch after computing the policy's log-probs, so it is replaced.
     """
     if "replayed" in batch and "ref_per_token_logps" in batch:
         reference = batch["ref_per_token_logps"]

@@ -1,6 +1,6 @@
-"""Continuations of a recorded rollout: its turns are repeated up to a step, then the policy acts.
+"""Continuations of a recorded rollout: replay its turns up to a step, then let the policy act.
 
-They are recorded like the rollouts of an evaluation, each as soon as it ends. `engine.evaluation.branch` reads them.
+Each continuation is recorded when it ends, like a rollout of an evaluation. `engine.evaluation.branch` reads them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_branch(
 ) -> bool:
     """Sample the continuations of `config.evaluation.branch`. Returns False if stopped early.
 
-    Raises errors whose message is one sentence.
+    Each error it raises has a message of one sentence.
     """
     spec = config.evaluation
     at = spec.branch
@@ -90,7 +90,7 @@ def run_branch(
 
 
 def _repeatable(config: RewardsConfig) -> RewardsConfig:
-    """Return rewards that depend on a rollout alone, and not on its batch or the state of a training."""
+    """Keep only rewards that depend on the rollout itself, not on its batch or the state of a training."""
     extra = {
         name: component.model_copy(update={"normalization": "none"})
         for name, component in config.extra_components.items()
@@ -115,7 +115,7 @@ def _task(record: TrajectoryRecord, rows: Sequence[Row], runner: RolloutRunner) 
             f"the task of rollout {wanted.id} is not among the {len(rows)} {record.split} tasks that the run's "
             "environment and data give now, so it cannot be replayed"
         )
-    for row in found[1:] and found:  # environments with other options show the same task in other words
+    for row in found[1:] and found:  # environments with other options phrase the same task differently
         env = runner.environment(row)
         if isinstance(env, MultiTurnEnv):
             messages, _ = env.opening(row.task_data, runner.agent)
@@ -125,7 +125,7 @@ def _task(record: TrajectoryRecord, rows: Sequence[Row], runner: RolloutRunner) 
 
 
 def turns_of(trajectory: Trajectory, tokens: TokenArrays | None, chat: ChatBridge) -> list[RecordedTurn]:
-    """Return the agent's turns: the recorded tokens, or where none were recorded the tokens of their texts."""
+    """Return the agent's turns: the recorded tokens, or the tokenised texts if no tokens were recorded."""
     turns = []
     for number, step in enumerate(trajectory.steps):
         if tokens is not None:
@@ -139,7 +139,7 @@ def turns_of(trajectory: Trajectory, tokens: TokenArrays | None, chat: ChatBridg
 
 
 def _begun(turn: RecordedTurn, count: int, *, known: bool) -> RecordedTurn:
-    """Return the first tokens of a turn, to be completed. Raises EvaluationError."""
+    """Cut a turn to its first tokens, for the policy to complete. Raises EvaluationError."""
     if not known:
         raise EvaluationError("the run recorded no tokens (logging.record_tokens): branch at a whole step")
     most = len(turn.tokens) - (turn.stop_reason == "stop")
@@ -149,13 +149,13 @@ def _begun(turn: RecordedTurn, count: int, *, known: bool) -> RecordedTurn:
 
 
 class Stopped(Exception):
-    """A person asked to stop."""
+    """The user requested a stop."""
 
 
 @dataclass
 class Continuations:
     """Samples and records the continuations of one rollout. step: optimiser steps of the policy. done: side and number
-    of those that are recorded. told: whether a difference from the record was."""
+    of the recorded ones. told: whether a difference from the record was reported."""
 
     recorder: StepRecorder
     runner: RolloutRunner
@@ -169,7 +169,7 @@ class Continuations:
     told: bool = False
 
     def sample(self, side: str, recorded: Sequence[RecordedTurn], seed: int) -> None:
-        """Repeat these turns in a new environment for each continuation, and let the policy continue."""
+        """Repeat these turns in a new environment for each continuation, then let the policy continue."""
         agent, env = self.runner.agent, self.runner.environment(self.row)
         assert isinstance(agent, TransformersAgent)
         whole = sum(not turn.unfinished for turn in recorded)
@@ -180,7 +180,7 @@ class Continuations:
             return sessions[-1]
 
         def turned(trajectory: Trajectory) -> None:
-            """Record a continuation that ended. Those that the environment judges together wait for the last."""
+            """Record a continuation that ended. If the environment judges several together, wait for the last one."""
             if self.control is not None and stop_asked(self.control, "a branch"):
                 raise Stopped
             assert isinstance(env, MultiTurnEnv)
@@ -197,7 +197,7 @@ class Continuations:
         self.keep(side, whole, self.runner.run([self.row], seed=seed, step=self.step, policy_version=self.step))
 
     def keep(self, side: str, whole: int, rollouts: Sequence[Rollout]) -> None:
-        """Score and record the rollouts that are not yet. whole: how many turns of the record they repeat."""
+        """Score and record the rollouts not yet recorded. whole: how many recorded turns they repeat."""
         new = [r for r in rollouts if (side, r.index + 1) not in self.done]
         if any(r.trajectory is None for r in new):
             raise EvaluationError(f"{self.row.env_class_path} gives no trajectories: its rollouts cannot be replayed")
@@ -229,7 +229,7 @@ class Continuations:
 def first_difference(recorded: Trajectory, now: Trajectory, turns: int) -> tuple[int, str, str] | None:
     """Return the first turn whose observation differs, from 1 (0: the prompt), with the recorded text and the new one.
 
-    turns: how many were repeated. A rollout that ended earlier or later than the recorded one differs, too.
+    turns: how many were repeated. A rollout that ended earlier or later than the recorded one also differs.
     """
     if recorded.prompt != now.prompt:
         return 0, recorded.prompt, now.prompt

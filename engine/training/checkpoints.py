@@ -1,24 +1,23 @@
-"""Checkpoints that are complete or absent, with everything that a run needs to continue as if it had never stopped.
+"""Checkpoints that are complete or absent, and hold everything a run needs to resume as if it had never stopped.
 
-Protocol of a save, in order, and the purpose of each step:
+Saving follows this protocol; each step has a purpose:
 
-1. Everything is written into `checkpoints/.tmp-checkpoint-N`    (a reader never sees a half-written checkpoint)
-2. the run's record is flushed                                   (no step of the checkpoint is missing in the record)
-3. the length and SHA-256 of each file are written into a file   (damage is found before a file is used)
-4. every file and the folder are fsynced                         (a rename that survives a power cut has its contents)
-5. the folder is renamed to `checkpoint-N`                       (from here on it exists, in one instant)
-6. `checkpoints/` is fsynced, older checkpoints are removed      (there is always at least one whole checkpoint)
+1. write everything into `checkpoints/.tmp-checkpoint-N`         (a reader never sees a half-written checkpoint)
+2. flush the run's record                                        (the record contains every step of the checkpoint)
+3. write the length and SHA-256 of each file into a file         (damage is found before a file is used)
+4. fsync every file and the folder                               (a rename that survives a power cut has its contents)
+5. rename the folder to `checkpoint-N`                           (the checkpoint appears atomically)
+6. fsync `checkpoints/`, then remove older checkpoints           (at least one whole checkpoint always exists)
 
-A whole checkpoint of step N that is there already stays: it holds the same state. A run has its first checkpoint, of
-step 0, before it does anything else, and another after its first step, so that a killed run can be resumed.
+An existing whole checkpoint of step N stays, since it holds the same state. A run saves its first checkpoint, of step
+0, before it does anything else, and another after its first step, so that a killed run can be resumed.
 
 Files: adapters (or model) as safetensors, `optimizer.safetensors` (or `optimizer/`, see `optimizer_state`) + `.json`,
 `scheduler.json`, `rng_R.safetensors` + `.json` for each process R, `trainer_state.json`, `replay.safetensors` +
-`.json`, `rewards.safetensors` + `.json` (running statistics, dynamics model), `beta.json`, `checksums.json`. The
-record's position is the step in the folder's name: what was recorded after it is removed on a resume. Nothing is
-pickled.
+`.json`, `rewards.safetensors` + `.json` (running statistics, dynamics model), `beta.json`, `checksums.json`. The step
+in the folder's name is the position in the record: resuming removes everything recorded after it. Nothing is pickled.
 
-A resume continues from the newest complete checkpoint (`find_start`). Damaged ones that are newer are renamed to
+A resume continues from the newest whole checkpoint (`find_start`). Newer damaged ones are renamed to
 `damaged-checkpoint-N`, and removed once the run has a whole checkpoint of that step again.
 """
 
@@ -46,7 +45,7 @@ from ..runs.health.checkpoints import (
 )
 from ..runs.read.reader import RunReader
 
-if TYPE_CHECKING:  # with torch
+if TYPE_CHECKING:  # imports torch
     from ...rewards.orchestrator import RewardOrchestrator
 
 TEMPORARY = ".tmp-"
@@ -54,14 +53,14 @@ DAMAGED = "damaged-"
 
 
 class CheckpointError(GrpoTuiError, RuntimeError):
-    """A checkpoint cannot be used. The message names it and the fault."""
+    """A checkpoint cannot be used. The message names the checkpoint and the fault."""
 
 
 @dataclass(frozen=True)
 class Start:
     """Where training begins: at `step`, with the state in `checkpoint` (None: from the beginning).
 
-    record_from: what was recorded after this step is removed and made again (None: nothing is). damaged: newer
+    record_from: remove and repeat everything recorded after this step (None: keep everything). damaged: newer
     checkpoints that cannot be used. note: one sentence for the user.
     """
 
@@ -75,7 +74,7 @@ class Start:
 def find_start(run_dir: Path) -> Start:
     """Find the newest whole checkpoint, from which a run resumes. Changes nothing.
 
-    Raises CheckpointError when steps are recorded and there is no whole checkpoint: nothing recorded is given up.
+    Raises CheckpointError if steps are recorded but no whole checkpoint exists, so that no recorded data is lost.
     """
     found, damaged = newest_whole(checkpoint_folder(run_dir))
     with RunReader(run_dir) as record:
@@ -102,7 +101,7 @@ def find_start(run_dir: Path) -> Start:
 
 
 def set_aside(damaged: Sequence[Damaged]) -> None:
-    """Rename damaged checkpoints, so that nothing takes them for whole. Raises OSError."""
+    """Rename damaged checkpoints so that nothing mistakes them for whole ones. Raises OSError."""
     for each in damaged:
         target = each.path.with_name(DAMAGED + each.path.name)
         shutil.rmtree(target, ignore_errors=True)
@@ -110,7 +109,7 @@ def set_aside(damaged: Sequence[Damaged]) -> None:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Make a temporary folder for the checkpoint of `step`, and remove leftovers of an interrupted save."""
+    """Make a temporary folder for the checkpoint of `step`, and remove leftovers of interrupted saves."""
     make_folder(folder)
     discard(folder)
     temporary = folder / f"{TEMPORARY}{PREFIX}{step}"
@@ -119,12 +118,12 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def commit(temporary: Path, keep: int, keep_adapters: int = 0) -> Path:
-    """Make the checkpoint exist, and remove all but the newest `keep`, which is at least 1. Raises OSError.
+    """Publish the checkpoint, and remove all but the newest `keep` (at least 1). Raises OSError.
 
-    keep_adapters: how many of the removed ones leave their adapters, spread over the steps. 0: none.
+    keep_adapters: how many of the removed ones leave their adapters behind, spread over the steps (0: none).
     """
     folder, final = temporary.parent, temporary.with_name(temporary.name.removeprefix(TEMPORARY))
-    if final.exists() and find_damage(final) is None:  # asked for twice: it holds this very state
+    if final.exists() and find_damage(final) is None:  # requested twice: it already holds this state
         shutil.rmtree(temporary, ignore_errors=True)
         return final
     write_checksums(temporary)
@@ -146,7 +145,7 @@ def commit(temporary: Path, keep: int, keep_adapters: int = 0) -> Path:
 
 
 def _leave_adapters(checkpoint: Path, target: Path) -> None:
-    """Move the adapters out of a checkpoint. A failure costs only them."""
+    """Move the adapters out of a checkpoint. A failure costs only these adapters."""
     temporary = target.with_name(f"{TEMPORARY}{target.name}")
     with suppress(OSError):
         temporary.mkdir(exist_ok=True)
@@ -156,7 +155,7 @@ def _leave_adapters(checkpoint: Path, target: Path) -> None:
 
 
 def thin(kept: list[tuple[int, Path]], most: int) -> None:
-    """Remove adapters until at most `most` are left, each time the one whose neighbours are closest in steps."""
+    """Remove adapters until at most `most` are left, each time the one with the closest neighbours in steps."""
     kept = list(kept)
     while len(kept) > most:
         ends = [0, *(step for step, _ in kept), kept[-1][0]]
@@ -166,7 +165,7 @@ def thin(kept: list[tuple[int, Path]], most: int) -> None:
 
 @contextmanager
 def replacing(folder: Path | str) -> Iterator[Path]:
-    """A temporary folder that takes the place of `folder`, with checksums, unless the block fails. Raises OSError."""
+    """Yield a temporary folder that replaces `folder`, with checksums, unless the block fails. Raises OSError."""
     target = Path(folder).expanduser()
     temporary, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
     make_folder(target.parent)
@@ -188,7 +187,7 @@ def replacing(folder: Path | str) -> Iterator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove what unfinished saves left in `folder`."""
+    """Remove leftovers of unfinished saves from `folder`."""
     for path in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 

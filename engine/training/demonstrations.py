@@ -1,7 +1,7 @@
-"""Demonstrations for supervised fine-tuning: tokens, with a mask of those that the agent wrote.
+"""Demonstrations for supervised fine-tuning: tokens, with a mask of the agent's tokens.
 
-Demonstrations are played in the environment by a scripted agent, so their tokens are laid out exactly as those of the
-rollouts that reinforcement learning will see. Conversations from a file go the same way through the chat template.
+A scripted agent plays demonstrations in the environment, so their token layout equals that of the rollouts in
+reinforcement learning. Conversations from a file go through the same chat template.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ..policy.vision.processor import ModelImage, VisionError, VisionProcessor
 logger = logging.getLogger(__name__)
 
 BATCH = 64
-"""Demonstrations that are played together."""
+"""Demonstrations that are played at the same time."""
 
 RouteChoice = Callable[[Mapping[str, object], Sequence[str], random.Random], str]
 """`choose(task, routes, rng) -> route`, one of `routes`."""
 
 
 class DemonstrationError(GrpoTuiError, ValueError):
-    """There is nothing to learn from. The message has the reason and the fix."""
+    """No usable demonstrations. The message has the reason and the fix."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One conversation to learn: its tokens, of which those under `tokens.agent_mask` count. images: in the order of
-    their tokens."""
+    """One conversation to learn. Only the tokens under `tokens.agent_mask` count. images: in the order of their
+    tokens."""
 
     tokens: TokenArrays
     trajectory: Trajectory | None = None
@@ -79,11 +79,11 @@ def play_demonstrations(
     template_kwargs: Mapping[str, object] | None = None,
     vision: VisionProcessor | None = None,
 ) -> list[Demonstration]:
-    """Play one demonstration of each task in `env`; by default the right route.
+    """Play one demonstration of each task in `env`, by default the right route.
 
-    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). vision: of a policy that
-    takes images. Demonstrations longer than `max_tokens` and those in which the environment failed are left out.
-    Raises DemonstrationError when none is left, or when the environment shows none.
+    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). vision: for a policy that
+    takes images. Skips demonstrations longer than `max_tokens` and those in which the environment failed. Raises
+    DemonstrationError if none is left, or if the environment has no demonstrations.
     """
     if not isinstance(env, MultiTurnEnv):
         raise DemonstrationError(f"{type(env).__name__} cannot play demonstrations: it is no MultiTurnEnv")
@@ -125,16 +125,16 @@ def read_conversations(
     template_kwargs: Mapping[str, object] | None = None,
     vision: VisionProcessor | None = None,
 ) -> list[Demonstration]:
-    """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line; `tools` in a line are
-    the schemas that the chat template shows.
+    """Read conversations from a JSONL file with one `{"messages": [{"role", "content"}, ...]}` per line. `tools` in a
+    line are the schemas that the chat template shows.
 
-    The agent wrote the turns with role `assistant`; they alternate with observations, which have the role `user`. For
-    a policy that takes images (`vision`) the content of all others may be blocks, `{"type": "image", "image":
-    "file.png"}` among them. Conversations longer than `max_tokens` are left out, and, with a line in the log, those
-    with a picture that cannot be shown. Raises DemonstrationError with file and line.
+    The agent wrote the turns with role `assistant`. They alternate with observations, which have the role `user`. For a
+    policy that takes images (`vision`), all other content may be blocks, including `{"type": "image", "image":
+    "file.png"}`. Skips conversations longer than `max_tokens`, and, with a line in the log, those with an unreadable
+    image. Raises DemonstrationError with file and line.
     """
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")  # text may hold other line ends
+        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")  # splitlines splits at U+2028, too
     except (OSError, UnicodeDecodeError) as error:
         raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
     found, why = [], ""

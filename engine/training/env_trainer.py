@@ -1,7 +1,7 @@
 """`GRPOEnvTrainer`: TRL's GRPO on whole environment rollouts; see docs/architecture/training.md.
 
-A thin adapter: where TRL asks for completions it gets the rollouts of `pipeline` as the tensors of `batch`, and where
-TRL's loss asks for log-probs it gets those of one packed forward pass. TRL's loss is called, not copied.
+A thin adapter. When TRL asks for completions, it returns the rollouts of `pipeline` as the tensors of `batch`. When
+TRL's loss asks for log-probs, it returns those of one packed forward pass. TRL's loss is called, not copied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .sharding import whole
 
 @dataclass
 class LossPass:
-    """The loss of one micro-batch. packing: None for padded rows. logprobs: [B, T], of the policy, once scored."""
+    """The loss of one micro-batch. packing: None for padded rows. logprobs: [B, T], of the policy, once computed."""
 
     batch: Batch
     packing: Packing | None
@@ -55,11 +55,11 @@ class LossPass:
 class GRPOEnvTrainer(ResumableTrainer):
     """GRPO on rollouts of any mix of environments.
 
-    agent: acts in the environments; its `model` is the policy unless `model` is given. tokenizer: handed to
+    agent: acts in the environments; its `model` is the policy unless `model` is given. tokenizer: passed to
     environments. train_dataset: rows, or a table of `env_class_path`, `env_config`, `task_data` (`runner.parse_row`).
     orchestrator: shaped rewards; None: the environment's own. options: see `RolloutOptions`; `args.scale_rewards`
     scales the advantages. replay: selective sample replay. prepare_env: called once for each environment made. packed:
-    use the packed forward where the model allows it. loss: minimised in the place of TRL's `args.loss_type` (see
+    use the packed forward pass if the model allows it. loss: minimised instead of TRL's `args.loss_type` (see
     `losses`).
     """
 
@@ -84,15 +84,15 @@ class GRPOEnvTrainer(ResumableTrainer):
         model = model if model is not None else agent.model  # type: ignore[attr-defined]
         reference = copy_of_policy(model, args.beta)
         if args.ddp_find_unused_parameters is None:
-            # Every adapter is used in every pass, so there is no search for others; but for those of a vision tower,
-            # which is idle where no row of a batch has an image.
+            # Every pass uses every adapter, so DDP need not search for unused ones. The exception is the adapters of a
+            # vision tower, which idles when no row of a batch has an image.
             seeing = VisionModel.of(base_of(model))
             args.ddp_find_unused_parameters = seeing is not None and seeing.tower.trained
         self.rows = [parse_row(row, f"row {n}") for n, row in enumerate(cast(Iterable[Any], train_dataset), 1)]
         prompts = args.generation_batch_size // args.num_generations  # type: ignore[operator]
-        samples = list(range(len(self.rows))) * -(-prompts // len(self.rows))  # TRL drops what fills no batch
+        samples = list(range(len(self.rows))) * -(-prompts // len(self.rows))  # TRL drops rows that fill no batch
         beta, synced = args.beta, args.sync_ref_model
-        if reference is not None:  # TRL would load a copy of its own
+        if reference is not None:  # otherwise TRL loads its own copy
             args.beta, args.sync_ref_model = 0.0, False
         super().__init__(
             model=model,  # type: ignore[arg-type]
@@ -150,9 +150,9 @@ class GRPOEnvTrainer(ResumableTrainer):
         )
         self._upcoming: deque[tuple[list[Any], Tensor | int | None]] = deque()
         self.rollouts = StepRollouts()
-        """Those of the current step."""
+        """The rollouts of the current step."""
         self._loss_pass: LossPass | None = None
-        # What servers sampled has a threshold of its own: `rollouts.max_mismatch`.
+        # Rollouts sampled by servers have their own threshold: `rollouts.max_mismatch`.
         uncorrected = self.pipeline.on_servers and options.servers.weighting.how == "none"
         self._comparable = not uncorrected and not drops_out(self.policy.base)
         self._unchanged_until: int | None = None
@@ -169,17 +169,17 @@ class GRPOEnvTrainer(ResumableTrainer):
                 kl_estimator,
             )
         )
-        """What each rollout put into the loss of the current step."""
+        """The contribution of each rollout to the loss of the current step."""
         if replay is not None:
             self.state_parts.append(StatePart(replay.save, replay.load))
         if self.use_adaptive_entropy:
             self.state_parts.append(trl_seam.adaptive_entropy(self))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Rollouts of these rows, scored: one row a rollout, in the order of `inputs`.
+        """Make and score rollouts of these rows, one per row, in the order of `inputs`.
 
         inputs: this process's rows (of `env_class_path`, `env_config`, `task_data`, or an index `row`), each prompt
-        repeated `num_generations` times. Returns the tensors [B, T] of `make_batch`, with TRL's names for them, too.
+        repeated `num_generations` times. Returns the tensors [B, T] of `make_batch`, also under TRL's names.
         """
         training = self.model.training
         if training:
@@ -204,8 +204,8 @@ class GRPOEnvTrainer(ResumableTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[object], Tensor | int | None]:
-        """As transformers', which asks for one step after the other; those of the next steps of the epoch are fetched
-        too, so that their rollouts can begin."""
+        """Fetch the batches of a step as transformers does, and also look ahead to the next steps of the epoch so that
+        their rollouts can begin."""
         ahead = self.pipeline.options.servers.ahead if self.pipeline.on_servers else 0
         while len(self._upcoming) <= ahead:
             samples = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -219,7 +219,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return present
 
     def _prepare_inputs(self, generation_batch: list[dict[str, object]] | dict[str, object]) -> dict[str, object]:
-        """As TRL's, but rows keep their order: groups stay together, so that a micro-batch encodes a prompt once.
+        """Prepare inputs as TRL does, but keep row order: groups stay together, so a micro-batch encodes a prompt once.
 
         The optimiser step sums over all micro-batches, so their order within it does not matter. Batches that are
         spread over several optimiser steps are shuffled by whole groups. Prepared inputs are returned unchanged.
@@ -233,7 +233,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             batch = self._generate_and_score_completions(generation_batch)
             shuffled = self.num_generations if parts > self.args.gradient_accumulation_steps else 0
             self._buffered_inputs = micro_batches(batch, self.rollouts.batch, parts, shuffled)
-        elif self._step % self.args.gradient_accumulation_steps == 0:  # their step has recorded them
+        elif self._step % self.args.gradient_accumulation_steps == 0:  # an earlier step has recorded these rollouts
             self.rollouts = replace(self.rollouts, generated=[], replayed=[], metrics={})
         return self._buffered_inputs[self._step % parts]
 
@@ -243,7 +243,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """Train on one micro-batch, after making rollouts if they are due."""
         if self._unchanged_until is None:
             self._unchanged_until = self.state.global_step
-            self._step = self.state.global_step * self.args.gradient_accumulation_steps  # also in a resumed run
+            self._step = self.state.global_step * self.args.gradient_accumulation_steps  # also correct after a resume
         inputs = self._prepare_inputs(inputs)
         with self.phases("backward", without="logprobs"), self._packed_pass(self.packed):
             loss = super().training_step(model, inputs, num_items_in_batch)
@@ -253,7 +253,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return loss
 
     def _check_unchanged(self) -> None:
-        """Raise ChangedPolicyError if the loss scores another policy than the one that acted."""
+        """Raise ChangedPolicyError if the loss scores a different policy from the one that acted."""
         sums = torch.tensor([self.mismatch.kl, self.mismatch.tokens], device=self.accelerator.device)
         found = cast(Tensor, self.accelerator.reduce(sums))
         kl = float(found[0] / found[1].clamp(min=1))
@@ -267,12 +267,12 @@ class GRPOEnvTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """TRL's loss over the agent's tokens of whole trajectories; every other token is masked out of each term.
+        """Compute TRL's loss over the agent's tokens of whole trajectories. All other tokens are masked in every term.
 
         inputs: the result of `_generate_and_score_completions`, or only the contract's tensors.
         """
         batch = with_trl_names(inputs)
-        # A packed forward that is checkpointed must still be packed in the backward pass: inside a step it is.
+        # With checkpointing, a packed forward must still be packed in the backward pass. Within a step it is.
         checkpointing = is_checkpointing(self.policy.base) and model.training
         packed = self.packed and (self.policy.in_packed_pass or not checkpointing)
         self._loss_pass = LossPass(batch, packing_of(batch, self.policy) if packed else None)
@@ -320,7 +320,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return sums.mean() / accumulation if self.loss_type == "luspo" else sums.sum() / self._tokens_of_step(batch)
 
     def _tokens_of_step(self, batch: Batch) -> Tensor:
-        """Return the agent's tokens of an optimiser step, by process."""
+        """Return the number of agent tokens in an optimiser step, by process."""
         tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if self.model.training:
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
@@ -355,9 +355,9 @@ class GRPOEnvTrainer(ResumableTrainer):
         compute_entropy: bool = False,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Log-probs and entropies of every token, [B, logits_to_keep]; 0 for a first token, which has none.
+        """Return log-probs and entropies of every token, [B, logits_to_keep]. The first token has none: it gets 0.
 
-        With a packing (in the loss), only the agent's tokens are scored and the others are 0: they are masked anyway.
+        With a packing (in the loss), only the agent's tokens are scored. The others are 0: they are masked anyway.
         """
         loss_pass, aux = self._loss_pass, None
         if loss_pass is not None and loss_pass.packing is not None:
@@ -392,7 +392,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                 entropy = None if entropy is None else nn.functional.pad(entropy, (1, 0))
         if loss_pass is not None:
             loss_pass.logprobs = logprobs
-            # Later passes over the same rollouts are of a policy that has been updated.
+            # Later passes over the same rollouts use an updated policy.
             first = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
             if self.model.training and first:
                 self._compare_with_sampler(loss_pass.batch, logprobs.detach())
@@ -424,4 +424,4 @@ class GRPOEnvTrainer(ResumableTrainer):
         return PreparedModel(base, temperature=self.temperature, packed=packed, autocast=autocast)
 
     def _send_telemetry(self) -> None:
-        """Send nothing: training contacts no server of TRL."""
+        """Disable TRL's telemetry."""

@@ -1,8 +1,7 @@
 """`--mode eval`: rollouts of a policy on held-out tasks, recorded like those of a training.
 
-Tasks are done in portions. A portion is recorded when its rollouts are complete, so an evaluation that was killed
-continues with the tasks that are missing. The seed of a task follows from its number: its rollouts do not depend on
-which tasks share a portion with it.
+Tasks run in portions. A portion is recorded when its rollouts are complete, so a killed evaluation continues with the
+missing tasks. A task's seed follows from its number, so its rollouts do not depend on the other tasks of its portion.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..runs.write.writer import RecordWriter
 from .acting import make_agent
 
 PORTION_ROLLOUTS = 64
-"""Rollouts of one portion at most, where a single task does not have more."""
+"""The most rollouts in one portion, unless a single task has more."""
 
 
 def run_eval(
@@ -67,7 +66,7 @@ def run_eval(
     check_images(rows, runner.environment, cast(ChatAgent, agent), config.training.max_trajectory_tokens)
     runner.judge = make_judge(config.environment, rows, special_texts(tokenizer) if tokenizer else ())
     runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(rows) * spec.samples)
-    # Curiosity and coherence depend on the state of a training; task, reward functions and penalties do not.
+    # Curiosity and coherence depend on the state of a training. Task, reward functions and penalties do not.
     rewards = config.rewards.model_copy(update={"w_curiosity": 0.0, "w_coherence": 0.0})
     scorer = Scorer(spec.samples, RewardOrchestrator(config=rewards, seed=config.seed))
     if tokenizer is not None:
@@ -108,7 +107,7 @@ def portions(tasks: Sequence[int], samples: int) -> Iterator[Sequence[int]]:
 
 
 def stop_asked(control: ControlChannel, subject: str) -> bool:
-    """Answer the requests to a process that can only be stopped, and return whether one asks for that."""
+    """Answer requests to a process that can only be stopped. Return whether a request asks for a stop."""
     asked = control.poll()
     for request in asked:
         outcome = "stopping" if request.command == "stop" else f"{subject} can only be stopped"
@@ -117,14 +116,14 @@ def stop_asked(control: ControlChannel, subject: str) -> bool:
 
 
 def _numbered(rollout: Rollout) -> Rollout:
-    """Add the number of the task, by which evaluations are compared."""
+    """Add the task's number, by which evaluations are compared."""
     if (trajectory := rollout.trajectory) is None:
         return rollout
     return replace(rollout, trajectory=replace(trajectory, extra={**trajectory.extra, TASK: rollout.group}))
 
 
 def _record_result(run_dir: Path, recorder: StepRecorder) -> None:
-    """Record the headline of the evaluation, in the form of evaluations during training."""
+    """Record the headline of the evaluation in the same form as evaluations during training."""
     result = read_evaluation(run_dir)
     step, greedy = result.spec.step, result.spec.temperature == 0
     how, reward = "greedy" if greedy else "sampled", result.reward

@@ -1,8 +1,8 @@
-"""Forward passes without gradient over whole rollouts: one gives reference log-probs and embeddings of turns.
+"""Forward passes without gradient over whole rollouts. One pass gives reference log-probs and embeddings of turns.
 
-The reference is what GRPO's KL compares with: a frozen copy of the policy, the LoRA adapters it started from (TRL
-keeps them as the adapter `ref`), or the bare base model. Its last hidden states, averaged over a turn's tokens, are
-the state embeddings of the shaped rewards, so these cost no pass of their own.
+GRPO's KL compares the policy with the reference: a frozen copy of the policy, the LoRA adapters it started from (TRL
+keeps them as the adapter `ref`), or the bare base model. The state embeddings of the shaped rewards are its last hidden
+states, averaged over a turn's tokens, so they need no extra pass.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .resumable import StatePart
 
 
 def copy_of_policy(model: nn.Module, beta: float) -> nn.Module | None:
-    """The reference of a policy that is trained whole. None where there is no KL, and where adapters are trained:
-    without them the model is its own reference."""
+    """Copy the policy as a reference for full fine-tuning. Returns None if there is no KL, or if adapters are trained:
+    the model without its adapters is then the reference."""
     return copy.deepcopy(model) if beta != 0.0 and not is_peft_model(model) else None
 
 
@@ -41,7 +41,7 @@ def with_scoring_head(reference: nn.Module, temperature: float) -> None:
 
 
 def saved_reference(reference: nn.Module) -> StatePart:
-    """Return the part of a checkpoint that keeps a reference which follows the policy."""
+    """Return the checkpoint part that stores a reference which follows the policy."""
     file = "reference.safetensors"
 
     def load(folder: Path) -> None:
@@ -53,8 +53,8 @@ def saved_reference(reference: nn.Module) -> StatePart:
 class FrozenPass:
     """Passes of the policy and of its reference under `torch.no_grad`.
 
-    reference: a frozen copy of the policy; None: the policy's own adapters, switched to those it started from. Rows
-    are scored `batch_size` at a time.
+    reference: a frozen copy of the policy; None: the policy's own adapters, switched to those it started from.
+    batch_size: rows scored at a time.
     """
 
     def __init__(self, policy: PreparedModel, reference: PreparedModel | None, batch_size: int) -> None:
@@ -62,10 +62,10 @@ class FrozenPass:
         self.reference_copy = reference
         self.batch_size = batch_size
         self.on_progress: Callable[[int, int], None] | None = None
-        """Hears how many rollouts have been through the model, of how many."""
+        """Called with the number of rollouts scored so far, and the total."""
 
     def behaviour(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Add `logprobs` of the present policy to rollouts that have none."""
+        """Add `logprobs` of the current policy to rollouts that have none."""
         missing = [i for i, r in enumerate(rollouts) if r.logprobs is None]
         scores = self._score(self.policy, [rollouts[i] for i in missing])
         done = list(rollouts)

@@ -22,7 +22,7 @@ from .checkpoints import replacing
 def merge(run_dir: Path, adapters: str, folder: Path) -> None:
     """Write base model and adapters as one model that plain `from_pretrained` loads.
 
-    The sum is made in float32 and rounded once, to the format of the base model's files.
+    The sum is computed in float32 and rounded once, to the format of the base model's files.
     """
     config = read_config(run_dir).model.model_copy(
         update={"weights": "float32", "compute": "float32", "quantization": None, "device": "cpu"}
@@ -41,7 +41,7 @@ def merge(run_dir: Path, adapters: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """Return 0, or 1 with one sentence on standard error."""
+    """Return 0, or 1 after one sentence on standard error."""
     run_dir, adapters, folder = sys.argv[1:]
     logging.disable(logging.WARNING)
     try:

@@ -1,10 +1,10 @@
-"""The sampler against the trainer, on the first pass over a step's rollouts.
+"""Compare the sampler with the trainer on the first pass over a step's rollouts.
 
-μ: the log-probs that the sampler wrote down; π: those of the trained pass, of one policy. They differ by rounding, by
-stale weights, or by another number format.
+μ: the log-probs that the sampler recorded. π: those of the trainer's pass over the same policy. They differ by
+rounding, stale weights, or another number format.
 
-Before the first optimiser step the two are one policy, so their KL divergence is 0 but for rounding. If it is not, the
-forward pass of the loss computes another model than the one that acts, and every importance ratio of the run is wrong.
+Before the first optimiser step both are the same policy, so their KL divergence is 0 except for rounding. If it is not,
+the loss computes a different model from the one that acts, and every importance ratio of the run is wrong.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LIMIT = 1e-3
 
 
 class ChangedPolicyError(GrpoTuiError, RuntimeError):
-    """The log-probs of the loss are not those of the policy that acted."""
+    """The log-probs of the loss differ from those of the policy that acted."""
 
 
 @dataclass
 class Mismatch:
-    """Sums over the micro-batches of a step. low, high: how far the ratio may leave 1 before it is clipped."""
+    """Sums over the micro-batches of a step. low, high: how far the ratio may deviate from 1 before it is clipped."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ class Mismatch:
     tokens: float = 0.0
     largest: float = 0.0
     trained: dict[str | tuple[int, int], np.ndarray] = field(default_factory=dict)
-    """log π of rollouts by `_name`, float32 [T]; only where it takes the place of log μ in the loss."""
+    """log π of rollouts by `_name`, float32 [T]. Only set where it replaces log μ in the loss."""
 
     def add(self, batch: Mapping[str, Any], logprobs: Tensor) -> None:
         """Count one micro-batch. batch: tensors [B, T] with the sampler's log-probs; logprobs: the trainer's [B, T]."""
@@ -69,7 +69,7 @@ class Mismatch:
     def on_policy(self, batch: Batch, logprobs: Tensor, weighting: Weighting) -> None:
         """Let the loss compare with the trained pass itself, and weight advantages by π / μ (`rollouts.correction`).
 
-        logprobs: [B, T], of the trained pass. TRL's loss reads both from the batch once it has the policy's log-probs.
+        logprobs: [B, T], of the trained pass. TRL's loss reads both from the batch after computing `logprobs`.
         """
         mask, now = fresh(batch), logprobs.detach()
         weights = weighting.weights(now - batch["old_per_token_logps"], mask)
@@ -89,7 +89,7 @@ class Mismatch:
 
 
 def _name(rollout: Rollout) -> str | tuple[int, int]:
-    """Return the rollout's id, or its place in the step if the environment gave none."""
+    """Return the rollout's id, or its position in the step if the environment gave none."""
     return rollout.key or (rollout.group, rollout.index)
 
 
@@ -102,7 +102,7 @@ def fresh(batch: Mapping[str, Any]) -> Tensor:
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Whether dropout makes the training pass another one than the pass that acts."""
+    """Return whether dropout makes the training pass differ from the pass that acts."""
     config = base_of(model).config.get_text_config(decoder=True)
     return any(m.p for m in model.modules() if isinstance(m, nn.Dropout)) or bool(
         getattr(config, "attention_dropout", 0.0)
@@ -110,7 +110,7 @@ def drops_out(model: nn.Module) -> bool:
 
 
 def check_unchanged(kl: float, half: bool) -> None:
-    """Raise ChangedPolicyError for a KL before the first update (nats per token) above the limit.
+    """Raise ChangedPolicyError if the KL before the first update (nats per token) exceeds the limit.
 
     half: the pass is in half precision.
     """

@@ -1,8 +1,8 @@
 """The state of an optimiser in a checkpoint. Any number of processes can read it.
 
-Of divided weights (`sharding`), each process writes its own part with `torch.distributed.checkpoint`, as safetensors
-into `optimizer/`, and nothing is gathered. Otherwise the main process writes `optimizer.safetensors`. Numbers that are
-no tensors are in `optimizer.json`.
+With sharded weights (`sharding`), each process writes its own part with `torch.distributed.checkpoint`, as safetensors
+into `optimizer/`, and nothing is gathered. Otherwise the main process writes `optimizer.safetensors`. All values that
+are not tensors are in `optimizer.json`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TENSORS = "optimizer"
 WHOLE = "optimizer.safetensors"
 NUMBERS = "optimizer.json"
 FILE_BYTES = 256 << 20
-"""Largest file of the parts of all processes together, unless a tensor is larger."""
+"""The largest size of a file for all processes' parts together, unless a single tensor is larger."""
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -> None:
-    """Save the state of an optimiser. Every process calls it; the main one writes the numbers. Raises OSError."""
+    """Save the state of an optimiser. Every process calls it; the main one writes `optimizer.json`. Raises OSError."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     plain: dict[str, dict[str, object]] = {}
@@ -56,7 +56,7 @@ def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Load the state that `save_optimizer` wrote, however many processes wrote it. Every process calls it."""
+    """Load what `save_optimizer` wrote, with any number of processes. Every process calls it."""
     facts = json.loads((folder / NUMBERS).read_text())
     state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in facts["values"].items()}
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -76,13 +76,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the number of the file of each tensor, from 1. torch holds a file in memory while it writes it."""
+    """Number the file of each tensor, from 1. torch holds a whole file in memory while it writes it."""
     ends = accumulate(tensor.nbytes for tensor in tensors.values())
     return {name: 1 + end // FILE_BYTES for name, end in zip(tensors, ends, strict=True)}
 
 
 def _empty(kind: object, weight: Tensor) -> Tensor:
-    """Return a tensor to read into, divided like its weight if it has the weight's shape."""
+    """Return a tensor to read into, sharded like its weight if it has the weight's shape."""
     assert isinstance(kind, TensorStorageMetadata)
     if isinstance(weight, DTensor) and kind.size == weight.shape:
         return torch.empty_like(weight, dtype=kind.properties.dtype)
@@ -97,7 +97,7 @@ def _divided(tensor: Tensor, weight: Tensor) -> Tensor:
 
 @contextmanager
 def _one_error() -> Iterator[None]:
-    """Raise the first error of any process itself. torch wraps them in one that is no Exception."""
+    """Raise the first error of any process itself. torch wraps them in one that is not an Exception."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")

@@ -1,4 +1,4 @@
-"""`data.sampler: difficulty` for a training: whose pass rates it begins with."""
+"""Initial pass rates for a training with `data.sampler: difficulty`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .env_trainer import GRPOEnvTrainer
 from .resumable import StatePart
 
 MARKS = re.compile(r"<\|[^|<>]{1,40}\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>")
-"""Between messages, in the chat templates of common models."""
+"""The separators of messages in the chat templates of common models."""
 FAILED = (StopReason.ERROR, StopReason.TIMEOUT)
 PAGE = 500
 
@@ -34,7 +34,7 @@ PAGE = 500
 def draw_by_difficulty(
     trainer: GRPOEnvTrainer, rows: Sequence[Row], config: RunConfig, run_dir: Path, recorder: StepRecorder
 ) -> None:
-    """Let the trainer draw prompts by their pass rates, which begin with those of a run. Raises PassRatesError."""
+    """Let the trainer draw prompts by pass rate, starting with those of a recorded run. Raises PassRatesError."""
     environments = {row.key: cast(Env, trainer.runner.environment(row)) for row in rows}
     ids = [task_id(env_name(environments[row.key]), row.task_data) for row in rows]
     difficulty = Difficulty(ids, config.seed)
@@ -53,7 +53,7 @@ def draw_by_difficulty(
 
 
 def recorded_outcomes(run: Path) -> list[list[Outcome]]:
-    """Return the outcomes of each step of a recorded training, in order. Raises PassRatesError without any."""
+    """Return the outcomes of each step of a recorded training, in order. Raises PassRatesError if there are none."""
     with RunReader(run) as reader:
         found = [r for r in _rows(reader, "split:train") if r.correct is not None and r.stop_reason not in FAILED]
     if not found:
@@ -64,9 +64,9 @@ def recorded_outcomes(run: Path) -> list[list[Outcome]]:
 def outcomes_of_dump(dump: Path, prompts: Mapping[str, str]) -> list[list[Outcome]]:
     """Return the outcomes of each step of another framework's rollouts, in order.
 
-    prompts: the `question` of each prompt by its id. A rollout belongs to the longest one that its own prompt contains
-    as whole lines. Without a known answer, rewards of 0 and 1 count as wrong and right. Raises PassRatesError without
-    any outcome of these prompts.
+    prompts: the `question` of each prompt by its id. A rollout belongs to the longest question that its own prompt
+    contains as whole lines. Without a known answer, rewards of 0 and 1 count as wrong and right. Raises PassRatesError
+    if no outcome belongs to these prompts.
     """
     from ..imports.errors import DumpError
     from ..imports.opening import open_dump
@@ -99,12 +99,12 @@ def outcomes_of_dump(dump: Path, prompts: Mapping[str, str]) -> list[list[Outcom
 def _question_of(environment: Env, row: Row, agent: object) -> str:
     try:
         return question(prompt_of(environment, row.task_data, agent).messages)
-    except Exception:  # the environment cannot begin this task, which its rollouts report
+    except Exception:  # the environment cannot begin this task; its rollouts report the error
         return ""
 
 
 def question(messages: Sequence[Message]) -> str:
-    """Return the text of the last message that a user wrote, as `_lines` has it."""
+    """Return the text of the last user message, normalised by `_lines`."""
     asked = [m for m in messages if m.get("role") == "user"] or list(messages)
     return _lines(text_of(asked[-1].get("content", ""))) if asked else ""
 
@@ -122,7 +122,7 @@ def _asked(prompt: str, by_last_line: Mapping[str, Sequence[tuple[str, str]]]) -
 
 
 def _lines(text: str) -> str:
-    """Return the lines that hold something, with single spaces and without the marks of chat templates."""
+    """Return the non-empty lines, with single spaces and without the marks of chat templates."""
     lines = (" ".join(line.split()) for line in MARKS.sub("\n", text).splitlines())
     return "\n".join(filter(None, lines))
 

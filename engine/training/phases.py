@@ -1,4 +1,4 @@
-"""The seconds of a step by phase, as the training thread waits for them."""
+"""The seconds that the training thread spends in each phase of a step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ...envs.spans import Spans
 
 
 class PhaseClock:
-    """Adds up seconds by phase until they are taken. On CUDA a phase ends when the device has done its work.
+    """Adds up seconds by phase until they are taken. On CUDA a phase ends when the device has finished its work.
 
-    `on_begin` is called with the name of each phase that begins. `spans` holds when each phase was.
+    `on_begin` is called with the name of each phase that begins. `spans` holds the start and end of each phase.
     """
 
     def __init__(self, device: torch.device | None = None, on_begin: Callable[[str], None] | None = None) -> None:
@@ -53,7 +53,7 @@ class PhaseClock:
 
 
 class StepClock:
-    """How long an optimiser step takes, from its first micro-batch to its being recorded."""
+    """Measures an optimiser step, from its first micro-batch until it is recorded."""
 
     def __init__(self) -> None:
         self._began: float | None = None

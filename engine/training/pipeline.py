@@ -1,8 +1,8 @@
-"""How the rollouts of a step come to be: a pipeline of stages that take values and return values.
+"""Makes the rollouts of a step in a pipeline of stages that take values and return values.
 
 rows → rollouts                       `RolloutRunner.run`, on each process its share or all on the main one
 rollouts → log-probs, embeddings      `FrozenPass`, each process its own
-rollouts → rewards → advantages       `Scorer`, on the main process: groups and statistics belong to all
+rollouts → rewards → advantages       `Scorer`, on the main process, since groups and statistics span all processes
 groups → batch                        `selection`: replay, or rollouts of other prompts
 batch → this process's rollouts       `Processes`
 """
@@ -39,10 +39,9 @@ from .server_rollouts import ServerOptions, ServerRollouts
 class StepRollouts:
     """The rollouts of a step.
 
-    batch: this process's rollouts, as the loss wants them. generated: all rollouts that were made, also those that were
-    filtered out, and `replayed` those of earlier steps that are in the batch (main process only, elsewhere empty;
-    replayed ones without what the loss does not need). metrics: those that TRL does not compute. kl: see
-    `kl_of_rollouts` (None without a reference).
+    batch: this process's rollouts, as the loss needs them. generated: all rollouts made, including filtered ones.
+    replayed: those of earlier steps in the batch, without data that the loss does not need. Both are empty outside the
+    main process. metrics: those that TRL does not compute. kl: see `kl_of_rollouts` (None without a reference).
     """
 
     batch: list[Rollout] = field(default_factory=list)
@@ -56,9 +55,8 @@ class StepRollouts:
 class StepRequest:
     """The input of the pipeline for one step.
 
-    rows: this process's rows, each prompt repeated once for each rollout of its group. step: optimiser steps made so
-    far, which is the policy's version. reference: log-probs of the reference are needed. fresh: rollouts made ahead do
-    not count.
+    rows: this process's rows, each prompt repeated once for each rollout of its group. step: optimiser steps so far,
+    which is the policy's version. reference: whether reference log-probs are needed. fresh: ignore rollouts made ahead.
     """
 
     rows: Sequence[Row]
@@ -71,11 +69,11 @@ class StepRequest:
 class RolloutOptions:
     """How rollouts are made and scored.
 
-    advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal;
-    signal: whether these are the whole returns, or those of task and environment. mask_truncated: rollouts that a limit
-    cut are left out of the loss. dynamic_rounds: DAPO's dynamic sampling, at most so many rounds (0: off). placement:
-    where rollouts happen with several processes; both give the same result. servers: for agents whose policy lives on
-    servers. teacher: scores rollouts for `distillation`.
+    advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal.
+    signal: whether these are the whole returns, or those of task and environment. mask_truncated: leave rollouts that a
+    limit cut out of the loss. dynamic_rounds: the most rounds of DAPO's dynamic sampling (0: off). placement: where
+    rollouts run with several processes; the result is the same. servers: for agents whose policy runs on servers.
+    teacher: scores rollouts for `distillation`.
     """
 
     advantages: AdvantageMethod = field(default_factory=lambda: advantage_method("group"))
@@ -93,8 +91,8 @@ class RolloutOptions:
 class RolloutPipeline:
     """The stages with their parts.
 
-    rows: all rows of the training, from which dynamic sampling draws others. replay: selective sample replay, in place
-    of dynamic sampling. difficulty: draws the prompts in place of the data loader. The scorer decides which groups to
+    rows: all rows of the training, from which dynamic sampling draws others. replay: selective sample replay, instead
+    of dynamic sampling. difficulty: draws the prompts instead of the data loader. The scorer decides which groups to
     filter out.
     """
 
@@ -129,7 +127,7 @@ class RolloutPipeline:
                 self.servers.ahead.plan(step, drawn[:: self.scorer.group_size])
 
     def _drawn(self, step: int, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return this process's rows of a step: those of the data loader, or as many by difficulty."""
+        """Return this process's rows of a step: those of the data loader, or as many drawn by difficulty."""
         if self.difficulty is None:
             return rows
         size = self.scorer.group_size
@@ -173,12 +171,12 @@ class RolloutPipeline:
         return self._shared(batch, marked, metrics, request)
 
     def evaluate(self, request: StepRequest) -> StepRollouts:
-        """Return scored, unfiltered rollouts, to measure a loss on."""
+        """Return scored, unfiltered rollouts for measuring a loss."""
         groups, metrics = self.collect(replace(request, fresh=True))
         return self._shared(rollouts_of(groups), rollouts_of(groups), metrics, request)
 
     def collect(self, request: StepRequest, round_: int = 0) -> tuple[list[Group], Metrics]:
-        """Groups with everything that the loss needs: those of all processes on the main one, none elsewhere.
+        """Make groups with everything that the loss needs: all processes' groups on the main one, none elsewhere.
 
         round_: numbers several collections of one step, each of which samples differently.
         """
@@ -230,7 +228,7 @@ class RolloutPipeline:
         return made
 
     def _corrected(self, mine: Sequence[Rollout], step: int) -> tuple[list[Rollout], Metrics] | None:
-        """Return this process's rollouts as `ServerRollouts.correct` returns those of all processes."""
+        """Return this process's rollouts after `ServerRollouts.correct` on those of all processes."""
         with self.phases("logprobs"), inference(self.policy.model):
             present = self.frozen.behaviour([replace(r, logprobs=None) for r in mine])
         present = self.processes.gather(present)
@@ -242,8 +240,8 @@ class RolloutPipeline:
         return None if found is None else (self.processes.share(found[0], len(mine)), found[1])
 
     def complete(self, rollouts: Sequence[Rollout], reference: bool) -> list[Rollout]:
-        """The same rollouts with behaviour log-probs where the environment gave none and, where they are needed,
-        reference log-probs and embeddings."""
+        """Add log-probs of the acting policy if the environment gave none, and reference log-probs and embeddings if
+        they are needed."""
         done = list(rollouts)
         with self.phases("logprobs"), inference(self.policy.model):
             if any(r.logprobs is None for r in done):
@@ -257,10 +255,10 @@ class RolloutPipeline:
         return done
 
     def resample(self, groups: list[Group], request: StepRequest) -> tuple[list[Group], list[Group]]:
-        """Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal replaced by groups of other prompts.
+        """Dynamic sampling (DAPO, arXiv 2503.14476): replace groups without signal by groups of other prompts.
 
-        Returns the batch's groups and all that were made. What equal shares of the processes made too many is left out,
-        so that the batch does not depend on their number.
+        Returns the batch's groups and all that were made. Equal shares per process may make too many groups. The
+        surplus is dropped, so that the batch does not depend on the number of processes.
         """
         made = list(groups)
         for round_ in range(1, self.options.dynamic_rounds + 1):
@@ -278,7 +276,7 @@ class RolloutPipeline:
 
     def _run(self, rows: Sequence[Row], first: int, seed: int, step: int) -> list[Rollout]:
         before = replace(self.runner.timings)
-        before.spans.take()  # those of an evaluation
+        before.spans.take()  # drop those of an evaluation
         with acting(self.policy.model):
             made = self.runner.run(rows, first=first, seed=seed, step=step + 1, policy_version=step)
         spent = self.runner.timings
@@ -302,10 +300,10 @@ class RolloutPipeline:
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:
     """Return KL(π ‖ π_ref) in nats per token: the mean of log π − log π_ref (k1) over the agent's tokens.
 
-    It is logged, and beta follows it, in the place of TRL's k3 over the batch. That batch is a selection (groups with
-    signal, replayed rows), where the policy is at its least typical. And where a policy has become sure, most of k3
-    sits in tokens that are hardly ever sampled: it reads low until one of them is, and then shows that token alone.
-    (Schulman, "Approximating KL divergence", 2020.)
+    This value is logged, and beta follows it, instead of TRL's k3 over the batch. The batch is a selection (groups with
+    signal, replayed rows) in which the policy is least typical. And once a policy is confident, most of k3 comes from
+    tokens that are hardly ever sampled: it reads low until one is sampled, and then shows only that token. (Schulman,
+    "Approximating KL divergence", 2020.)
     """
     total, count = 0.0, 0
     for rollout in rollouts:

@@ -5,16 +5,16 @@ The terminal starts this process (`engine.launch.play`). Both write one JSON obj
 | standard output | |
 |---|---|
 | `{"event": "turn", "task", "tasks", "tools", "over", "record"}` | the rollout so far: after the prompt, after each turn, and at its end |
-| `{"event": "model", "text", "step", "over", "tools", "record"}` | the model's own continuation so far: its first turn `text` is that of `step` |
+| `{"event": "model", "text", "step", "over", "tools", "record"}` | the model's own continuation so far: `text` is its first turn, at `step` |
 | `{"event": "problem", "message"}` | a request that failed |
 
 | standard input | |
 |---|---|
 | `{"turn": text}` | the next turn: calls such as `LOOK(x=1)`, or the text itself |
-| `{"model": true}` | asks for the model's own continuation to the end of the rollout |
-| `{"again": true}`, `{"next": true}` | end this rollout; the same task again, or the next one |
+| `{"model": true}` | request the model's own continuation to the end of the rollout |
+| `{"again": true}`, `{"next": true}` | end this rollout; start the same task again, or the next one |
 
-The end of the input ends the process. A rollout that was left after its first turn is recorded too.
+The end of the input ends the process. A rollout abandoned after its first turn is also recorded.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from ..runs.write.writer import RecordWriter
 
 BY_HAND = "by hand"
-"""The agent of such a rollout in the record."""
+"""The agent of these rollouts in the record."""
 
 
 def typed_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
     """Read `a thought NAME(x=1, y="two") OTHER(z=3)`: the thought and the calls.
 
-    Arguments are Python or JSON values, by name or in the order of the tool. No calls where `text` does not end with
-    calls of these tools.
+    Arguments are Python or JSON values, by name or in the order of the tool. Returns no calls if `text` does not end
+    with calls of these tools.
     """
     names = {tool.name: tool for tool in tools}
     either = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
@@ -97,7 +97,7 @@ def _calls(text: str, names: Mapping[str, ToolSpec], either: str) -> list[ToolCa
 
 
 class Diverged(Exception):
-    """The copy of an environment answered the person's turns in another way."""
+    """The copy of an environment answered the person's turns differently."""
 
 
 class PlayedRun:
@@ -153,14 +153,14 @@ class PlayedRun:
         )
         self.runner = replace(self.trainer.runner, agent=self.person, num_rollouts=1)
         self.copies = replace(self.runner.beside(), agent=self.model, watch=None)
-        """Runs the model's continuations, in environments of its own."""
+        """Runs the model's continuations, in separate environments."""
         self._seed = config.seed
         self._commands, self._events = commands, events
         self._number, self._turns = 0, list[str]()
         self._task, self._tools = 0, ()
         self._so_far: Trajectory | None = None
         self._next: dict[str, Any] | None = None
-        """The command that ended the rollout under way."""
+        """The command that ended the current rollout."""
 
     def play(self) -> None:
         played = 0
@@ -236,7 +236,7 @@ class PlayedRun:
         return "\n".join([*([thought] if thought else []), *(format_call(c.name or "", c.arguments) for c in calls)])
 
     def _show_continuation(self, so_far: Rollout) -> None:
-        """Let the model play on to the end. The person's turns are repeated in a copy of the environment first."""
+        """Let the model play to the end, after repeating the person's turns in a copy of the environment."""
         row, turns = self.rows[self._task], len(self._turns)
         environment = self.copies.environment(row)
         if isinstance(environment, MultiTurnEnv):
@@ -250,7 +250,7 @@ class PlayedRun:
         except Diverged:
             self._tell("problem", message="The environment does not repeat its answers: the model plays one turn.")
             self._model_text = self._model_turn(self.person)
-        except Exception as problem:  # whatever the model or the copy raises: the person plays on
+        except Exception as problem:  # any error of the model or the copy: the person plays on
             self._tell("problem", message=one_sentence(problem))
             return
         assert so_far.trajectory is not None
@@ -307,17 +307,17 @@ class PlayedRun:
 
     def _tell_rollout(self, event: str, rollout: Rollout, **data: object) -> None:
         assert rollout.trajectory is not None
-        self.recorder.writer.flush(timeout=10.0)  # images first
+        self.recorder.writer.flush(timeout=10.0)  # images must be on disk first
         record = encode_body(TrajectoryRecord(rollout.trajectory, rollout.breakdown)).decode()
         self._tell(event, **data, tools=[tool.to_json() for tool in self._shown_tools], record=record)
 
     def _tell(self, event: str, **data: object) -> None:
-        with suppress(OSError):  # the terminal is gone; the end of its input follows
+        with suppress(OSError):  # the terminal is gone; its input ends next
             self._events.write(json.dumps({"event": event, **data}, default=str) + "\n")
             self._events.flush()
 
     def _command(self) -> dict[str, object]:
-        """Return the next command, `leave` at the end of the input."""
+        """Return the next command, or `leave` at the end of the input."""
         for line in self._commands:
             with suppress(ValueError):
                 if isinstance(command := json.loads(line), dict):
@@ -335,7 +335,7 @@ def _unfinished(tokens: TokenArrays, trajectory: Trajectory) -> Rollout:
 
 
 def _undecided(rollout: Rollout) -> Rollout:
-    """Leave out the component of the task's answer, which is unknown before the end."""
+    """Drop the component of the task's answer, which is unknown before the end."""
     if rollout.breakdown is None:
         return rollout
     *before, last = rollout.breakdown.steps
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str]) -> int:
     """Play the run in a folder; see the module."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     commands = os.fdopen(os.dup(0), encoding="utf-8")
-    os.dup2(2, 1)  # what libraries and the user's code print goes to the log
+    os.dup2(2, 1)  # send output of libraries and user code to the log
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     set_up_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ..rollouts.prompts import Prompt
 
 ROWS_CHECKED = 64
-"""Rows of a dataset whose columns are looked at."""
+"""Rows of a dataset whose columns are inspected."""
 MOST_COUNTED = 2000
-"""Prompts that are counted in tokens; of a longer dataset the first ones."""
+"""Prompts whose tokens are counted, from the start of the dataset."""
 
 
 def check_code(config: RunConfig) -> None:
-    """Load the tools and reward functions of a run, and compare the functions with the columns of the data.
+    """Load the tools and reward functions of a run, and check the functions against the columns of the data.
 
     Raises EnvLoadError, DataError or RewardFunctionError.
     """
@@ -50,13 +50,13 @@ def check_code(config: RunConfig) -> None:
     few = environment.model_copy(update={"train_tasks": 1, "eval_tasks": min(environment.eval_tasks, 1)})
     head = data.model_copy(update={"rows": min(data.rows or ROWS_CHECKED, ROWS_CHECKED)})
     if environment.reward_funcs:
-        make_judge(environment, [])  # before the data, which may take longer
+        make_judge(environment, [])  # before loading the data, which may take longer
         make_judge(environment, load_rows(few, "train", config.seed, None, head))
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A policy that only reads, as environments ask it (`envs.agent`). known: environments that it was taught."""
+    """A read-only policy as environments see it (`envs.agent`). known: environments that it was trained on."""
 
     known: Sequence[str] = ()
     call_reader: CallReader | None = None
@@ -66,7 +66,7 @@ class Reader:
 
 
 def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
-    """Return a reader of a model's prompts, without its weights. Raises ModelLoadError, ChatTemplateError."""
+    """Return a reader of a model's prompts, without loading weights. Raises ModelLoadError, ChatTemplateError."""
     from transformers import AutoConfig
 
     from ..agents.chat import ChatBridge
@@ -147,7 +147,7 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
                 yield f"  {name} = {text if len(text) <= 100 else f'{text[:97]}...'}"
     if chat is not None and prompt_of_task is not None:
         yield ""
-        apart = config.data.eval_source or config.data.eval_split  # rows of their own, numbered from 1, too
+        apart = config.data.eval_source or config.data.eval_split  # its own rows, also numbered from 1
         named = [(str(task["row"]), task) for task in tasks]
         named += [(f"{task['row']} of {apart}" if apart else str(task["row"]), task) for task in held_out]
         prompts = [(row, prompt_of_task(task)) for row, task in named[:MOST_COUNTED]]
@@ -156,8 +156,8 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
 
 
 def _prompts(config: RunConfig) -> tuple[ChatBridge, Callable[[Mapping[str, object]], Prompt]]:
-    """Return how the policy reads tasks, with the tool descriptions of their environment. Raises ModelLoadError,
-    ChatTemplateError, EnvLoadError."""
+    """Return the chat template, and a function that gives the policy's prompt of a task, with the tool descriptions of
+    its environment. Raises ModelLoadError, ChatTemplateError, EnvLoadError."""
     from ...envs.loading import make_env
     from ..rollouts.dataset import options_of
     from ..rollouts.prompts import prompt_of
@@ -168,7 +168,7 @@ def _prompts(config: RunConfig) -> tuple[ChatBridge, Callable[[Mapping[str, obje
 
 
 def _lengths(counted: Sequence[tuple[str, int]], some_only: bool, config: RunConfig) -> Iterator[str]:
-    """Yield how much room prompts leave. counted: rows and the tokens of their prompts."""
+    """Report how much room prompts leave. counted: rows and the tokens of their prompts."""
     if not counted:
         return
     sizes = [size for _, size in counted]
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             for line in rows_of(config, given.rows, given.tokens):
                 print(line)
-    except Exception as problem:  # the user's code, a model, a template or a hub may raise anything
+    except Exception as problem:  # user code, a model, a template or a hub may raise anything
         print(one_sentence(problem), file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Communication between the processes of a training. With one process there is none."""
+"""Communication between the processes of a training. With one process, nothing is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FSDP, DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
 
 
 def check_supported(mode: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse divisions of the weights other than FSDP2, and all of them outside of GRPO.
+    """Refuse any weight sharding other than FSDP2, and all sharding outside of GRPO.
 
     environment: the variables that `accelerate launch` sets. Raises UnsupportedProcessesError.
     """
@@ -44,8 +44,8 @@ def check_supported(mode: str, environment: Mapping[str, str] = os.environ) -> N
 def take_sharding(environment: MutableMapping[str, str] = os.environ) -> bool:
     """Return whether the launch asks for FSDP2, and remove the request.
 
-    accelerate would divide the weights before the model is prepared for packed rows, and never on a CPU. `sharding`
-    does it instead.
+    accelerate would shard the weights before the model is prepared for packed rows, and never on a CPU. `sharding` does
+    it instead.
     """
     asked = _is_set(environment, FSDP)
     environment.pop(FSDP, None)
@@ -57,7 +57,7 @@ def _is_set(environment: Mapping[str, str], name: str) -> bool:
 
 
 class MainProcessError(GrpoTuiError, RuntimeError):
-    """The error of the main process, as the other processes raise it."""
+    """The error of the main process, as raised on the other processes."""
 
 
 class Processes:
@@ -79,7 +79,7 @@ class Processes:
     def on_main(self, make: Callable[[], T]) -> T | None:
         """Return what `make` returns on the main process, and None on the others.
 
-        A GrpoTuiError of the main process is raised on every process, so that all of them can save the run together.
+        A GrpoTuiError on the main process is raised on every process, so that all of them can save the run together.
         """
         made, failed = None, None
         if self.main:
@@ -95,7 +95,7 @@ class Processes:
         return made
 
     def check_one_folder(self, folder: Path) -> None:
-        """Refuse machines that do not see one folder of the run: each would keep a part of every checkpoint.
+        """Refuse machines that do not share one run folder: each would hold only a part of every checkpoint.
 
         Raises UnsupportedProcessesError, on every process.
         """
@@ -104,7 +104,7 @@ class Processes:
         mark = folder / self.broadcast(f".seen-by-all-{os.urandom(8).hex()}")
         made = False
         if self.main:
-            with contextlib.suppress(OSError):  # a full disk is said where something is saved
+            with contextlib.suppress(OSError):  # a full disk is reported when saving
                 mark.touch()
                 made = True
         if not self.broadcast(made):

@@ -1,7 +1,7 @@
-"""`python -m grpo_tui.engine.training.rejudging CONFIG RUN_DIR`: recorded rollouts scored by other reward functions.
+"""`python -m grpo_tui.engine.training.rejudging CONFIG RUN_DIR`: score recorded rollouts by other reward functions.
 
-A process of its own, because it runs the user's code and loads the tokenizer. Prints one JSON object: for the number of
-each training rollout, its scores and whether it is correct.
+A separate process, because it runs user code and loads the tokenizer. Prints one JSON object that maps the number of
+each training rollout to its scores and whether it is correct.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
 
 BATCH = 512
-"""Rollouts that the functions get at once."""
+"""Rollouts that the functions get in one call."""
 
 
 def rejudged(config: RunConfig, reader: RunReader) -> Iterator[tuple[int, dict[str, object]]]:
@@ -56,14 +56,14 @@ def _rollout(trajectory: Trajectory, tokens: TokenArrays[memoryview] | None) -> 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0, or 1 with one sentence on standard error."""
+    """Return 0, or 1 after one sentence on standard error."""
     from ...configs.loading import load_config
     from ..launch.outcome import one_sentence
 
     try:
         with closing(RunReader(Path(arguments[1]))) as reader:
             print(json.dumps(dict(rejudged(load_config(arguments[0]), reader))))
-    except Exception as problem:  # the user's code may raise anything
+    except Exception as problem:  # user code may raise anything
         print(one_sentence(problem), file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Trainers whose checkpoints follow the protocol of `checkpoints`: atomic, whole, and without pickle."""
+"""Trainers whose checkpoints follow the protocol of `checkpoints`: atomic, complete, and without pickle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StatePart:
-    """How one part of the run's state is saved into a folder and loaded from it.
+    """How to save one part of the run's state into a folder and load it again.
 
     Only the main process saves. Only it loads, unless the part exists on every process (`everywhere`).
     """
@@ -41,12 +41,12 @@ class StatePart:
 
 
 class Resumable(Trainer):
-    """Mix into a trainer, before it: saves to `args.output_dir/checkpoint-N`, from which
+    """Mix in before a trainer class. Saves to `args.output_dir/checkpoint-N`, from which
     `train(resume_from_checkpoint=…)` continues.
 
-    `state_parts` are saved by the main process in addition to the trainer's own state. `before_commit` runs on the main
-    process when everything is written and nothing is published yet. A save that the disk refuses is reported to
-    `on_save_failed` and costs the checkpoint, not the run.
+    The main process saves `state_parts` in addition to the trainer's own state. It runs `before_commit` after writing
+    everything and before publishing anything. If the disk refuses a save, `on_save_failed` is called. The run loses
+    the checkpoint and continues.
     """
 
     model: Any  # transformers declares these wider than they are here
@@ -55,7 +55,7 @@ class Resumable(Trainer):
     num_generations: Any
 
     sharded = False
-    """Whether the weights are divided among the processes (`sharding`)."""
+    """Whether the weights are sharded over the processes (`sharding`)."""
     updates_per_batch = 1
     keep_checkpoints = 2
     keep_adapters = 0
@@ -68,13 +68,13 @@ class Resumable(Trainer):
         self.last_checkpoint: Path | None = None
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Divide the weights first, if they are to be, after those of a checkpoint were loaded."""
+        """Shard the weights before training if configured. Weights of a checkpoint are loaded by then."""
         if self.sharded:
             shard(self.model, self.accelerator)
         return super()._inner_training_loop(*args, **kwargs)
 
     def _run_epoch(self, *args: object, **kwargs: object) -> Any:
-        """Stop if all steps are done. transformers checks that only after one more step."""
+        """Stop if all steps are done. transformers checks this only after one more step."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return None
@@ -82,7 +82,7 @@ class Resumable(Trainer):
 
     @property
     def between_batches(self) -> bool:
-        """Whether the rollouts of the last batch have served all their updates. Checkpoints hold no rollouts."""
+        """Whether the last batch of rollouts has served all its updates. Checkpoints hold no rollouts."""
         return self.state.global_step % self.updates_per_batch == 0 or self.state.global_step >= self.state.max_steps
 
     def checkpoint_of(self, step: int) -> Path | None:
@@ -120,11 +120,11 @@ class Resumable(Trainer):
             )
 
     def _on_all(self, stage: Callable[[], object]) -> str | None:
-        """Run one stage on every process. Returns the first problem of any of them."""
+        """Run one stage on every process. Return the first problem of any of them."""
         problem = None
         try:
             stage()
-        except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+        except (OSError, SafetensorError) as error:  # safetensors raises its own error for a full disk
             logger.exception("saving a checkpoint")
             problem = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         if self.accelerator.num_processes > 1:
@@ -217,7 +217,7 @@ class Resumable(Trainer):
 
 @contextmanager
 def _naming(checkpoint: str) -> Iterator[None]:
-    """Turn an error of loading into a sentence that names the checkpoint."""
+    """Turn a loading error into a sentence that names the checkpoint."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
@@ -227,4 +227,4 @@ def _naming(checkpoint: str) -> Iterator[None]:
 
 
 class ResumableTrainer(Resumable, GRPOTrainer):
-    """TRL's GRPO with these checkpoints."""
+    """TRL's GRPO trainer with these checkpoints."""

@@ -65,10 +65,10 @@ def run_rft(
     control: ControlChannel | None = None,
     start: Start | None = None,
 ) -> bool:
-    """Train, and leave the adapters in a folder of the run next to `training.output_dir`. Returns False when
-    stopped early, else True.
+    """Train, and save the adapters in a folder of the run, linked from `training.output_dir`. Returns False if stopped
+    early, else True.
 
-    writer: the run's record. control: requests of people. start: where a resumed run continues. Raises errors whose
+    writer: the run's record. control: requests from users. start: where a resumed run continues. Raises errors whose
     message is one sentence (ModelLoadError, DataError, TrainingError, …).
     """
     start = start or Start()
@@ -188,8 +188,8 @@ def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args
 
 
 def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int, most: int | None = None) -> GRPOConfig:
-    """Return TRL's arguments for a run. most: as for `micro_batch`. Raises TrainingError if the processes cannot share
-    the batch."""
+    """Return TRL's arguments for a run. most: see `micro_batch`. Raises TrainingError if the processes cannot share the
+    batch."""
     training = config.training
     rows = training.prompts_per_step * training.num_generations
     if rows % world:
@@ -224,5 +224,5 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int,
 def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:
     """Save the trained adapters (or the model) for plain `from_pretrained`."""
     save_policy(trainer.accelerator.unwrap_model(trainer.model), trainer.tokenizer, folder)
-    if trainer.orchestrator is not None:  # online learning goes on with the same statistics
+    if trainer.orchestrator is not None:  # online learning continues with the same statistics
         checkpoints.save_rewards(trainer.orchestrator, folder)

@@ -1,4 +1,4 @@
-"""Work of every training before its first step and after its last."""
+"""Work before the first step and after the last step of every training."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 ROOM_SECONDS = 10
-"""How long a run that has nowhere to write its result waits before it tries again."""
+"""How long to wait before retrying to save a result that the disk refused."""
 
 
 class TrainingError(GrpoTuiError, ValueError):
-    """Training cannot be done as configured; the message is one sentence for a person."""
+    """Training cannot run as configured. The message is one sentence for the user."""
 
 
 def trl_arguments(kind: type[ArgumentsT], key: str, passed: Mapping[str, Any], **own: Any) -> ArgumentsT:
-    """Return TRL's arguments: ours, and those that the section `key` passes. Raises TrainingError."""
+    """Return TRL's arguments: ours, and those passed by the section `key`. Raises TrainingError."""
     hints = get_type_hints(kind)
     for name, value in passed.items():
         try:
@@ -55,11 +55,11 @@ def trl_arguments(kind: type[ArgumentsT], key: str, passed: Mapping[str, Any], *
 
 
 def common_arguments(config: RunConfig, run_dir: Path) -> dict[str, object]:
-    """Return TRL's arguments that all kinds of training have in common."""
+    """Return TRL's arguments that all kinds of training share."""
     return {
         "output_dir": str(checkpoint_folder(run_dir)),
         **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
-        "fp16": config.model.compute == "float16",  # scales the loss; else the model computes as it was loaded to
+        "fp16": config.model.compute == "float16",  # scales the loss; other models compute in their loaded format
         "use_cpu": chosen_device(config.model).type == "cpu",
         "seed": config.seed,
         "logging_steps": 1,
@@ -74,13 +74,13 @@ def common_arguments(config: RunConfig, run_dir: Path) -> dict[str, object]:
 def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCallbacks, recorder: StepRecorder) -> None:
     """Connect a trainer's checkpoints to the record, and record where a resumed run begins.
 
-    Raises UnsupportedProcessesError where not all processes see the run's folder.
+    Raises UnsupportedProcessesError if not all processes see the run's folder.
     """
     Processes(trainer.accelerator).check_one_folder(run_dir)
     trainer.last_checkpoint = start.checkpoint
     trainer.before_commit = lambda: recorder.guard("flush", lambda: recorder.writer.flush(timeout=10.0))
     trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
-    if start.record_from is not None:  # what is recorded of this step, its evaluation too, stays
+    if start.record_from is not None:  # keep the record of this step, including its evaluation
         callbacks.evaluation.evaluated_at = start.record_from
     if start.note:
         recorder.event("record" if start.damaged else "phase", start.note, step=start.step, name="resumed")
@@ -98,7 +98,7 @@ def save_result(
 ) -> bool:
     """Save the result into the run's own folder. After a finished run `output_dir` becomes a link to it.
 
-    A folder or a link of the user's at `output_dir` stays. False when asked to stop while the disk refuses the result.
+    A user's folder or link at `output_dir` stays. Returns False if asked to stop while the disk refuses the result.
     """
     folder = adapters_dir(output_dir, run_dir.name)
     recorder.event("phase", f"saving the adapters to {folder}", step=step, name="saving")
@@ -110,7 +110,7 @@ def save_result(
     def save() -> None:
         with replacing(folder) as temporary:
             write(temporary)
-            if (run_dir / CONFIG_FILE).exists():  # not when called from Python without a recorded run
+            if (run_dir / CONFIG_FILE).exists():  # false if called from Python without a recorded run
                 recorder.guard("the model card", lambda: write_card(temporary / "README.md"))
 
     if not when_there_is_room(save, recorder, control, str(folder)):
@@ -130,7 +130,7 @@ def save_result(
 def _link(link: Path, target: str) -> None:
     """Point `link` to its sibling `target`, atomically. Raises OSError if a user's file has this name."""
     if os.path.lexists(link) and not links_to_latest(link):
-        link.rmdir()  # nothing is lost with an empty folder; any other is refused
+        link.rmdir()  # removing an empty folder loses nothing; rmdir refuses any other
     temporary = link.with_name(f".tmp-{target}-link")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target, target_is_directory=True)

@@ -1,4 +1,4 @@
-"""Rollouts of agents whose policy lives on servers: published, perhaps made a step ahead, and corrected."""
+"""Rollouts from servers: publish the policy, optionally make rollouts a step ahead, and correct them."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class ServerOptions:
 
     @property
     def ahead(self) -> int:
-        """Steps whose rollouts are made while the trainer works."""
+        """How many steps of rollouts to make ahead while the trainer works."""
         return self.max_staleness if self.steps_ahead is None else self.steps_ahead
 
 
 class ServerRollouts:
-    """Where a pipeline's rollouts come from when servers write them. seed(step): of a step's rollouts.
+    """The source of a pipeline's rollouts when servers write them. seed(step): the seed of a step's rollouts.
 
-    Idle is the time that the trainer waits for rollouts, and for servers to take a version in. Dropped are rollouts
-    that were too old, or of a batch to which a server that left had written.
+    Idle: the time that the trainer waits for rollouts, and for servers to load a version. Dropped: rollouts that were
+    too old, or whose batch contains text from a server that left.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class ServerRollouts:
         self._idle_runners: list[RolloutRunner] = []
         self._times = {metric.TRAINER_IDLE: 0.0, metric.ROLLOUTS_WAIT: 0.0, metric.ROLLOUTS_DROPPED: 0.0}
         self.spans = Spans()
-        """When the trainer waited, rollouts waited for it, and rollouts of later steps were made."""
+        """When the trainer waited, when rollouts waited for it, and when rollouts of later steps were made."""
 
     def begin(self, step: int) -> None:
-        """Publish the policy after `step` optimiser steps, and begin with rollouts of later steps."""
+        """Publish the policy after `step` optimiser steps, and begin rollouts of later steps."""
         with self.waiting():
             version = self.agent.publish(step)
         self.ahead.version(step, version)
@@ -104,10 +104,10 @@ class ServerRollouts:
     def correct(
         self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int
     ) -> tuple[list[Rollout], Metrics] | None:
-        """Rollouts with their weights (`correction.corrected`), and how far apart the policies are. None where a server
-        that wrote some of them has left the pool (`ServerEvidence`): they are to be made again.
+        """Return rollouts with their weights (`correction.corrected`), and how far apart the policies are. Returns None
+        if a server that wrote some of them has left the pool (`ServerEvidence`): make them again.
 
-        sampled: as their environments gave them; present: with log-probs of the policy as it is. Raises MismatchError.
+        sampled: from the environments. present: with log-probs of the current policy. Raises MismatchError.
         """
         sampled = [now if made.logprobs is None else made for made, now in zip(sampled, present, strict=True)]
         for server, reason in self._evidence.add(sampled, present, step).items():
@@ -162,7 +162,7 @@ class ServerRollouts:
                         policy_version=version.step,
                         on_group=lambda made: groups[made[0].group].set_result(made),
                     )
-            except BaseException as problem:  # it is raised where a step asks for its rollouts
+            except BaseException as problem:  # raised when a step asks for its rollouts
                 for group in groups:
                     if not group.done():
                         group.set_exception(problem)

@@ -1,6 +1,6 @@
 """`--mode sft`: supervised fine-tuning of adapters on demonstrations, with the loss on the agent's tokens only.
 
-TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens and labels, so it prepares nothing.
+TRL's `SFTTrainer` does the training. It gets demonstrations as tokens and labels, so it prepares nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
 def with_images(
     padded: DataCollatorForLanguageModeling, images: Sequence[Images], examples: list[dict[str, Any]]
 ) -> dict[str, object]:
-    """Right-pad rows of `Demonstration.to_features`, each with its `number`; add `images` [B] if there are any.
+    """Right-pad rows of `Demonstration.to_features`, each with its `number`, and add `images` [B] if there are any.
 
-    images: those of each conversation.
+    images: the images of each conversation.
     """
     shown = [images[example.pop("number")] for example in examples]
     return {**padded(examples), **({"images": shown} if any(shown) else {})}
@@ -67,9 +67,9 @@ def run_sft(
     control: ControlChannel | None = None,
     start: Start | None = None,
 ) -> bool:
-    """Train adapters by `config.sft` and save them to a folder of the run next to `sft.output_dir`; see `run_rft`.
+    """Train adapters by `config.sft` and save them to a folder of the run, linked from `sft.output_dir`; see `run_rft`.
 
-    Returns False when a request ended the training early; the state by then is in a checkpoint and in the adapters.
+    Returns False if a request ended the training early; a checkpoint and the adapters then hold the state.
     """
     sft, run_dir, start = config.sft, Path(run_dir), start or Start()
     set_seed(config.seed)
@@ -91,7 +91,7 @@ def run_sft(
     )
     demonstrations = collect(config, tokenizer, agent.knows, vision)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
-    assert isinstance(tokenizer.pad_token_id, int)  # every tokenizer that is loaded has one
+    assert isinstance(tokenizer.pad_token_id, int)  # set for every loaded tokenizer
     padded = DataCollatorForLanguageModeling(tokenizer.pad_token_id)
     trainer = ResumableSFTTrainer(
         model=model,
@@ -100,7 +100,7 @@ def run_sft(
         data_collator=None if vision is None else partial(with_images, padded, [d.images for d in demonstrations]),
         processing_class=tokenizer,
     )
-    trainer.remove_callback(PrinterCallback)  # the recording writes lines of its own
+    trainer.remove_callback(PrinterCallback)  # the recording writes its own lines
     callbacks = run_callbacks(
         SFTRecording(trainer, recorder),
         RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
@@ -128,7 +128,7 @@ def collect(
     knows: Callable[[str], bool],
     vision: VisionProcessor | None = None,
 ) -> list[Demonstration]:
-    """Collect demonstrations from a file of conversations, or played in the environments of the rows. Raises DataError
+    """Read demonstrations from a file of conversations, or play them in the environments of the rows. Raises DataError
     or DemonstrationError. knows, vision: see `play_demonstrations`."""
     sft = config.sft
     if sft.data is not None:
@@ -174,15 +174,15 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=max(1, sft.batch_size // micro),
         learning_rate=sft.learning_rate,
-        bf16=False,  # the model computes as it was loaded to (`policy.precision`)
+        bf16=False,  # the model computes in its loaded format (`policy.precision`)
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
     )
 
 
 def _held_out(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
-    """Tasks on which success is measured. A file of conversations names no environment, so there its tasks count only
-    where the configuration asks for some."""
+    """Return the tasks on which to measure success. A file of conversations names no environment, so its tasks count
+    only if the configuration asks for some."""
     n = config.sft.eval_tasks
     n = (64 if config.sft.data is None else 0) if n is None else n
     environment = config.environment.model_copy(update={"eval_tasks": n})

@@ -1,8 +1,8 @@
-"""Weights that are divided among the processes of a training (FSDP2: torch's `fully_shard`).
+"""Weights sharded over the processes of a training (FSDP2: torch's `fully_shard`).
 
-The loss and its gradient run on shards: each process gathers one decoder layer at a time. Everything else runs inside
-`whole`, where each process holds all weights: rollouts, evaluations, log-probs, and saving. A process there needs the
-memory of the whole model, but never that of all gradients and optimiser states.
+The loss and its gradient run on shards: each process gathers one decoder layer at a time. Rollouts, evaluations,
+log-probs and saving run inside `whole`, where each process holds all weights. A process then needs memory for the whole
+model, but never for all gradients and optimiser states.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..policy.unwrap import base_of
 
 
 def shard(model: nn.Module, accelerator: Accelerator) -> None:
-    """Divide the weights, and keep accelerate from wrapping the model for data parallelism.
+    """Shard the weights, and keep accelerate from wrapping the model for data parallelism.
 
-    An optimiser for the divided weights must be made afterwards.
+    Create the optimiser for the sharded weights afterwards.
     """
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     layers = set(getattr(base_of(model), "_no_split_modules", None) or ())
@@ -31,7 +31,7 @@ def shard(model: nn.Module, accelerator: Accelerator) -> None:
         if type(module).__name__ in layers:
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    # torch does this in the first pass of the whole model, but `whole` and rollouts call parts of it before.
+    # torch does this in the first pass of the whole model, but `whole` and rollouts call parts of it earlier.
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]
     unwrapped = partial(accelerator.prepare_model, evaluation_mode=True)
     accelerator.prepare_model = unwrapped  # type: ignore[method-assign]
@@ -39,7 +39,7 @@ def shard(model: nn.Module, accelerator: Accelerator) -> None:
 
 @contextlib.contextmanager
 def whole(model: nn.Module) -> Iterator[None]:
-    """Hold all weights on this process inside the block, to be read. Every process enters it at the same time."""
+    """Hold all weights on this process inside the block, read-only. Every process enters it at the same time."""
     parts = [m for m in model.modules() if isinstance(m, FSDPModule)]
     if not parts or getattr(model, "_is_whole", False):
         yield
@@ -50,7 +50,7 @@ def whole(model: nn.Module) -> Iterator[None]:
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
         for module in model.modules():
-            if module._state_dict_pre_hooks:  # torch's hook would divide the weights again
+            if module._state_dict_pre_hooks:  # torch's hook would shard the weights again
                 held.enter_context(patched(module, "_state_dict_pre_hooks", type(module._state_dict_pre_hooks)()))
         try:
             yield

@@ -1,4 +1,4 @@
-"""The teacher of an on-policy distillation: a model in this process, or one on a vLLM server."""
+"""The teacher of on-policy distillation: a model in this process, or one on a vLLM server."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .frozen import FrozenPass
 from .run import TrainingError
 
 PATIENCE_S = 300.0
-"""How long a busy server is asked again."""
+"""How long to retry a busy server."""
 TRIES = 5
 TOGETHER = 16
-"""Requests to a server at a time."""
+"""Concurrent requests to a server."""
 
 
 def open_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase, batch_size: int) -> Teacher | None:
-    """Load the teacher of `training.distillation`, or connect to it; None without one. Raises ModelLoadError.
+    """Load or connect to the teacher of `training.distillation`; None without one. Raises ModelLoadError.
 
-    batch_size: rows of a forward pass of a teacher in this process.
+    batch_size: rows per forward pass of a teacher in this process.
     """
     chosen = config.training.distillation.teacher
     if chosen is None:
@@ -62,7 +62,7 @@ def open_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase, batch_si
 
 
 class ServerTeacher:
-    """A model on a vLLM server, asked for the log-probs of each rollout's tokens."""
+    """A model on a vLLM server that returns the log-probs of each rollout's tokens."""
 
     def __init__(self, address: str, key: str | None, timeout_s: float) -> None:
         self.url, _, self.model = address.partition("#")
@@ -70,7 +70,7 @@ class ServerTeacher:
         self._timeout_s = timeout_s
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return the rollouts with `teacher_logprobs`. Raises TrainingError if the server does not give them."""
+        """Return the rollouts with `teacher_logprobs`. Raises TrainingError if the server does not return them."""
         if any(r.images for r in rollouts):
             raise TrainingError(
                 "training.distillation.teacher: a server gets text only, and these rollouts have images; name a model "

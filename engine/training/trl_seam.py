@@ -1,4 +1,4 @@
-"""All that training takes from inside TRL: methods of `GRPOTrainer` that `GRPOEnvTrainer` replaces, attributes, logs.
+"""Everything training uses of TRL's internals: `GRPOTrainer` methods that `GRPOEnvTrainer` replaces, attributes, logs.
 
 | hook | for |
 |---|---|
@@ -37,7 +37,7 @@ METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "training_step": (("model", "inputs", "num_items_in_batch"), ()),
     "get_batch_samples": (("epoch_iterator", "num_batches", "device"), ()),
 }
-"""Each with the arguments of its calls: by position, and by name."""
+"""Each method with the arguments of its calls: by position, and by name."""
 ATTRIBUTES = (
     *("_buffered_inputs", "_entropy_bonus_enabled", "_last_world_entropy", "_logs", "_metrics", "_step", "_tokenizer"),
     *("aux_loss_enabled", "entropy_coef", "epsilon_high", "epsilon_low", "importance_sampling_level", "loss_type"),
@@ -46,7 +46,7 @@ ATTRIBUTES = (
 
 
 class UnknownTrlError(GrpoTuiError, RuntimeError):
-    """This TRL lacks a hook that training needs."""
+    """The installed TRL lacks a hook that training needs."""
 
 
 def check_methods() -> None:
@@ -59,7 +59,7 @@ def check_methods() -> None:
 
 
 def check_attributes(trainer: GRPOTrainer) -> None:
-    """Raise UnknownTrlError unless a trainer that was made has every attribute of `ATTRIBUTES`."""
+    """Raise UnknownTrlError unless a constructed trainer has every attribute of `ATTRIBUTES`."""
     for name in ATTRIBUTES:
         if not hasattr(trainer, name):
             raise UnknownTrlError(_message(name))
@@ -73,12 +73,12 @@ def _message(hook: str) -> str:
 
 
 def environment_reward(prompts: Sequence[object], **_: object) -> list[float]:
-    """Fill the place of TRL's reward function. Rewards come with the rollouts."""
+    """Stand in for TRL's reward function. Rewards come with the rollouts."""
     raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
 
 def adaptive_entropy(trainer: GRPOTrainer) -> StatePart:
-    """Return the part of a checkpoint that keeps TRL's adaptive entropy bonus."""
+    """Return the checkpoint part that stores TRL's adaptive entropy bonus."""
 
     def save(folder: Path) -> None:
         state = {name: getattr(trainer, name) for name in ("entropy_coef", "_last_world_entropy")}
@@ -92,8 +92,8 @@ def adaptive_entropy(trainer: GRPOTrainer) -> StatePart:
 
 
 def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
-    """Return by TRL's names what TRL fills itself where it generates: reward, its spread, lengths in agent tokens, the
-    share of rollouts cut by a limit, and the lengths of the others (0 if there are none)."""
+    """Return, by TRL's names, the metrics that TRL computes when it generates: reward, its spread, lengths in agent
+    tokens, the share of rollouts cut by a limit, and the lengths of the others (0 if there are none)."""
     rewards = np.array([r.total_reward for r in rollouts], dtype=np.float64)
     lengths = np.array([r.agent_tokens for r in rollouts], dtype=np.float64)
     spread = rewards.reshape(-1, group_size).std(1) if len(rewards) % group_size == 0 else rewards

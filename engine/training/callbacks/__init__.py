@@ -1,4 +1,4 @@
-"""Callbacks around the optimiser steps of a run, one file an idea.
+"""Callbacks around the optimiser steps of a run, one per file.
 
 | callback | task |
 |---|---|
@@ -9,7 +9,7 @@
 | `StepProgress` | reports the progress inside a step |
 | `RunRequests` | pauses, saves, stops |
 
-Every process has them all, in this order; only the main one records and listens to requests.
+Every process has all of them, in this order. Only the main process records and listens to requests.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def run_callbacks(
 ) -> RunCallbacks:
     """Make the callbacks of a run and add them and its recording to the trainer.
 
-    runner: plays the held-out tasks, `eval_rows`. eval_every, save_every, save_minutes: steps between evaluations,
-    steps and minutes between checkpoints (0: only before the first step and after the last). channel: requests of
-    people (None: none).
+    runner: plays the held-out tasks `eval_rows`. eval_every, save_every, save_minutes: steps between evaluations, and
+    steps and minutes between checkpoints (0: only before the first step and after the last). channel: requests from
+    users (None: none).
     """
     trainer, recorder = recording.trainer, recording.recorder
     progress = StepProgress(recorder, recording.clock)

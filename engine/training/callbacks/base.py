@@ -1,4 +1,4 @@
-"""The points of a training at which its callbacks act."""
+"""The points in a training at which callbacks act."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Logs = dict[str, float]
 
 
 class RunCallback(TrainerCallback):
-    """Acts where a subclass says how."""
+    """Base of the run's callbacks. Subclasses override the methods at which they act."""
 
     def training_begins(self, state: TrainerState) -> None:
         """Act before the first step, also of a resumed run."""
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
-        """Act after optimiser step `state.global_step`: its numbers are known, and its checkpoint is not written yet.
-        The trainer then does the work that is set in `control`."""
+        """Act after optimiser step `state.global_step`, when its numbers are known but its checkpoint is not written.
+        The trainer then does the work requested in `control`."""
 
     def saved(self, step: int) -> None:
         """Act after a checkpoint was written, or the disk refused it."""

@@ -1,4 +1,4 @@
-"""Beta that follows the measured KL: `BetaController`, once after each step."""
+"""Beta that follows the measured KL: calls `BetaController` once after each step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FILE = "beta.json"
 
 @dataclass(eq=False)
 class AutomaticBeta(RunCallback):
-    """Moves the trainer's beta by the controller's rule, on every process from the same (already averaged) KL, and
-    keeps the controller's state in the checkpoints."""
+    """Moves the trainer's beta by the controller's rule. Every process uses the same (already averaged) KL. The
+    checkpoints store the controller's state."""
 
     trainer: GRPOEnvTrainer
     recorder: StepRecorder

@@ -15,8 +15,8 @@ from .base import Logs, RunCallback
 
 @dataclass(eq=False)
 class CheckpointSchedule(RunCallback):
-    """Save a checkpoint before the first step, after it, after the last one, and at intervals of steps or minutes
-    (0: no interval). A batch of rollouts that serves several updates is finished before."""
+    """Saves a checkpoint before the first step, after it, after the last one, and at intervals of steps or minutes
+    (0: no interval). If a batch of rollouts serves several updates, they all finish first."""
 
     trainer: Resumable
     recorder: StepRecorder
@@ -34,7 +34,7 @@ class CheckpointSchedule(RunCallback):
         step, minutes = state.global_step, (time.monotonic() - self._saved_at) / 60
         self._due |= step == 1 or bool(self.every and step % self.every == 0)
         self._due |= step >= state.max_steps or bool(self.minutes and minutes >= self.minutes)
-        if self.trainer.between_batches and Processes(self.trainer.accelerator).broadcast(self._due):  # by its clock
+        if self.trainer.between_batches and Processes(self.trainer.accelerator).broadcast(self._due):  # main's clock
             control.should_save = True
 
     def saved(self, step: int) -> None:

@@ -33,7 +33,7 @@ GRADED = (
 
 @dataclass(eq=False)
 class HeldOutEvaluation(RunCallback):
-    """Evaluates `rows` greedily and at temperature 1, every process its share; with no rows it does nothing.
+    """Evaluates `rows` greedily and at temperature 1, a share on every process. Without rows it does nothing.
 
     every: steps between evaluations (0: only before the first step and after the last). evaluated_at: the last step
     whose evaluation is recorded. observers: called with each recorded evaluation: its step, greedy rollouts, and

@@ -1,4 +1,4 @@
-"""The findings of the detectors in each step, as events of the record."""
+"""Record the detectors' findings in each step as events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .base import RunCallback
 
 @dataclass(eq=False)
 class Findings(RunCallback):
-    """Shows each recorded step to the detectors; see `StepRecording.observers`. A cause of
+    """Shows each recorded step to the detectors (see `StepRecording.observers`). A cause listed in
     `rewards.diagnosis.stop_on` stops the run. Raises ConfigError if there is no such detector."""
 
     trainer: GRPOEnvTrainer
@@ -41,7 +41,7 @@ class Findings(RunCallback):
             raise ConfigError([Problem("rewards.diagnosis.stop_on", problem, ", ".join(sorted(known)))])
 
     def __call__(self, step: int, metrics: Values) -> None:
-        """Run the detectors. One that fails does not stop training."""
+        """Run the detectors. A detector that fails does not stop training."""
         self.recorder.guard("diagnosis", lambda: self._observe(step, metrics))
 
     def on_train_end(
@@ -61,7 +61,7 @@ class Findings(RunCallback):
                 request(self.run_dir, "stop")
 
     def evaluated(self, step: int, rollouts: Sequence[Rollout], success: float | None) -> None:
-        """Compare later steps with this evaluation. One that fails does not stop training."""
+        """Compare later steps with this evaluation. A failure does not stop training."""
         self.recorder.guard(
             "diagnosis", lambda: self.diagnosis.evaluated(HeldOut(step, self._summaries(rollouts, {}), success))
         )

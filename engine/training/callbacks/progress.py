@@ -1,4 +1,4 @@
-"""The progress inside a step, reported as it happens. A step of a large model takes minutes."""
+"""Report progress inside a step as it happens. A step of a large model takes minutes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .base import RunCallback
 
 @dataclass(eq=False)
 class StepProgress(RunCallback):
-    """Turns reports of the parts of a step into the run's `Progress`, and starts the step's clock.
+    """Turns progress reports within a step into the run's `Progress`, and starts the step's clock.
 
-    Phases in order: `rollouts` (those that have ended, of how many), `log-probs` (rollouts), `scoring`, `backward`
-    (micro-batches); and between steps `evaluation` (held-out rollouts) and `checkpoint`. It is the runner's
-    `RolloutWatch`, too: viewers see for which step texts are written, and their rewards.
+    Phases in order: `rollouts` (ended, of how many), `log-probs` (rollouts), `scoring`, `backward` (micro-batches).
+    Between steps: `evaluation` (held-out rollouts) and `checkpoint`. It is also the runner's `RolloutWatch`, so viewers
+    see for which step texts are written, and their rewards.
 
     acting: what rollouts are made for, `rollouts` of a step or an `evaluation`. held_out: how held-out tasks are
-    answered now, in a few words. micro_batches: those of an optimiser step.
+    currently answered, in a few words. micro_batches: those of an optimiser step.
     """
 
     recorder: StepRecorder
@@ -56,7 +56,7 @@ class StepProgress(RunCallback):
 
     @property
     def live(self) -> LiveTexts | None:
-        """The shared file of texts being written; None in a process without a record."""
+        """The shared file of live texts; None in a process without a record."""
         live = self.recorder.writer.live
         return live if isinstance(live, LiveTexts) else None
 

@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 TrainerT = TypeVar("TrainerT", bound=Resumable)
 Observer = Callable[[int, Values], None]
-"""Called on the main process with a step and its metrics as they were recorded."""
+"""Called on the main process with a step and its metrics as recorded."""
 SAMPLES = 1024
-"""Weights of each tensor that are followed. Of divided weights, those of the main process."""
+"""How many weights of each tensor to follow. Of sharded weights, those of the main process."""
 
 
 @dataclass(eq=False)
@@ -55,12 +55,12 @@ class StepRecording(RunCallback, Generic[TrainerT]):
         if not self.trainer.accelerator.is_main_process:
             return
         step = state.global_step
-        times = {metric.RECORD_SECONDS: self.recorder.take_seconds()}  # of the step before: this one's is being spent
+        times = {metric.RECORD_SECONDS: self.recorder.take_seconds()}  # of the previous step: this one is not done yet
         values = self.record(step, logs, {**times, metric.STEP_SECONDS: self.clock.take()})
         self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))
         for observer in self.observers:
             observer(step, values)
-        # An update on a batch that was used before has no reward.
+        # An update on a reused batch has no reward.
         shown = (text.format(values[name]) for text, name in self.SHOWN if name in values)
         logger.info("  ".join((f"step {step}", *shown)))
 
@@ -71,7 +71,7 @@ class StepRecording(RunCallback, Generic[TrainerT]):
 
 @dataclass(eq=False)
 class GRPORecording(StepRecording[GRPOEnvTrainer]):
-    """Records the step's rollouts and all that was measured. controller: of an automatic beta."""
+    """Records the step's rollouts and all measurements. controller: of an automatic beta."""
 
     SHOWN = (
         ("reward {:z.3f}", metric.TRL("reward")),
@@ -115,7 +115,7 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
         return self.recorder.step(step, logs, measured, made.generated, made.replayed, trainer.loss_terms.latest)
 
     def _timeline(self, step: int, seconds: float) -> None:
-        """Record when the parts of the step were that ends now, after so many seconds."""
+        """Record the timeline of the step that ends now, after this many seconds."""
         now, epoch = time.perf_counter(), time.time() - time.perf_counter()
         spans = {**self.trainer.phases.spans.take(), "step": [(now - seconds, now)]}
         made = {name: [(began + epoch, ended + epoch) for began, ended in some] for name, some in spans.items()}
@@ -143,7 +143,7 @@ class Movement:
 
     Adam changes a weight by about the learning rate in each update (Kingma and Ba, arXiv 1412.6980, section 2.1). The
     mean change divided by the sum of the learning rates is therefore near 1 at first and falls as updates cancel. It
-    is near 0 where updates are lost: rounded away in bfloat16, frozen, or not given to the optimiser.
+    is near 0 if updates are lost: rounded away in bfloat16, frozen, or not given to the optimiser.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -152,8 +152,8 @@ class Movement:
         self._rates = 0.0
 
     def measure(self, learning_rate: float, grad_norm: float) -> float | None:
-        """The median over tensors of the mean change, as a share of the sum of learning rates of updates that had a
-        gradient. None before the first of them."""
+        """Return the median over tensors of the mean change, divided by the summed learning rates of updates that had a
+        gradient. Returns None before the first of them."""
         self._rates += learning_rate if grad_norm > 0 else 0.0
         if not self._weights or self._rates == 0:
             return None

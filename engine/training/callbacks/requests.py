@@ -20,10 +20,10 @@ PAUSE_SECONDS = 0.2
 
 @dataclass(eq=False)
 class RunRequests(RunCallback):
-    """Carries out requests between two batches of rollouts, on every process alike. channel: of the main process (None
-    elsewhere, and where nobody asks). It is the last callback, so that a due checkpoint is saved before a pause.
+    """Carries out requests between two batches of rollouts, the same on every process. channel: of the main process
+    (None elsewhere, and without requests). It is the last callback, so that a due checkpoint is saved before a pause.
 
-    stopped: a person or a signal asked the run to stop.
+    stopped: a user or a signal asked the run to stop.
     """
 
     trainer: Resumable
@@ -59,7 +59,7 @@ class RunRequests(RunCallback):
                 self.recorder.guard("status", lambda now=now: self.recorder.writer.status(now, step=step))
             if not paused or self.stopped:
                 return
-            if control.should_save:  # the loop does not go on yet: save right now
+            if control.should_save:  # the training loop is blocked here: save right now
                 control.should_save = False
                 if self.trainer.checkpoint_of(step) is None:
                     self.progress.checkpoint()

@@ -1,10 +1,10 @@
-"""Losses of a token, one file each, and the reduction that the trainer applies to them.
+"""Losses per token, one file each, and the reduction that the trainer applies to them.
 
-TRL's losses are known by TRL's names and stay TRL's own code. Any other loss is a function from `LossInputs` to the
-loss of every token; the mean over the step's agent tokens and the KL penalty are the trainer's. The one called
-`reinforce` is the function of that name in `reinforce.py`. To add one, copy that file and enter the name in the
-configuration's `OwnLoss` (`configs/sections/training.py`); a function in a file of your own needs no entry: name it in
-the configuration as `training.loss_type: path/to/file.py:function`.
+TRL's losses keep TRL's names and run TRL's own code. Any other loss is a function from `LossInputs` to the loss of
+every token. The trainer takes the mean over the step's agent tokens and adds the KL penalty. The loss `reinforce` is
+the function of that name in `reinforce.py`. To add one, copy that file and enter the name in the configuration's
+`OwnLoss` (`configs/sections/training.py`). A function in a file of your own needs no entry: name it in the
+configuration as `training.loss_type: path/to/file.py:function`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ....envs.user_code import UserCodeError, find_module
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One micro-batch of B rollouts with at most T tokens; all float32 [B, T], in nats where they are log-probs.
+    """One micro-batch of B rollouts with at most T tokens. All tensors are float32 [B, T], log-probs in nats.
 
     logprobs: of the policy, with gradient. old_logprobs: of the policy that sampled. advantages: as configured.
     entropy: of the policy's distributions. mask: 1 on the agent's tokens and 0 elsewhere. Other values at masked
-    places have no meaning.
+    positions have no meaning.
     """
 
     logprobs: Tensor
@@ -44,16 +44,16 @@ class LossInputs:
 
 
 Loss = Callable[[LossInputs], Tensor]
-"""The loss of every token, [B, T]; tokens outside the mask are dropped afterwards."""
+"""Returns the loss of every token, [B, T]. Tokens outside the mask are dropped afterwards."""
 
 
 class LossError(GrpoTuiError, ValueError):
-    """There is no such loss. The message lists the known ones."""
+    """Unknown loss. The message lists the known ones."""
 
 
 def own_loss(name: str) -> Loss | None:
     """Return the loss called `name` in this folder, or the user's function at `package.module.function` or
-    `file.py:function`; None for one of TRL's. Raises LossError."""
+    `file.py:function`. Returns None for one of TRL's losses. Raises LossError."""
     if name in TRL_LOSSES:
         return None
     if name in OWN_LOSSES:
@@ -88,8 +88,8 @@ def kl_of_tokens(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") 
 def sum_over_tokens(
     loss: Loss, inputs: LossInputs, ref_logprobs: Tensor | None, beta: float, estimator: str = "k3"
 ) -> Tensor:
-    """Return the sum of `loss` and of beta times the KL over the agent's tokens, a scalar; ref_logprobs [B, T]: None
-    for no KL. The KL is weighted by the ratio, as TRL's is when samples are not those of the present policy."""
+    """Return the sum of `loss` and of beta times the KL over the agent's tokens, a scalar. ref_logprobs: [B, T], or
+    None for no KL. The KL is weighted by the ratio, as TRL does for samples of an earlier policy."""
     per_token = loss(inputs)
     if ref_logprobs is not None:
         per_token = per_token + beta * inputs.ratio * kl_of_tokens(inputs.logprobs, ref_logprobs, estimator)

@@ -1,4 +1,4 @@
-"""`reinforce`: −A · log π, nothing clipped and nothing corrected (Williams, 1992).
+"""`reinforce`: −A · log π, without clipping or correction (Williams, 1992).
 
 Use it for rollouts of the current policy: one optimiser step for each batch, without replay.
 """

@@ -1,6 +1,6 @@
-"""The contribution of each rollout of a micro-batch to the loss, in sums that are small enough to record.
+"""Each rollout's contribution to the loss of a micro-batch, as sums that are small enough to record.
 
-From these and the recorded advantages the loss of a step can be computed again (`engine/recompute/loss.py`).
+From these and the recorded advantages, `engine/recompute/loss.py` computes the loss of a step again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ...runs.types import LossTerms
 from . import clipped_surrogate, kl_of_tokens
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
-"""Those of TRL's losses whose policy-gradient term is −min(ρ·A, clip(ρ)·A) for each token."""
+"""TRL's losses whose policy-gradient term is −min(ρ·A, clip(ρ)·A) for each token."""
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """How the loss is configured: its type, or empty where its policy term is another than −min(ρ·A, clip(ρ)·A), the
-    lower and upper clip range, whether ρ is one number a sequence, whether the KL term is multiplied by ρ."""
+    """The configuration of the loss: its type (empty if its policy term is not −min(ρ·A, clip(ρ)·A)), the lower and
+    upper clip range, whether ρ is one number per sequence, whether the KL term is multiplied by ρ."""
 
     loss_type: str
     low: float
@@ -36,8 +36,8 @@ class Clipping:
 
 
 class LossTermsOfStep:
-    """The terms of all rollouts of an optimiser step, micro-batch by micro-batch, until they are taken. latest: those
-    that were taken last."""
+    """Collects the terms of all rollouts of an optimiser step, micro-batch by micro-batch, until they are taken.
+    latest: those taken last."""
 
     def __init__(self, how: Clipping) -> None:
         self._how = how
@@ -45,7 +45,7 @@ class LossTermsOfStep:
         self.latest: Mapping[str, LossTerms] = {}
 
     def add(self, batch: Mapping[str, Any], logprobs: Tensor, entropy: Tensor) -> None:
-        """Note the terms of a batch. A batch without `rollouts` is skipped."""
+        """Add the terms of a batch. Skips a batch without `rollouts`."""
         if "rollouts" in batch:
             self._terms.update(loss_terms(batch, batch["rollouts"], logprobs, entropy, self._how))
 
@@ -63,7 +63,7 @@ def loss_terms(
 ) -> dict[str, LossTerms]:
     """Return the terms of each rollout by its key.
 
-    batch: tensors [B, T] of `make_batch`, those of the B rollouts. logprobs, entropy: [B, T], of the policy.
+    batch: tensors [B, T] of `make_batch` for the B rollouts. logprobs, entropy: [B, T], of the policy.
     """
     mask = (batch["attention_mask"] * batch["agent_token_mask"]).bool()
     advantages = batch["advantages"]
@@ -83,7 +83,7 @@ def loss_terms(
     columns = torch.stack([counted, policy, kl, entropy]).cpu().double().numpy()
     flags = torch.stack([mask, low, high]).cpu().numpy()
     known = how.loss_type in CLIPPED_LOSSES
-    # Advantages of single tokens differ within a turn, and so do weights: sums of a turn do not give the term again.
+    # Advantages and weights differ between the tokens of a turn, so sums per turn cannot reproduce the term.
     return {
         r.key: _terms(r, columns[:, i], flags[:, i], known and r.importance is None and r.teacher_logprobs is None)
         for i, r in enumerate(rollouts)
@@ -92,7 +92,7 @@ def loss_terms(
 
 
 def _terms(rollout: Rollout, columns: np.ndarray, flags: np.ndarray, known: bool) -> LossTerms:
-    """Sums of one rollout. columns: ρ where it is not clipped, policy term, KL term and entropy, [4, T]; flags: agent's
+    """Sum over one rollout. columns: ρ (0 where clipped), policy term, KL term and entropy, [4, T]. flags: agent's
     token, clipped below, clipped above, [3, T]."""
     length = len(rollout)
     mask, low, high = flags[:, :length]
