@@ -1,13 +1,12 @@
 """Gradient checkpointing that recomputes only where the saved memory is worth it.
 
-If the activations of a micro-batch fit (`room`), all of them are kept. `memory.micro_batch` makes micro-batches smaller
-for that, down to one group, because a second forward pass costs more than smaller products. Otherwise plain
-checkpointing would keep each layer's input and run the whole layer again in the backward pass. Two things are kept
-nevertheless:
+If the activations of a micro-batch fit (`room`), all of them are kept. To make them fit, `memory.micro_batch` reduces
+micro-batches down to one group, because a second forward pass costs more than smaller products. Otherwise plain
+checkpointing would keep each layer's input and run the whole layer again in the backward pass. This module still keeps:
 
 - the last layer: its backward pass comes first, so its activations are needed at once.
-- attention: its output is as small as the layer's input, and at long context making it costs as much as the rest of
-  the layer together (selective activation checkpointing; Korthikanti et al., arXiv 2205.05198).
+- attention: its output is as small as the layer's input, and at long context computing it costs as much as the rest of
+  the layer (selective activation checkpointing; Korthikanti et al., arXiv 2205.05198).
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ _KERNELS = (
     "_scaled_dot_product_cudnn_attention",
 )
 ATTENTION = frozenset(getattr(torch.ops.aten, name).default for name in _KERNELS if hasattr(torch.ops.aten, name))
-"""What torch's `scaled_dot_product_attention` ends in; not every build has every one."""
+"""The operators behind torch's `scaled_dot_product_attention`. Not every build has all of them."""
 
 
 KEPT = 2 << 30
-"""Bytes that the activations of a micro-batch may take in main memory before layers are run again, where the setting is
+"""Bytes of main memory that the activations of a micro-batch may take before layers are recomputed, for the setting
 `auto`."""
 
 
 def room(device: str) -> int:
-    """Return the bytes that the activations of a micro-batch may take: on a GPU a quarter of its memory, the same in
-    every process. There a second forward pass costs as much time in Python as the first. device: cpu, cuda or mps."""
+    """Return the bytes that the activations of a micro-batch may take. device: cpu, cuda or mps. A GPU offers a quarter
+    of its memory, the same in every process: a second forward pass there takes as much time in Python as the first."""
     if device == "cuda" and torch.cuda.is_available():
         return max(KEPT, torch.cuda.mem_get_info()[1] // 4)
     return KEPT
@@ -67,16 +66,16 @@ def bytes_of_token(model: PreTrainedModel) -> int:
 
 
 def numbers_of_layer(text: PreTrainedConfig) -> int:
-    """Estimate the numbers that the widest layer keeps of each token if it is not run again: inputs and outputs of
-    norms, projections and attention, and the activations inside the MLP. text: a language model's configuration."""
+    """Estimate how many numbers per token the widest layer keeps without recomputation: inputs and outputs of norms,
+    projections and attention, and the activations inside the MLP. text: a language model's configuration."""
     widths = [getattr(layer, "intermediate_size", None) or 4 * text.hidden_size for layer in layers_of(text)]
-    return 8 * text.hidden_size + 4 * int(np.max(widths))  # one of them may be a list of all
+    return 8 * text.hidden_size + 4 * int(np.max(widths))  # a width may be a list with one per layer
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
     """Switch gradient checkpointing on for all layers of `model` but the last, keeping the outputs of attention.
 
-    A trainer's own `activation_checkpointing` argument would put the plain form in its place: it stays off.
+    Leave a trainer's own `activation_checkpointing` argument off: it would replace this with the plain form.
     """
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     enable_checkpointing(model, {"use_reentrant": False, "context_fn": contexts})

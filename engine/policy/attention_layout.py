@@ -1,14 +1,14 @@
-"""Who may see whom in a row of packed tokens (`packing`): attention as rows of its own.
+"""Attention over a packed row of tokens (`packing`), laid out as separate blocks of rows.
 
     short prompts: each rollout as a row of its prompt and its own tokens, causally        [b, L]
     long prompts:  each prompt as a row, causally                                          [g, P]
                    a rollout's own tokens over its prompt and themselves, by a mask        [b, C] over [b, P + C]
-    last layer:    the tokens that are read over all that came before them, by a mask, a stretch of each rollout
-                   after the other                                                         [b, K] over [b, E]
-    windows:       in a layer with sliding attention, stretch after stretch of each rollout over itself and the
-                   window before it, by a mask                                             [b, W] over [b, 2 W - 1]
+    last layer:    the tokens that are read over all that came before them, by a mask, one stretch of each rollout
+                   after another                                                           [b, K] over [b, E]
+    windows:       in a layer with sliding attention, each stretch of a rollout over itself and the window before it,
+                   by a mask                                                               [b, W] over [b, 2 W - 1]
 
-Rows of similar length go together, so that little of a block is padding.
+A block holds rows of similar length, to limit padding.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 _ALIKE = 0.8
-"""Shortest length of a group, as a part of its longest."""
+"""Shortest length of a group, as a fraction of its longest."""
 _STRETCHES = 4
-"""Pieces into which a rollout is cut for the last layer: what is read in one sees nothing of those after it."""
+"""Pieces into which the last layer cuts a rollout. Tokens of one piece do not attend to later pieces."""
 _SHORTEST = 64
-"""Tokens of the shortest piece into which a rollout is cut for a layer with sliding attention."""
+"""Tokens of the shortest piece into which a layer with sliding attention cuts a rollout."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class Layout:
-    """out: long [N], where each packed token's result lies in the results of all blocks, flattened and one after
-    another. longest: tokens of the longest rollout. sliding: makes the layout for a shorter window."""
+    """out: long [N], the index of each packed token's result in the concatenated, flattened results of all blocks.
+    longest: tokens of the longest rollout. sliding: makes the layout for a shorter window."""
 
     blocks: tuple[AttentionBlock, ...]
     out: Tensor
@@ -75,7 +75,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Consecutive pieces of the packed row: piece i has lengths[i] tokens from place starts[i] on (long [pieces])."""
+    """Consecutive pieces of the packed row: piece i has lengths[i] tokens from index starts[i] on (long [pieces])."""
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -83,7 +83,7 @@ class Pieces:
 
     @classmethod
     def of(cls, pieces: Sequence[np.ndarray], first: int) -> Self:
-        """Place the pieces one after another, from place `first` of the packed row."""
+        """Place the pieces one after another, from index `first` of the packed row."""
         lengths = np.array([len(piece) for piece in pieces])
         return cls(np.concatenate(pieces), first + np.cumsum(lengths) - lengths, lengths)
 
@@ -94,7 +94,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Cut:
-    """B rollouts, each a prompt that others may share and its own tokens. prompt_of: long [B]."""
+    """B rollouts, each with a prompt that others may share and its own tokens. prompt_of: long [B]."""
 
     prompts: Pieces
     own: Pieces
@@ -111,7 +111,7 @@ class Cut:
         return self.prompts.lengths[self.prompt_of] + self.own.lengths
 
     def places(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return places, long [b, P], of tokens at `positions` (long [P] or [b, P]) of rollouts `rows` (long [b])."""
+        """Return packed indices, long [b, P], of tokens at `positions` (long [P] or [b, P]) of rollouts `rows` [b]."""
         prompt = self.prompt_of[rows]
         cut = self.prompts.lengths[prompt][:, None]
         shared, own = self.prompts.starts[prompt][:, None], self.own.starts[rows][:, None] - cut
@@ -119,22 +119,22 @@ class Cut:
 
 
 class _Rows(NamedTuple):
-    """Places in the packed row as rows of attention: long [b, L]; `real`: bool [b, L], False on padding."""
+    """Packed indices as rows of attention: long [b, L]; `real`: bool [b, L], False on padding."""
 
     places: np.ndarray
     real: np.ndarray
 
     @classmethod
     def of(cls, starts: np.ndarray, lengths: np.ndarray) -> Self:
-        """Make row i of lengths[i] consecutive places from starts[i]."""
+        """Make row i from lengths[i] consecutive indices starting at starts[i]."""
         columns = np.arange(int(lengths.max()))
         real = columns < lengths[:, None]
         return cls(np.where(real, starts[:, None] + columns, 0), real)
 
 
 class _Attention(NamedTuple):
-    """A block before it is tensors: `queries` attend to `keys` (long [b, K]) where `allowed` (bool [b, Q, K]), or
-    causally to themselves."""
+    """A block before conversion to tensors: `queries` attend to `keys` (long [b, K]) where `allowed` (bool [b, Q, K]),
+    or causally to themselves."""
 
     queries: _Rows
     keys: np.ndarray | None = None
@@ -152,7 +152,7 @@ def lay_out(cut: Cut) -> Layout:
     length = cut.lengths
     whole = (length**2).sum() / 2  # a causal kernel skips half
     apart = (cut.prompts.lengths**2).sum() / 2 + (cut.own.lengths * length).sum()
-    # The tokens of a prompt that rollouts share are those of its first rollout.
+    # The tokens of a shared prompt are those of its first rollout.
     _, firsts = np.unique(cut.prompt_of, return_index=True)
     starts = cut.prompts.lengths[cut.prompt_of]
     starts[firsts] = 0
@@ -163,8 +163,8 @@ def lay_out(cut: Cut) -> Layout:
 def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
     """Lay out attention for the tokens used after the last layer. Results of other tokens are undefined.
 
-    read[i]: their positions in rollout i, ascending long. every: the layout of all tokens, which stays where this is
-    no cheaper.
+    read[i]: their positions in rollout i, ascending long. every: the layout of all tokens, returned if this one is no
+    cheaper.
     """
     last = _layout(cut, read, _read(cut, read))
     return last if last.blocks and last.cost < every.cost else every
@@ -175,7 +175,7 @@ def _layout(cut: Cut, read: Sequence[np.ndarray], attentions: Iterable[_Attentio
     attentions = list(attentions)
     out, done = np.zeros(cut.tokens, np.int64), 0
     for queries, *_ in attentions:
-        # Where a token lies in several rows, its results are the same in all of them.
+        # If a token lies in several rows, its results are the same in all of them.
         out[queries.places[queries.real]] = done + np.flatnonzero(queries.real)
         done += queries.real.size
     blocks = tuple(a.block() for a in attentions)
@@ -225,7 +225,7 @@ def _read(cut: Cut, read: Sequence[np.ndarray], window: int | None = None) -> It
             real = np.arange(int(count.max())) < count[:, None]
             positions = np.zeros(real.shape, np.int64)
             positions[real] = np.concatenate([inside[row] for row in rows.tolist()])
-            positions[~real] = start  # padding sees something: a row of a mask without any True would make NaN
+            positions[~real] = start  # padding attends to something: a mask row without any True would give NaN
             columns = np.arange(0 if window is None else max(0, start - window + 1), end)
             keys = np.where(columns < lengths[rows][:, None], cut.places(rows, columns), 0)
             allowed = columns <= positions[..., None]

@@ -20,7 +20,7 @@ BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 def backward_in_float32(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> bool:
     """Return whether `HalfAttention` applies: on a CPU, with a gradient, where torch would use these kernels itself.
 
-    Not every torch has them for shared keys, and none for keys and values of different sizes.
+    Not every torch supports shared keys, and none supports keys and values of different sizes.
     """
     half = query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu"
     if not half or not torch.is_grad_enabled() or not query.requires_grad:

@@ -1,4 +1,4 @@
-"""Products with weights that do not change, for decoding."""
+"""Products with constant weights, for decoding."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 from .unwrap import device_of
 
 Parts = dict[str, tuple[Tensor, Tensor]]
-"""A and s B of each adapter by its name."""
+"""A and s B of each adapter by name."""
 
 PATIENCE = 8
-"""Products in the layout of `nn.Linear` before another layout is made: that takes as long as a few of them."""
+"""Products in the layout of `nn.Linear` before another layout is made, which takes as long as a few products."""
 LARGEST = 1 << 30
-"""Bytes of a model's weights up to which they are kept in a second layout, too."""
+"""The largest model, in bytes of weights, that also keeps its weights in a second layout."""
 
 
 def packs(model: nn.Module, dtype: torch.dtype) -> bool:
@@ -28,11 +28,11 @@ def packs(model: nn.Module, dtype: torch.dtype) -> bool:
 class FixedWeight:
     """x [..., in] → x Wᵀ + b + Σ s (x Aᵀ) Bᵀ [..., out], rounded once.
 
-    W [out, in], b [out] and the parts of adapters, A [r, in] and s B [out, r], are all in the format of the product. It
-    has no gradient.
+    W [out, in], b [out] and the adapters' A [r, in] and s B [out, r] are all in the format of the product. There is no
+    gradient.
 
-    `F.linear` brings W into oneDNN's layout at each call, which takes as long as the product itself for the few rows
-    of decoding. With `packs`, [W, s B] is kept in that layout as one matrix.
+    `F.linear` converts W to oneDNN's layout at each call. For the few rows of decoding, this takes as long as the
+    product itself. With `packs`, [W, s B] is kept in that layout as one matrix.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, parts: Parts, packs: bool) -> None:

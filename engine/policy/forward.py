@@ -1,6 +1,6 @@
 """Forward passes over whole trajectories: the logits that predict the agent's tokens, and hidden states.
 
-Rows are ragged. A model that `use_packed_forward` prepared runs on packed rows, any other model on padded ones.
+Rows are ragged. A model that `use_packed_forward` prepared runs on packed rows, any other model on padded rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .vision.inputs import Images
 
 
 def use_packed_forward(model: nn.Module) -> bool:
-    """Let `forward_agent_tokens` run this model on packed rows if they give the same log-probs; return whether they do.
+    """Let `forward_agent_tokens` run this model on packed rows if they give the same log-probs. Return whether they do.
 
-    The candidates of a request share their prompt and differ in length. Packed, no token is computed twice.
+    Candidates of a request share their prompt and differ in length. With packing, no token is computed twice.
     """
     return PreparedModel(model).packed
 
@@ -40,8 +40,8 @@ def forward_agent_tokens(
     """Return the logits at the position before each agent token.
 
     token_ids[i]: int [T_i]. agent_mask[i]: bool [T_i], False at the first token. images[i]: the images of row i, for a
-    model that sees. Only positions that predict an agent token go through the output layer, which is most of the cost
-    for a large vocabulary.
+    vision-language model. Only positions that predict an agent token go through the output layer, which dominates the
+    cost for a large vocabulary.
     """
     prepared = PreparedModel.of(model)
     if prepared is None or not prepared.packed or not any(mask.any() for mask in agent_mask):

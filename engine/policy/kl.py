@@ -1,12 +1,12 @@
 """Exact KL divergence over the vocabulary, and the controller that sets its weight.
 
-Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), in nats. Callers average over tokens, so the size
-depends neither on the length of a trajectory nor on padding, and one `target_kl` fits all of them. By the field's
-names KL(policy ‖ reference) is the *reverse* and KL(reference ‖ policy) the *forward* direction.
+Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), in nats. Callers average over tokens, so the size depends
+neither on the length of a trajectory nor on padding, and one `target_kl` fits all of them. KL(policy ‖ reference) is
+the *reverse* and KL(reference ‖ policy) the *forward* direction.
 
-The sum is taken in the form Σ p·(d + e^(−d) − 1) with d = log p − log q. It equals the definition because Σp = Σq = 1,
-but every term is ≥ 0 and the first-order rounding errors of d cancel, so that small divergences keep their digits in
-float32 and are never negative.
+The sum is computed as Σ p·(d + e^(−d) − 1) with d = log p − log q. It equals the definition because Σp = Σq = 1, but
+every term is ≥ 0 and the first-order rounding errors of d cancel, so small divergences stay accurate in float32 and
+are never negative.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class KLDirections(NamedTuple):
-    """KL per token in both directions, each of the logits' shape without the vocabulary."""
+    """KL per token in both directions, each of the logits' shape without the vocabulary axis."""
 
     reverse: Tensor
     """KL(policy ‖ reference); the penalty in the loss."""
@@ -37,7 +37,7 @@ def _divergence(logp: Tensor, logq: Tensor) -> Tensor:
     p_zero = torch.isneginf(logp)
     difference = logp.masked_fill(p_zero, 0.0) - logq.masked_fill(p_zero, 0.0)
     near = difference.abs() < 1.0
-    d = difference.masked_fill(~near, 0.0)  # the branch that is not taken must not poison the gradient
+    d = difference.masked_fill(~near, 0.0)  # the unused branch must not poison the gradient
     far = difference.masked_fill(near, 0.0)
     terms = torch.where(near, p * (d + torch.expm1(-d)), p * far - p + q)
     terms = torch.where(p_zero, q, terms).masked_fill(both_zero, 0.0)
@@ -59,7 +59,7 @@ def kl_directions(policy_logits: Tensor, reference_logits: Tensor) -> KLDirectio
 class TopKDistribution:
     """The k likeliest tokens of a distribution and one bucket for the rest; all log-probs normalised, in nats.
 
-    indices: int [..., T, k]; logprobs: [..., T, k]; tail: [..., T], −∞ when nothing is left over.
+    indices: int [..., T, k]; logprobs: [..., T, k]; tail: [..., T], −∞ if nothing is left over.
     """
 
     indices: Tensor
@@ -76,7 +76,7 @@ def top_k_distribution(logits: Tensor, k: int) -> TopKDistribution:
 
 
 def _tail(logprobs: Tensor, indices: Tensor) -> Tensor:
-    """Return the log of the probability outside `indices`, as a direct sum (1 − Σ would cancel)."""
+    """Return the log of the probability outside `indices`, summed directly (1 − Σ would cancel)."""
     return torch.logsumexp(logprobs.scatter(-1, indices.long(), -math.inf), dim=-1)
 
 
@@ -125,9 +125,9 @@ class BetaChange:
 class BetaController:
     """Sets the weight of the KL penalty (docs/architecture/online.md).
 
-    After each update the mean over the last `window` KLs is compared with the target: above
-    `target_kl + kl_tolerance` beta is multiplied by `factor`, below `target_kl − kl_tolerance` it is divided by it,
-    in between (bounds included) it stays. It never leaves `[min_beta, max_beta]`; with `fixed` it never moves.
+    After each update, the mean of the last `window` KLs is compared with the target. Above `target_kl + kl_tolerance`,
+    beta is multiplied by `factor`. Below `target_kl − kl_tolerance`, it is divided by it. In between (bounds included)
+    it stays. Beta never leaves `[min_beta, max_beta]`; with `fixed` it never moves.
     """
 
     def __init__(self, config: BetaSettings) -> None:
@@ -144,19 +144,19 @@ class BetaController:
 
     @property
     def leaving(self) -> bool:
-        """Whether the policy moves away from where it started: the mean KL to the start of the newer half of the last
-        `window` updates is above that of the older half."""
+        """Whether the policy is moving away from where it started: in the last `window` updates, the newer half has a
+        larger mean KL to the start than the older half."""
         values = list(self._start)
         half = len(values) // 2
         return half > 0 and math.fsum(values[-half:]) > math.fsum(values[:half])
 
     def update(self, kl: float, step: int, start_kl: float | None = None) -> BetaChange | None:
-        """Count the KL of one update (also of one that was clipped or rejected) and apply the rule.
+        """Count the KL of one update (even if it was clipped or rejected) and apply the rule.
 
-        start_kl: KL to the policy that learning started from, nats per token. While it grows beta does not fall: small
-        steps in one direction go as far as large ones.
+        start_kl: KL to the policy that learning started from, nats per token. While it grows, beta does not fall: many
+        small steps in one direction add up.
 
-        Raises ValueError for a KL that is not a finite number: it would stay in the mean for a whole window.
+        Raises ValueError for a KL that is not finite: it would stay in the mean for a whole window.
         """
         if not math.isfinite(kl):
             raise ValueError(f"the KL divergence of step {step} is {kl}; it must be a finite number")
@@ -187,8 +187,8 @@ class BetaController:
         return {"beta": self.beta, "recent": list(self._recent), "start": list(self._start)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`. The window and the clamps are those of this controller's configuration; in
-        fixed mode so is beta."""
+        """Load the result of `state_dict`. The window, the clamps, and in fixed mode beta, stay as this controller was
+        configured."""
         if self._automatic:
             self.beta = self._clamped(float(state["beta"]))
         self._recent = deque(map(float, state["recent"]), maxlen=self.config.window)

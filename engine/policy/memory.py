@@ -1,7 +1,7 @@
 """`python -m grpo_tui.engine.policy.memory CONFIG`: the memory that a training needs, from the model's config alone.
 
-Only `config.json` is read; the model is built on torch's meta device, which holds no weights. The parts are
-listed, so that the user sees which setting to lower. It is an estimate: allocators keep more.
+Only `config.json` is read. The model is built on torch's meta device, which holds no weights. The parts are listed, so
+that the user sees which setting to lower. This is an estimate: allocators keep more.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 ADAPTER_BYTES = 16
-"""Bytes of a parameter of an adapter: itself, its gradient and Adam's two moments, all in float32."""
+"""Bytes per parameter of an adapter: itself, its gradient and Adam's two moments, all in float32."""
 FULL_BYTES = 12
-"""Bytes that training adds to a weight of the model itself: its gradient and Adam's moments, at most in float32."""
+"""Bytes that training adds per weight of the model: its gradient and Adam's moments, at most in float32."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in 4 bits, with the scale of each 64 of them, and of each 256 scales."""
+"""Bytes of a 4-bit weight, with one scale per 64 weights, and one per 256 scales."""
 OVERHEAD = GIB
-"""What the CUDA context, kernels and the allocator take besides."""
+"""Additional bytes for the CUDA context, kernels and the allocator."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that decide its memory.
+    """The sizes of a model that determine its memory.
 
-    linear: parameters of linear layers, which 4 bits can hold. adapters: parameters of LoRA on those of the language
-    model, for each unit of rank. vision: parameters of the frozen vision tower and its projection. vision_adapters:
+    linear: parameters of linear layers, which can be in 4 bits. adapters: LoRA parameters on the language model's
+    linear layers, per unit of rank. vision: parameters of the frozen vision tower and its projection. vision_adapters:
     those of LoRA on it. All counts are of parameters.
     """
 
@@ -46,15 +46,15 @@ class ModelShape:
     layers: int
     hidden: int
     layer: int
-    """Numbers that a layer keeps of each token for the backward pass."""
+    """Numbers per token that a layer keeps for the backward pass."""
     cached: int
-    """Numbers that the cache of keys and values holds for a token, all layers together."""
+    """Numbers per token in the KV cache, all layers together."""
     vocabulary: int
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes by part. `training` and `acting` come one after the other; `both` is there all the time."""
+    """Bytes by part. `training` and `acting` alternate. `both` is always present."""
 
     both: dict[str, float]
     acting: dict[str, float]
@@ -66,8 +66,8 @@ class MemoryNeed:
 
 
 def shape_of(config: PreTrainedConfig) -> ModelShape:
-    """The shape of a causal language model, with the vision tower of one that takes images. Raises ValueError for a
-    config of another kind."""
+    """Return the shape of a causal language model, including the vision tower if it takes images. Raises ValueError for
+    a config of another kind."""
     import torch
     from torch import nn
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -106,8 +106,8 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
 def micro_batch(rows: int, training: TrainingConfig, most: int | None = None) -> int:
     """Return the trajectories of a backward pass: the largest divisor of `rows` within the limit.
 
-    most: the trajectories whose activations fit. If these are fewer, the largest micro-batch of whole groups within
-    them, where there is one.
+    most: the trajectories whose activations fit. If these are fewer than the limit, return the largest micro-batch of
+    whole groups that fits, if there is one.
     """
     limit = training.micro_batch_size or max(training.micro_batch_tokens // training.max_trajectory_tokens, 1)
     sizes = [d for d in range(1, min(rows, limit) + 1) if rows % d == 0]
@@ -131,7 +131,7 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
     most = room(device) // (token * length) if model.gradient_checkpointing == "auto" else None
     tokens = micro_batch(rows, training, most) * length
     weights = shape.parameters * size
-    if model.quantization is not None:  # no copies are made of these
+    if model.quantization is not None:  # 4-bit weights are never copied
         size, weights = 0, shape.linear * NF4_BYTES + (shape.parameters - shape.linear) * computed
     if model.lora is None:
         learnt = shape.parameters - shape.vision
@@ -147,7 +147,7 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
     again = runs_again(model.gradient_checkpointing, tokens * token, device)
-    on_gpu = device != "cpu"  # there a strip is a whole tile, in float32
+    on_gpu = device != "cpu"  # on a GPU a strip is a whole tile, in float32
     tile = TILE_GPU * (computed + 12) if on_gpu else TILE * computed
     kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
     acting: dict[str, float] = {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * sampled}
@@ -192,7 +192,7 @@ def told(config: RunConfig) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the parts. Returns 1 with one sentence on standard error if there is no config."""
+    """Print the parts. Returns 1 after one sentence on standard error if there is no config."""
     from ...configs.errors import GrpoTuiError
     from ...configs.loading import load_config
 

@@ -1,17 +1,17 @@
-"""LoRA layers that multiply once: y = x (W + s B A)ᵀ in place of y = x Wᵀ + s (x Aᵀ) Bᵀ.
+"""LoRA layers that multiply once: y = x (W + s B A)ᵀ instead of y = x Wᵀ + s (x Aᵀ) Bᵀ.
 
 The two are equal, up to the order of floating-point sums. The second costs three products, a scaling and a sum for
-every layer and token; on small layers, and when decoding token by token, that is most of the time. Nothing is merged
+every layer and token. For small layers, and when decoding token by token, that is most of the time. Nothing is merged
 into the model's own weights, so nothing drifts:
 
-- `merged_weights(model)`, without gradient: the sums are made once and hold until the end of the block. For rollouts
-  and for the reference pass, as long as the copies stay small.
+- `merged_weights(model)`, without gradient: computes the sums once, valid until the end of the block. For rollouts and
+  the reference pass, as long as the copies stay small.
 - `MergedWeights(model)`: the same sums for several blocks between two changes of the adapters. For serving.
-- `merged_weights(model, gradient=True)`: each call makes the sum and autograd carries its gradient on to A and B. The
-  gradient of the sum is a dense [out, in] matrix, so this pays only for layers that are small
-  compared with the number of tokens.
+- `merged_weights(model, gradient=True)`: each call computes the sum, and autograd propagates its gradient to A and B.
+  The gradient of the sum is a dense [out, in] matrix, so this pays off only for layers that are small compared with the
+  number of tokens.
 
-Only plain LoRA on `nn.Linear` in float32: in half precision the sum itself would be rounded.
+Only plain LoRA on `nn.Linear` in float32: half precision would round the sum itself.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from torch.nn import functional as F
 from .patches import patched
 
 SMALL_LAYER = 512 * 512
-"""Most elements of a weight for which a dense gradient is cheaper than the two thin products."""
+"""The largest weight, in elements, for which a dense gradient is cheaper than the two thin products."""
 
 SMALL_COPY = 256 << 20
-"""Most bytes that merged copies may take together."""
+"""The most bytes that all merged copies may take together."""
 
 
 @contextlib.contextmanager
 def merged_weights(model: nn.Module, *, gradient: bool = False) -> Iterator[int]:
     """Let LoRA layers multiply once in the block; yields their number. Do not switch adapters in the block.
 
-    With gradient checkpointing the backward pass belongs inside, too.
+    With gradient checkpointing, run the backward pass inside as well.
     """
     if not gradient:
         with MergedWeights(model).in_place() as number:
@@ -53,7 +53,7 @@ def merged_weights(model: nn.Module, *, gradient: bool = False) -> Iterator[int]
 
 
 class MergedWeights:
-    """The sums of a model's present adapters; none if they would take more than `most` bytes together."""
+    """The sums of a model's current adapters; none if they would take more than `most` bytes together."""
 
     def __init__(self, model: nn.Module, most: int = SMALL_COPY) -> None:
         layers = [m for m in model.modules() if _mergeable(m)]

@@ -2,12 +2,12 @@
 
 Supervised and reinforcement fine-tuning, the online engine and the benchmarks all load through `load_policy`.
 
-**The reference policy.** Reinforcement fine-tuning starts from SFT adapters, and its KL penalty compares with the
-policy that it started from, not with the bare base. Adapters are loaded as `default`, trainable; TRL's `GRPOTrainer`,
-given a `PeftModel` and beta > 0, copies them into a second adapter `ref`, frozen, before the first step. On a resumed
-run load the SFT adapters here again and let the trainer load its checkpoint afterwards: `ref` then equals the
-adapters that the run began with. Save with `save_adapters`, which writes only `default`. Plain
-`PeftModel.from_pretrained(base, folder)` loads it.
+**The reference policy.** Reinforcement fine-tuning starts from SFT adapters, and its KL penalty compares with that
+starting policy, not with the bare base. Adapters are loaded as `default`, trainable. TRL's `GRPOTrainer`, given a
+`PeftModel` and beta > 0, copies them into a second, frozen adapter `ref` before the first step. For a resumed run, load
+the SFT adapters here again and let the trainer load its checkpoint afterwards: `ref` then equals the adapters that the
+run began with. Save with `save_adapters`, which writes only `default`. Plain `PeftModel.from_pretrained(base, folder)`
+loads it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .vision.processor import VisionProcessor, load_processor
 logger = logging.getLogger(__name__)
 
 BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft", "builtin:tiny-vl-sft": "seeing/sft"}
-"""Names of adapters that ship with the package, and their folder there."""
+"""Names of adapters that ship with the package, and their folders."""
 
 
 def load_policy(
@@ -55,10 +55,10 @@ def load_policy(
 ) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the base model of `config` with `adapters` (a folder or a built-in name), and its tokenizer.
 
-    trainable: for training. Without `config.lora` that is all weights, with `adapters` merged into them. Else, without
-    `adapters`, fresh LoRA adapters as in `config.lora` are put on (their output is
-    zero at first, so the policy is the base). Gradient checkpointing is not switched on (`spare_memory` does that).
-    Otherwise for inference: eval mode, nothing requires a gradient, and without `adapters` the bare base.
+    trainable: for training. Without `config.lora`, all weights are trainable, with `adapters` merged into them.
+    Otherwise, without `adapters`, fresh LoRA adapters as in `config.lora` are added (their output is zero at first, so
+    the policy equals the base). Gradient checkpointing stays off (`spare_memory` enables it). If not trainable: eval
+    mode, nothing requires a gradient, and without `adapters` the bare base.
 
     Raises ModelLoadError.
     """
@@ -75,7 +75,7 @@ def load_policy(
         except (TypeError, ValueError, re.error) as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
     device = chosen_device(config)
-    if config.quantization is None:  # one in 4 bits was loaded where it stays
+    if config.quantization is None:  # a 4-bit model was loaded onto its device
         model.to(device)  # type: ignore[arg-type]
     if device.type == "cuda":
         # cuDNN's attention plans each new shape, which takes longer than the pass. Here shapes differ in every step.
@@ -98,7 +98,7 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
     source, revision = base_source(config)
     quantized = _quantized(config) if config.quantization is not None else {}
     _check(Path(source))
-    disable_progress_bar()  # a log file is no place for it
+    disable_progress_bar()  # keep it out of log files
     try:
         known = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
         kind: Any = AutoModelForImageTextToText if takes_images(known) else AutoModelForCausalLM
@@ -114,7 +114,7 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         )
         if lacking := sorted(found["missing_keys"]):  # they would be random
             raise ValueError(f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
-        VisionModel.of(model)  # says what is missing in one that takes images in another way
+        VisionModel.of(model)  # raises for a model that takes images in an unsupported way
         _count_experts(model)
         return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
@@ -122,8 +122,8 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
 
 
 def _count_experts(model: PreTrainedModel) -> None:
-    """Set what TRL's loss that balances experts reads: `num_experts`, which some configurations have as
-    `num_local_experts`, and a coefficient of 0 where there is nothing to balance."""
+    """Set the attributes that TRL's expert-balancing loss reads: `num_experts`, which some configurations name
+    `num_local_experts`, and a coefficient of 0 if there is nothing to balance."""
     config = model.config.get_text_config()
     if not hasattr(config, "output_router_logits"):
         return
@@ -138,9 +138,9 @@ def _count_experts(model: PreTrainedModel) -> None:
 
 
 def _quantized(config: ModelConfig) -> dict[str, Any]:
-    """What `from_pretrained` is given for a base model in 4 bits (QLoRA, https://arxiv.org/abs/2305.14314).
+    """Return the arguments of `from_pretrained` for a 4-bit base model (QLoRA, https://arxiv.org/abs/2305.14314).
 
-    Raises ModelLoadError where there is no CUDA GPU, or no bitsandbytes.
+    Raises ModelLoadError without a CUDA GPU or without bitsandbytes.
     """
     device = chosen_device(config)
     if device.type != "cuda":
@@ -181,8 +181,8 @@ def load_vision(
 
 
 def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
-    """The adapters that `model.lora` describes; on a vision tower only where it says so, and on no projection whose
-    weight a Mamba layer's kernel reads past its adapter."""
+    """Return the adapters that `model.lora` describes. A vision tower gets adapters only if it asks for them, and a
+    projection gets none if a Mamba layer's kernel reads its weight directly, past the adapter."""
     apart = [] if lora.vision or VisionModel.of(base) is None else apart_from_language(base)
     if lora.target_modules == "all-linear":
         mixers = [m for m in base.modules() if hasattr(m, "A_log") and hasattr(m, "D")]
@@ -202,7 +202,7 @@ def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
 def save_adapters(model: PeftModel, folder: Path | str, tensors: Mapping[str, Tensor] | None = None) -> Path:
     """Write the adapter `default` as safetensors to `folder`, for plain `PeftModel.from_pretrained`.
 
-    tensors: by the names of the model's parameters; those in the model where there are none.
+    tensors: by the names of the model's parameters; by default those in the model.
     """
     folder = Path(folder)
     model.save_pretrained(

@@ -1,12 +1,12 @@
 """RMSNorm in fewer passes over memory, with the same result.
 
-Models write a norm in elementary operations. It then reads and writes its input six times forwards and about fourteen
-times backwards, and keeps three copies for the backward pass. On a CPU a small layer spends its time in these passes,
-and on a GPU in starting them. On a CPU this form needs four passes forwards, five backwards, and no copy. On a GPU
-torch has one kernel for each direction.
+Models write a norm in elementary operations. It then reads and writes its input six times in the forward pass and about
+fourteen times in the backward pass, and keeps three copies for the latter. On a CPU a small layer spends its time on
+these memory passes, and on a GPU on launching them. On a CPU this form needs four passes forward, five backward, and no
+copy. On a GPU torch has one kernel for each direction.
 
 It applies to float32. Other formats keep the model's own norm: in half precision it rounds in between, and a policy
-must be trained with the arithmetic that it acts with.
+must be trained with the same arithmetic as it acts with.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .patches import patched
 
 DEVICES = ("cpu", "cuda")
 SMALL = 1 << 16
-"""Up to so many elements the number of operations counts, not their passes."""
+"""Up to this many elements, the number of operations determines the time, not their memory passes."""
 
 
 @contextlib.contextmanager
 def fast_norms(model: nn.Module) -> Iterator[int]:
     """Replace the RMSNorms of `model` in the block; yields their number.
 
-    A norm is recognised by its result on a sample: weight · x / sqrt(mean(x²) + variance_epsilon). Others (with
-    1 + weight, say) stay as they are.
+    A norm is recognised by its result on a sample: weight · x / sqrt(mean(x²) + variance_epsilon). Others (such as
+    those with 1 + weight) stay unchanged.
     """
     found = [m for m in model.modules() if _is_plain(m)]
     with contextlib.ExitStack() as stack:
@@ -78,7 +78,7 @@ def _is_plain(module: nn.Module) -> bool:
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, Tensor) or not isinstance(eps, float) or weight.dim() != 1:
         return False
-    if len(inspect.signature(type(module).forward).parameters) != 2:  # one that takes a gate, too
+    if len(inspect.signature(type(module).forward).parameters) != 2:  # such as one that also takes a gate
         return False
     if weight.dtype != torch.float32 or weight.device.type not in DEVICES or not weight.numel():
         return False
