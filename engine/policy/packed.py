@@ -1,8 +1,8 @@
 """Log-probs of many trajectories in one forward pass over the packed row of `packing`.
 
-The result is the one of the padded forward pass, up to the order of floating-point sums. Sliding windows are honoured.
-`PackedForward.agrees` compares the two for a given model, beyond each of its windows. Models that differ (other
-attention, scaled logits) keep the padded path.
+The result equals that of the padded forward pass, up to the order of floating-point sums. Sliding windows are
+respected. `PackedForward.agrees` compares the two for a given model, beyond each of its windows. Models that differ
+(other attention, scaled logits) keep the padded path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .windows import short_windows
 
 IMPLEMENTATION = "grpo_tui_packed"
 WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
-"""Arguments of attention that change nothing here: a packing has the places of its tokens."""
+"""Arguments of attention that change nothing here: a packing holds its tokens' positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +59,18 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend within one packed row: query [1, h, N, d], key and value [1, k, N, d] → [1, N, h, d].
 
-    Registered with transformers as `grpo_tui_packed`; `packing` comes from the call of the model. Raises ValueError for
-    anything else that a layer asks of its attention (a soft cap, sinks, a bias), which is not computed here.
+    Registered with transformers as `grpo_tui_packed`. The call of the model passes `packing`. Raises ValueError if a
+    layer asks for anything that is not computed here (a soft cap, sinks, a bias).
     """
     if packing is None:
         raise ValueError("packed attention was called without a packing")
     if other := [name for name, given in kwargs.items() if given is not None and name not in WITHOUT_EFFECT]:
         raise ValueError(f"packed attention has no {', '.join(other)}")
     layout = packing.layout.within(sliding_window)
-    # Rotated in float32 for a policy in half precision; the products are in the format of the values.
+    # A half-precision policy rotates in float32. The products use the format of the values.
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))  # [N, heads, d]
     groups = q.shape[1] // k.shape[1]
-    native = groups > 1 and q.device.type == "cpu"  # on other devices not every kernel knows of shared keys
+    native = groups > 1 and q.device.type == "cpu"  # on other devices not every kernel supports shared keys
 
     def rows(x: Tensor, index: Tensor) -> Tensor:
         """[N, heads, d] → [b, heads, L, d]"""
@@ -100,10 +100,10 @@ def packed_attention(
 
 
 class PackedForward:
-    """A second way of calling a causal language model: `model(packing=…)` returns a `PackedOutput`.
+    """A second way to call a causal language model: `model(packing=…)` returns a `PackedOutput`.
 
     It goes through the module's own `forward`, so that DDP and PEFT see an ordinary call. temperature: divides the
-    logits. `short_tail`: the last layer's attention and MLP run only on the tokens that are read.
+    logits. `short_tail`: run the last layer's attention and MLP only on the tokens that are read.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
@@ -113,7 +113,7 @@ class PackedForward:
         self.layers = decoder_layers(model)
         self.short_tail = bool(self.layers) and all(hasattr(self.layers[-1], part) for part in TAIL)
         if self.seeing is not None and self.seeing.deep_layers >= model.config.get_text_config().num_hidden_layers:
-            self.short_tail = False  # features are added after the last layer, to all tokens
+            self.short_tail = False  # features are added to all tokens after the last layer
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -155,8 +155,8 @@ class PackedForward:
 
     @contextlib.contextmanager
     def attention(self) -> Iterator[None]:
-        """Attention is the packed one inside, and the last layer short. With gradient checkpointing the backward pass
-        belongs inside too: it runs the layers again."""
+        """Use packed attention and the short last layer in the block. With gradient checkpointing, run the backward
+        pass inside as well, since it runs the layers again."""
         AttentionInterface.register(IMPLEMENTATION, packed_attention)
         with contextlib.ExitStack() as stack:
             text = self.model.config.get_text_config(decoder=True)  # not the vision tower's
@@ -167,12 +167,12 @@ class PackedForward:
             yield
 
     def agrees(self, tokens: int = 24) -> bool:
-        """Whether this gives the log-probs of the padded forward pass, on four short rows; call it while installed.
+        """Return whether four short rows get the log-probs of the padded forward pass. Call it while installed.
 
-        A model with attention that is not asked for by name, with recurrent layers or with logits that are scaled or
-        capped does not; it must keep the padded path. One whose last layer is of another kind loses `short_tail`.
-        Attention both ways over an image is not what blocks of packed attention do. The model's windows are shorter
-        than the rows during the comparison; if that changes nothing, nothing is known about what lies beyond them.
+        A model that does not select attention by name, has recurrent layers, or scales or caps its logits fails, and
+        must keep the padded path. If the last layer is of another kind, `short_tail` is switched off. Packed blocks do
+        not support bidirectional attention over an image. During the comparison the model's windows are shorter than
+        the rows. If that changes nothing, the behaviour beyond the windows is unknown.
         """
         if self.seeing is not None and self.seeing.two_way:
             return False

@@ -1,9 +1,9 @@
-"""How many trajectories lie in one row of tokens that holds no token twice and no padding at all.
+"""Packs trajectories into one row of tokens without duplicates or padding.
 
 The rollouts of a group share their prompt, and rows differ in length. So a micro-batch is packed into one row of N
-tokens: each different prompt once, then every rollout's own tokens. All layers that work per token run on these N
-tokens; only attention looks across tokens, and is told who may see whom (`attention_layout`). Tokens after the last one
-that is scored are left out: nothing depends on them. (Sharing prompts in training: Prefix Grouper, arXiv 2506.05433.)
+tokens: each distinct prompt once, then every rollout's own tokens. All layers that work per token run on these N
+tokens. Only attention looks across tokens, and `attention_layout` defines what each token may attend to. Tokens after
+the last scored one are dropped, since nothing depends on them. (Cf. Prefix Grouper, arXiv 2506.05433.)
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Packing:
-    """How B trajectories lie in one packed row of N tokens.
+    """The layout of B trajectories in one packed row of N tokens.
 
     token_ids: long [1, N]. positions: long [1, N], or [3, 1, N] for a model with positions in time, height and width.
-    layout: the rows of attention. last: those of the last layer, where only the kept tokens' results have a meaning.
+    layout: the rows of attention. last: those of the last layer, where only results of the kept tokens are defined.
 
-    kept: long [K], the packed tokens whose last hidden state is read: the M scored tokens and those before them. Of
-    each scored token: before, itself: long [M], places in `kept` of the token before it and of itself; target: long
-    [M], its id; row, column: long [M], where it stands in the padded [B, T] (`shape`).
+    kept: long [K], the packed tokens whose last hidden state is read: the M scored tokens and their predecessors.
+    before, itself: long [M], indices into `kept` of the token before each scored token and of the token itself. target: long
+    [M], its id. row, column: long [M], its index in the padded [B, T] (`shape`).
 
-    images: those that stand in the packed row, in the order of their tokens; a shared prompt's once.
+    images: those in the packed row, in the order of their tokens; images of a shared prompt appear once.
     """
 
     token_ids: Tensor
@@ -63,7 +63,7 @@ class Packing:
 @dataclass(frozen=True)
 class SeenBatch:
     """Images of B trajectories: images[i] in the order of their tokens, positions[i]: long [3, T_i] (None: a token's
-    position is its place). image_id: the token that stands for a piece of an image."""
+    position is its index). image_id: the id of an image token."""
 
     images: Sequence[Sequence[ModelImage]]
     image_id: int
@@ -85,10 +85,10 @@ def pack(
     length: int | None = None,
     seen: SeenBatch | None = None,
 ) -> Packing:
-    """Lay out B trajectories; `length` is T of the padded result (default: the longest trajectory).
+    """Lay out B trajectories. length: T of the padded result (default: the longest trajectory).
 
-    token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i], True on the tokens that are scored. A first token is never
-    scored: nothing comes before it. seen: their images; prompts are then shared where these are equal, too.
+    token_ids[i]: int [T_i]. agent_mask[i]: bool [T_i], True on the scored tokens. A first token is never scored, since
+    nothing comes before it. seen: their images; prompts are then shared only if these are equal as well.
     """
     scored = [np.flatnonzero(mask[1:]) + 1 for mask in agent_mask]
     rollouts, firsts = _cut(token_ids, scored, seen)
@@ -127,9 +127,9 @@ def pack(
 def _cut(
     token_ids: Sequence[np.ndarray], scored: Sequence[np.ndarray], seen: SeenBatch | None
 ) -> tuple[Cut, list[int]]:
-    """B rollouts up to their last scored token, with P different prompts, and the first rollout of each prompt.
+    """Return B rollouts up to their last scored token, with P distinct prompts, and the first rollout of each prompt.
 
-    scored[i]: the columns of trajectory i that are scored. One without any is a prompt and nothing else.
+    scored[i]: the scored columns of trajectory i. A trajectory without any is only a prompt.
     """
     prompts: dict[Hashable, np.ndarray] = {}
     number: dict[Hashable, int] = {}

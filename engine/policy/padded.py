@@ -16,7 +16,7 @@ from .vision.inputs import Images, VisionModel
 
 class AgentForward(NamedTuple):
     """logits: [A, V], row by row over the agent's tokens. hidden: [A, D], the last hidden states of the same tokens;
-    None unless asked for."""
+    None unless requested."""
 
     logits: Tensor
     hidden: Tensor | None
@@ -61,9 +61,9 @@ def padded_scores(
     images: Sequence[Images],
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Score the agent's tokens with gradient, for a model that sees: log-probs and entropies [B, T], 0 elsewhere.
+    """Score the agent's tokens with gradient, for a vision-language model: log-probs and entropies [B, T], 0 elsewhere.
 
-    model: is called, and may be wrapped for several processes. inner: the same unwrapped. All on one device.
+    model: the one to call, possibly wrapped for several processes. inner: the unwrapped model. All on one device.
     """
     predicted = agent_mask[:, 1:].bool()
     columns = predicted.any(0).nonzero()[:, 0]
@@ -90,7 +90,7 @@ def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) 
 def hidden_states(
     model: nn.Module, token_ids: Sequence[np.ndarray], images: Sequence[Images] | None = None
 ) -> list[Tensor]:
-    """Return the last hidden states [T_i, D] of every token. images[i]: the images of row i, for a model that sees."""
+    """Return the last hidden states [T_i, D] of every token. images[i]: row i's images, for a vision-language model."""
     device, body = device_of(model), cast(Any, base_of(model).base_model)
     ids = _padded(token_ids, device)
     attention = _padded([np.ones(len(row)) for row in token_ids], device)

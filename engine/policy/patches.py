@@ -1,4 +1,4 @@
-"""Replacing an attribute for the length of a block."""
+"""Replaces an attribute for the duration of a block."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _NONE = object()
 
 @contextlib.contextmanager
 def patched(target: object, name: str, value: object) -> Iterator[None]:
-    """Set `target.name` to `value` inside the block, and restore it afterwards, be it an attribute of the object, of
-    its class, or a property. Blocks nest."""
+    """Set `target.name` to `value` inside the block, and restore it afterwards. Works for attributes of the object or
+    its class, and for properties. Blocks nest."""
     computed = isinstance(getattr(type(target), name, None), property)
     before = getattr(target, name) if computed else vars(target).get(name, _NONE)
     setattr(target, name, value)

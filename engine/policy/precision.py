@@ -1,16 +1,16 @@
-"""The number formats of a policy: kept in one, computed in another, sampled in a third.
+"""The number formats of a policy: one to store it, one to compute in, one to sample in.
 
-bfloat16 has 8 significant bits. Rounding a sum to it loses every change of less than 1/512 of the sum, so the sums
-that small changes have to survive stay in float32, and only products are computed in half precision:
+bfloat16 has 8 significant bits. Rounding a sum to it loses every change below 1/512 of the sum. So sums that must
+preserve small changes stay in float32, and only products are computed in half precision:
 
 - **adapters**: y = x Wᵀ + s (x Aᵀ) Bᵀ is accumulated in float32 and rounded once. peft rounds x Wᵀ first and adds the
-  adapter to the rounded value, where a change below half a unit of the last place always disappears; merging into
-  bfloat16 weights loses it in the same way. On SmolLM2, with adapters that moved the policy by 0.129 nats, peft
-  delivers 0.089, merging 0.061, and one rounding 0.133 (docs/benchmarks.md).
+  adapter to the rounded value, which always loses a change below half a unit in the last place. Merging into bfloat16
+  weights loses it in the same way. On SmolLM2, with adapters that moved the policy by 0.129 nats, peft delivers 0.089,
+  merging 0.061, and one rounding 0.133 (docs/benchmarks.md).
 - **the residual stream and norms**: float32 from the embeddings to the last norm.
 - **logits**: float32. A logit of 20 in bfloat16 is off by up to 0.06.
 
-A policy in float32 alone is left as it is.
+A pure float32 policy is left unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .unwrap import base_of
 
 
 class Arithmetic:
-    """In which format a model computes at present: `compute`, or `sampling` inside `acting`. Layers share it."""
+    """The format a model currently computes in: `compute`, or `sampling` inside `acting`. All layers share it."""
 
     def __init__(self, compute: torch.dtype, sampling: torch.dtype) -> None:
         self.now = compute
@@ -41,7 +41,7 @@ class Arithmetic:
 
     @staticmethod
     def of(model: nn.Module) -> Arithmetic | None:
-        """Return the model's, or None if it computes in its loaded format."""
+        """Return the model's object, or None if it computes in its loaded format."""
         return getattr(base_of(model), "arithmetic", None)
 
 
@@ -62,7 +62,7 @@ def set_arithmetic(model: nn.Module, config: ModelConfig) -> None:
     for module in base.modules():
         if not isinstance(module, nn.Linear):
             for parameter in module.parameters(recurse=False):
-                if parameter.dim() == 1:  # of norms
+                if parameter.dim() == 1:  # norms
                     parameter.data = parameter.data.float()
         if type(module) is LoraLinear and type(module.base_layer) is nn.Linear:
             module.arithmetic = arithmetic  # type: ignore[assignment]
@@ -105,7 +105,7 @@ def sampling_arithmetic(model: nn.Module) -> Iterator[None]:
 def float_product(x: Tensor, weight: Tensor, computed: torch.dtype) -> Tensor:
     """Return x Wᵀ with factors in `computed` and sums in float32: x [..., H], W [V, H] → float32 [..., V].
 
-    weight: in any format; in float32 its values may be more precise than `computed`.
+    weight: in any format; if float32, its values may be more precise than `computed`.
     """
     x = x.to(computed)
     if x.device.type == "cuda" and computed != torch.float32 and not torch.is_grad_enabled():
@@ -142,7 +142,7 @@ def _float_logits(self: Any, hidden: Tensor) -> Tensor:
 
 
 def _lora_linear(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return x Wᵀ + b + Σ s (x Aᵀ) Bᵀ, rounded once: x [..., in] → [..., out] in the present format."""
+    """Return x Wᵀ + b + Σ s (x Aᵀ) Bᵀ, rounded once: x [..., in] → [..., out] in the current format."""
     names = [] if self.disable_adapters else [n for n in self.active_adapters if n in self.lora_A]
     if self.merged or any(n in self.lora_variant or self.lora_bias.get(n, False) for n in names):
         return type(self).forward(self, x, *args, **kwargs)
@@ -159,7 +159,7 @@ def _lora_linear(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _parts(layer: Any) -> tuple[Tensor, Tensor | None, dict[str, tuple[Tensor, Tensor]]]:
-    """Return W, b, and A and s B of each active adapter, in the present format."""
+    """Return W, b, and A and s B of each active adapter, in the current format."""
     now, base = layer.arithmetic.now, layer.base_layer
     names = [n for n in layer.active_adapters if n in layer.lora_A]
     parts = {n: (layer.lora_A[n].weight.to(now), (layer.lora_B[n].weight * layer.scaling[n]).to(now)) for n in names}

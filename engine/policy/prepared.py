@@ -1,6 +1,6 @@
-"""One owner of the changes that are made to a model so that it runs faster with the same result.
+"""The single owner of changes that make a model faster with the same result.
 
-In this order, and taken off in the reverse one:
+They are applied in this order, and removed in reverse:
 
 | | change | what is replaced | for how long |
 |---|---|---|---|
@@ -11,9 +11,9 @@ In this order, and taken off in the reverse one:
 | 4 | packed attention, short last layer (`packed`) | the attention's name, `forward` of the last layer | a block |
 | 5 | cached attention (`decoding`) | the attention's name | a block, never inside 4 |
 
-Norms come before the packed forward so that its comparison with the padded one sees the model as it will run; adapters
-are merged after an adapter was chosen, since the sums hold for the one that is active. Each change is a context manager
-that puts back what it found (`patches`), so that they nest and a second preparation of one model does no harm.
+Norms come before the packed forward so that its comparison with the padded one sees the model as it will run. Adapters
+are merged after selecting one, since the sums hold for the active adapter. Each change is a context manager that
+restores what it found (`patches`), so changes nest and preparing a model twice does no harm.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from .vision.inputs import Images
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Of B rows: `logprobs`, float32 [T_i] each, nats, 0 on tokens that were not asked for; `embeddings`, float32
-    [S_i, D] each, the last hidden states averaged over each turn's agent tokens (None: not asked for)."""
+    """Scores of B rows. `logprobs`: float32 [T_i] each, nats, 0 on tokens that were not requested. `embeddings`:
+    float32 [S_i, D] each, the last hidden states averaged over each turn's agent tokens (None: not requested)."""
 
     logprobs: list[np.ndarray]
     embeddings: list[np.ndarray] | None
 
 
 class PreparedModel:
-    """A causal language model with these changes.
+    """A causal language model with these changes applied.
 
-    temperature: logits are divided by it. packed: run on packed rows, if that gives the same log-probs. autocast: makes
-    the context in which forward passes run.
+    temperature: divides the logits. packed: run on packed rows, if that gives the same log-probs. autocast: makes the
+    context in which forward passes run.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class PreparedModel:
 
     @contextlib.contextmanager
     def packed_pass(self) -> Iterator[None]:
-        """For a loss on packed rows. With gradient checkpointing the backward pass belongs inside, too: it runs the
-        layers again."""
+        """Prepare a loss on packed rows. With gradient checkpointing, run the backward pass inside as well, since it
+        runs the layers again."""
         self.in_packed_pass = True
         try:
             with self.forward.attention(), merged_weights(self.model, gradient=True):
@@ -103,7 +103,7 @@ class PreparedModel:
         turn_ids: Sequence[np.ndarray] | None = None,
         images: Sequence[Images] | None = None,
     ) -> TokenScores:
-        """One forward pass over B rows: the log-probs of the agent's tokens and, with `turn_ids`, embeddings of turns.
+        """Run one forward pass over B rows. Returns the agent tokens' log-probs and, with `turn_ids`, turn embeddings.
 
         token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i]; turn_ids[i]: int [T_i], -1 in the prompt. images[i]: the
         images in row i, for a model that takes images.
@@ -145,7 +145,7 @@ class PreparedModel:
         turn_ids: Sequence[np.ndarray] | None,
         images: Sequence[Images] | None,
     ) -> TokenScores:
-        # A first token has no log-prob.
+        # The first token has no log-prob.
         scored = [mask.astype(bool) & (np.arange(len(mask)) > 0) for mask in agent_mask]
         out = padded_forward(self.model, token_ids, scored, turn_ids is not None, images)
         target = np.concatenate([ids[mask] for ids, mask in zip(token_ids, scored, strict=True)])
@@ -179,9 +179,9 @@ def inference(model: nn.Module) -> Iterator[None]:
 def acting(model: nn.Module, merged: MergedWeights | None = None) -> Iterator[None]:
     """Prepare `model` for rollouts and evaluation: `inference`, with adapters that multiply once.
 
-    merged: the sums of its present adapters, if they were made already.
+    merged: the sums of its current adapters, if already computed.
 
-    `acting_block` of the base model is an object of this block: copies of weights are those of the block.
+    `acting_block` of the base model is unique to this block: copies of weights are valid only within it.
     """
     block = patched(base_of(model), "acting_block", object())
     sums = merged_weights(model) if merged is None else merged.in_place()

@@ -1,6 +1,6 @@
 """The source of a model, and its tokenizer with its chat template. No weights are loaded.
 
-Neither torch nor peft is imported here: a first prompt is shown, and rows of data counted in tokens, in half the time.
+This module does not import torch or peft, which halves the time to show a first prompt or count tokens of rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...configs.model_facts import local_copy
 from ...configs.sections.model import ModelConfig
 
 BUILTIN_MODELS = {"builtin:tiny": "base", "builtin:tiny-vl": "seeing/base"}
-"""Names of models that ship with the package, and their folder there."""
+"""Names of models that ship with the package, and their folders."""
 
 
 class ModelLoadError(GrpoTuiError, RuntimeError):
@@ -97,8 +97,8 @@ GIT_LFS = b"version https://git-lfs"
 def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the template of `model.chat_template`: `chatml`, or a file's. Raises ModelLoadError.
 
-    A base model that never saw `<|im_end|>` ends its turns with the end-of-text token that it knows. If its tokenizer
-    begins every text with a token, it was taught with that, so `chatml` begins with it, too.
+    A base model that never saw `<|im_end|>` ends its turns with the end-of-text token, which it knows. If its tokenizer
+    begins every text with a special token, the model was trained with it, so `chatml` begins with it as well.
     """
     if name == "chatml":
         known = tokenizer.convert_tokens_to_ids(IM_END) not in (None, tokenizer.unk_token_id)
@@ -138,7 +138,7 @@ def explain(base: str, error: Exception, what: str = "model") -> str:
 
 
 def _pointer(folder: Path) -> Path | None:
-    """Return a file that a clone without Git LFS left as a pointer; None without one."""
+    """Return a file that a clone without Git LFS left as a pointer; None if there is none."""
     for file in (*folder.glob("*.safetensors"), *folder.glob("*.json")):
         with suppress(OSError), file.open("rb") as content:
             if content.read(len(GIT_LFS)) == GIT_LFS:

@@ -15,7 +15,7 @@ from .packing import Packing
 from .vocabulary_head import TokenLogProbs
 
 DENSE_LOGITS = 1 << 26
-"""Up to so many logits (tokens x vocabulary) in float32 are made at once; more go through `vocabulary_head`."""
+"""The most float32 logits (tokens x vocabulary) to compute at once. Larger inputs go through `vocabulary_head`."""
 
 
 def score_tokens(
@@ -29,8 +29,8 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob and the entropy at each target token: hidden [M, H], weight [V, H] → [M], [M].
 
-    The entropy carries a gradient only when asked to: it is a number to look at unless there is an entropy bonus.
-    computed: the format of the products; results are float32.
+    The entropy carries a gradient only if requested: without an entropy bonus it is only a metric. computed: the format
+    of the products. Results are float32.
     """
     if hidden.shape[0] * weight.shape[0] > DENSE_LOGITS or computed != torch.float32:
         return TokenLogProbs.apply(hidden, weight, bias, target, temperature, computed, entropy_grad)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Differences between the versions of transformers and TRL that grpo-tui runs with. Each entry names when it can go."""
+"""Differences between supported versions of transformers and TRL. Each entry names when it can be removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 
 OLD_CHECKPOINTING = not hasattr(PreTrainedModel, "activation_checkpointing_enable")
-"""Before transformers 5.23 activation checkpointing was called gradient checkpointing."""
+"""Before transformers 5.23, activation checkpointing was called gradient checkpointing."""
 
 _NAME = "gradient_checkpointing" if OLD_CHECKPOINTING else "activation_checkpointing"
 
@@ -23,13 +23,13 @@ def enable_checkpointing(model: PreTrainedModel, kwargs: dict[str, object]) -> N
 
 
 def is_checkpointing(model: PreTrainedModel) -> bool:
-    """Return whether `model` computes activations again in the backward pass."""
+    """Return whether `model` recomputes activations in the backward pass."""
     return getattr(model, f"is_{_NAME}")
 
 
 def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
     """Return the kind and the cache arguments of each layer of a language model."""
-    layers: Any = cache_utils.get_layer_types_and_kwargs  # its signature differs between versions, too
+    layers: Any = cache_utils.get_layer_types_and_kwargs  # its signature also differs between versions
     kinds, details = layers(config)
     if isinstance(details, dict):  # before transformers 5.23: one dictionary for all layers
         window = {"sliding_window": details.pop("sliding_window", None)}
@@ -38,12 +38,12 @@ def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
 
 
 def layers_of(text: PreTrainedConfig) -> Sequence[PreTrainedConfig]:
-    """Return the configuration of each layer of a language model. Before transformers 5.23 it is one for all."""
+    """Return the configuration of each layer of a language model. Before transformers 5.23 all layers share one."""
     return getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
 
 
 def returns_router_logits(model: PreTrainedModel) -> bool:
-    """Return whether a model with experts returns their router's logits. Granite's do so from transformers 5.19 on."""
+    """Return whether a model with experts returns router logits. Granite's do so since transformers 5.19."""
     parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
     return any("router_logits" in (part._can_record_outputs or {}) for part in parts)
 

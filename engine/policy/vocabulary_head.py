@@ -1,9 +1,9 @@
 """Log-probs of tokens from last hidden states: projection, log-softmax and gather in one pass over tiles of tokens.
 
-Logits are never kept. In half precision they are taken relative to the logit of the token that was sampled, z − z_t:
-the subtraction happens inside the product, before rounding, so likely tokens, whose logits are close, keep their
-digits. Where only the hidden states need a gradient it is made in the same pass, and the backward pass multiplies it by
-one number a token: d log p_t / d h = Σ_v (1[v = t] − p_v) W_v.
+Logits are never stored. In half precision they are computed relative to the sampled token's logit, z − z_t. The
+subtraction happens inside the product, before rounding, so likely tokens, whose logits are close, keep their precision.
+If only the hidden states need a gradient, it is computed in the same pass, and the backward pass multiplies it by one
+number per token: d log p_t / d h = Σ_v (1[v = t] − p_v) W_v.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ TILE = 1 << 24
 STRIP = 1 << 20
 """Logits that go through exp and the sums at once, so that they stay in the CPU's cache."""
 TILE_GPU = 1 << 26
-"""Logits in a tile on a GPU, where a tile is one strip: starting a kernel costs more than reading memory again."""
+"""Logits in a tile on a GPU. A tile is one strip there: launching a kernel costs more than reading memory again."""
 FAR = 80.0
-"""Nats above the sampled token at which exp ends in float32."""
+"""Nats above the sampled token beyond which logits are shifted down, so that exp stays finite in float32."""
 
 
 class TokenLogProbs(torch.autograd.Function):
     """hidden [M, H], weight [V, H], bias [V] or None, target int64 [M] → log-probs [M] and entropies [M], in float32.
 
-    computed: the format of the products. entropy_grad: entropies carry a gradient, too.
+    computed: the format of the products. entropy_grad: entropies carry a gradient as well.
     """
 
     @staticmethod
@@ -90,7 +90,7 @@ class TokenLogProbs(torch.autograd.Function):
 
 
 class _Tile:
-    """Logits of some tokens, relative to `around`, [n, 1], about the logit of each sampled token."""
+    """Logits of n tokens, relative to `around` [n], the rounded logit of each sampled token without its bias."""
 
     def __init__(self, h: Tensor, w: Tensor, bias: Tensor | None, target: Tensor, temperature: float) -> None:
         self.w, self.target, self.scale = w, target[:, None], 1 / temperature
@@ -102,7 +102,7 @@ class _Tile:
         if bias is not None:
             own = own + self.bias[target]  # type: ignore[index]
         self.own = own * self.scale
-        """The logit of the sampled token itself, in float32."""
+        """The sampled token's exact logit relative to `around`, over the temperature, in float32."""
 
     def strips(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield columns and their logits over the temperature, float32."""
@@ -115,12 +115,12 @@ class _Tile:
             yield columns, logits if self.scale == 1.0 else logits * self.scale
 
     def scores(self, probabilities: bool) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies, [n]. probabilities: leaves exp(z) in the place of the logits, 0 for the token
+        """Return log-probs and entropies, [n]. probabilities: replace the logits by exp(z), with 0 for the token
         itself."""
         largest = self.z.amax(1).float()
         if self.bias is not None:
             largest += self.bias.max()
-        shift = (largest * self.scale - FAR).clamp_min(0)  # only where the sampled token is next to impossible
+        shift = (largest * self.scale - FAR).clamp_min(0)  # only if the sampled token is next to impossible
         shifted = bool(shift.any())
         total, weighted = torch.zeros_like(self.own), torch.zeros_like(self.own)
         for columns, logits in self.strips():
@@ -129,7 +129,7 @@ class _Tile:
             e = logits.exp()
             inside = (self.target >= columns.start) & (self.target < columns.start + e.shape[1])
             column = (self.target - columns.start).clamp(0, e.shape[1] - 1)
-            # The token itself is added in the end, with its exact logit.
+            # The token itself is added at the end, with its exact logit.
             e.scatter_(1, column, torch.where(inside, 0.0, e.gather(1, column)))
             total += e.sum(1)
             weighted += torch.linalg.vecdot(e, logits)
@@ -142,7 +142,7 @@ class _Tile:
         return own - log_total, log_total - (weighted + own * own.exp()) / self.total
 
     def direction(self) -> Tensor:
-        """d log p_t / d h, [n, H]: (1 − p_t) W_t − Σ_{v ≠ t} p_v W_v, without a difference of nearly equal numbers."""
+        """Return d log p_t / d h, [n, H]: (1 − p_t) W_t − Σ_{v ≠ t} p_v W_v, without subtracting near-equal numbers."""
         share = (self.scale / self.total)[:, None]
         return self.w[self.target[:, 0]] * (self.others[:, None] * share) - (self.z @ self.w) * share
 

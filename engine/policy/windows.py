@@ -12,14 +12,14 @@ from .patches import patched
 from .unwrap import base_of
 
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size", "local_attention")
-"""Names under which transformers keeps how many tokens a layer's attention looks back, or the length of its chunks."""
+"""Names by which transformers stores the length of a layer's attention window, or of its chunks."""
 
 
 @contextlib.contextmanager
 def short_windows(model: nn.Module, tokens: int) -> Iterator[bool]:
     """Shorten attention windows to `tokens` in the block; yields whether one was longer.
 
-    Rows of a few tokens then go beyond windows of any size, in the configuration and in each layer.
+    Rows of a few tokens then extend beyond windows of any size, in the configuration and in each layer.
     """
     config: Any = base_of(model).config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ["unknown"])

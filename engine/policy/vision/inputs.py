@@ -1,10 +1,10 @@
-"""Arguments of a forward pass over rows with images, beyond tokens and a mask.
+"""Arguments of a forward pass over rows with images, besides tokens and a mask.
 
 | argument | models | source |
 |---|---|---|
-| features in the place of image tokens | all | `mm_encoder_outputs` |
+| features instead of image tokens | all | `mm_encoder_outputs` |
 | positions in time, height and width (M-RoPE) | those with `get_rope_index` | the model's own method |
-| attention both ways over an image | those whose forward takes `token_type_ids` | runs of image tokens |
+| bidirectional attention over an image | those whose forward takes `token_type_ids` | runs of image tokens |
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .tower import VisionTower
 
 Images = Sequence[ModelImage]
 KNOWN_POSITIONS = 4096
-"""Of so many beginnings of conversations the positions are kept."""
+"""The most beginnings of conversations whose positions are cached."""
 
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Positions of one row of T tokens, int64 [3, T], and the distance of a later token from its own place."""
+    """Positions of one row of T tokens, int64 [3, T], and the offset of later tokens from their indices."""
 
     values: np.ndarray
     delta: int
 
     def at(self, first: int, length: int) -> np.ndarray:
-        """Return the positions of tokens at places [first, first + length), int64 [3, length]."""
+        """Return the positions of tokens at indices [first, first + length), int64 [3, length]."""
         known = self.values.shape[1]
         out = np.broadcast_to(np.arange(first, first + length) + self.delta, (3, length)).copy()
         inside = max(0, min(known - first, length))
@@ -47,7 +47,7 @@ class TokenPositions:
 
 
 class VisionModel:
-    """A vision-language model as this program calls it. image_id: the token of an image patch."""
+    """A vision-language model as this package calls it. image_id: the token of an image patch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -80,18 +80,18 @@ class VisionModel:
 
     @property
     def has_own_positions(self) -> bool:
-        """Whether positions differ from places in the row."""
+        """Whether positions differ from indices in the row."""
         return self._rope is not None
 
     def positions(self, token_ids: np.ndarray, images: Images) -> TokenPositions | None:
-        """Return the positions of a row of T tokens, or None if they equal the places."""
+        """Return the positions of a row of T tokens, or None if they equal the indices."""
         if self._rope is None:
             return None
         if not images:
             return TokenPositions(np.zeros((3, 0), np.int64), 0)
-        # What comes after the last image is counted on from there, so rows that begin alike share the answer.
+        # Positions after the last image are counted on from there, so rows with the same beginning share the result.
         begun = np.ascontiguousarray(token_ids[: int(np.flatnonzero(token_ids == self.image_id)[-1]) + 1], np.int64)
-        # So do pictures of one size: the model asks for their grids, not for their pixels.
+        # So do pictures of the same size: the model needs their grids, not their pixels.
         grids = {k: torch.cat([i.inputs[k] for i in images]) for k in images[0].inputs if k in self._placing}
         key = (begun.tobytes(), *(grid.numpy().tobytes() for grid in grids.values()))
         if key not in self._positions:

@@ -1,4 +1,4 @@
-"""Which models take images, and which of their parts make features; light, because a config is enough."""
+"""Finds out which models take images, and which of their parts make features. Light: it needs only a config."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Pictures and text as a vision-language model reads them, by the model's own processor.
+"""Prepare pictures and text for a vision-language model with the model's own processor.
 
 The processor gets one image at a time. So an image that repeats (in each rollout of a group, in each pass) is processed
-once, and a text with several images is assembled from known pieces. `VisionProcessor.encode` checks that image tokens
-and pixels agree. It refuses an input that does not agree and gives the reason.
+once, and a text with several images is assembled from cached pieces. `VisionProcessor.encode` checks that image tokens
+and pixels agree, and refuses an input that does not, with the reason.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ....configs.errors import GrpoTuiError
 from ....envs.content import Content, Picture, blocks_of
 
 if TYPE_CHECKING:
-    from transformers import (  # half a second that text models save
+    from transformers import (  # takes half a second, which text models save
         PreTrainedConfig,
         PreTrainedTokenizerBase,
         ProcessorMixin,
     )
 
 KNOWN_SIZES = 1024
-"""Of so many sizes of pictures it is kept what stands for one."""
+"""The most picture sizes whose placeholder text is cached."""
 CACHED_BYTES = 256 << 20
-"""Of images that are kept as the processor made them, for the next rollout that shows them."""
+"""Bytes of processed images that are cached for the next rollout that shows them."""
 NOT_FOR_THE_TOWER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 PIXEL_TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 UNUSED = frozenset({"text_replacement_offsets", "num_crops", "rows", "cols"})
@@ -43,10 +43,10 @@ class VisionError(GrpoTuiError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ModelImage:
-    """One image as the model takes it: equal keys, equal inputs.
+    """One image as the model takes it. Equal keys mean equal inputs.
 
-    inputs: arguments of the vision tower, a batch of one. text: the text of the image in the prompt. tokens: number of
-    image tokens in it. size: width and height that the model was shown. original: those of the picture.
+    inputs: arguments of the vision tower, a batch of one. text: the text of the image in the prompt. tokens: the number
+    of image tokens in it. size: width and height as shown to the model. original: those of the picture.
     """
 
     key: str
@@ -62,17 +62,17 @@ class ModelImage:
 
 
 class Encoded(NamedTuple):
-    """Text with images as tokens; the images in the order of their tokens."""
+    """Text with images as tokens, and the images in the order of their tokens."""
 
     ids: list[int]
     images: tuple[ModelImage, ...]
 
 
 class VisionProcessor:
-    """A processor of transformers with its tokenizer. Raises VisionError for one that has no sign for an image.
+    """A transformers processor with its tokenizer. Raises VisionError if it has no placeholder for an image.
 
     config: of the model; it names the token of an image patch. max_pixels: larger pictures are scaled down to this
-    number before they are processed. max_images: the most images in a conversation (None: any number).
+    number before processing. max_images: the most images in a conversation (None: any number).
     """
 
     def __init__(
@@ -94,23 +94,23 @@ class VisionProcessor:
         self.sign = sign
         self.image_id = int(config.image_token_id)
         self.never = tuple(sorted({int(i) for name in PIXEL_TOKENS if (i := getattr(config, name, None)) is not None}))
-        """Tokens that stand for pixels: a policy that wrote one would have shown itself an image that is not there."""
+        """Tokens that stand for pixels. A policy that wrote one would show itself an image that does not exist."""
         self._stands: dict[tuple[int, int], tuple[str, int]] = {}
-        """By the size of a picture: what stands for it. It depends on nothing else, and is half of a processor's work;
-        a processor for which that is not so is found out where features are counted (`VisionTower`)."""
+        """The text and the image tokens by picture size, on which alone they depend. Computing them is half of a
+        processor's work. `VisionTower` counts features, which detects a processor where this does not hold."""
         self._known: OrderedDict[str, ModelImage] = OrderedDict()
         self._bytes = 0
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Render the chat template, with a sign for every image."""
+        """Render the chat template, with a placeholder for every image."""
         blocks = [{**message, "content": _plain(message.get("content", ""))} for message in messages]
         return str(self.processor.apply_chat_template(blocks, tokenize=False, **options))
 
     def encode(self, text: str, pictures: Sequence[Picture]) -> Encoded:
-        """Tokens of a rendered text whose signs stand for `pictures`, in order.
+        """Encode a rendered text whose placeholders stand for `pictures`, in order.
 
-        Raises VisionError when a picture cannot be shown, when the text holds more or fewer signs than pictures, or
-        when the number of tokens does not fit the pixels.
+        Raises VisionError if a picture cannot be shown, if the text has more or fewer placeholders than pictures, or if
+        the number of tokens does not fit the pixels.
         """
         parts = text.split(self.sign)
         if len(parts) != len(pictures) + 1:
@@ -136,7 +136,7 @@ class VisionProcessor:
         """Prepare a picture for the model. Raises VisionError."""
         try:
             pixels = picture.load()
-        except Exception as error:  # a picture is the author's code, or a file that may be anything
+        except Exception as error:  # a picture may come from user code or from any file
             raise VisionError(f"the picture {picture.name} cannot be loaded: {error}") from error
         pixels = _as_rgb(pixels, picture.name)
         key = hashlib.sha1(repr((pixels.shape, self.max_pixels)).encode() + pixels.tobytes()).hexdigest()
@@ -157,7 +157,7 @@ class VisionProcessor:
         asked = {} if known is not None else {"text": [self.sign], "return_text_replacement_offsets": True}
         try:
             out = process(images=[shown], return_tensors="pt", **asked)
-        except Exception as error:  # processors raise whatever they like for sizes that they cannot take
+        except Exception as error:  # processors raise various errors for unsupported sizes
             raise VisionError(
                 f"the picture {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"
             ) from error
@@ -168,7 +168,7 @@ class VisionProcessor:
         return ModelImage(key, inputs, text, tokens, size, (int(pixels.shape[1]), int(pixels.shape[0])))
 
     def _stand(self, out: Mapping[str, Any], size: tuple[int, int], name: str) -> tuple[str, int]:
-        """Return the processor's text for an image of a size, and its number of image tokens."""
+        """Return the processor's text for an image of this size, and its number of image tokens."""
         replaced = out.get("text_replacement_offsets")
         if not replaced or len(replaced[0]) != 1:
             raise VisionError(f"{type(self.processor).__name__} does not say what it puts in the place of an image")
@@ -183,7 +183,7 @@ class VisionProcessor:
 
 
 def scaled_down(image: Image.Image, max_pixels: int | None) -> Image.Image:
-    """Scale an image down to a number of pixels, in its proportions."""
+    """Scale an image down to at most `max_pixels`, keeping its proportions."""
     pixels = image.width * image.height
     if max_pixels is None or pixels <= max_pixels:
         return image
@@ -230,7 +230,7 @@ def load_processor(source: str, revision: str | None, config: PreTrainedConfig) 
     pinned: dict[str, Any] = {"trust_remote_code": False} | ({} if revision is None else {"revision": revision})
     try:
         processor: Any = AutoProcessor.from_pretrained(source, **pinned)
-    except (ImportError, OSError):  # its part for videos wants torchvision, or was never saved
+    except (ImportError, OSError):  # its video part needs torchvision, or was never saved
         if type(config) not in PROCESSOR_MAPPING:
             raise
         kind: Any = PROCESSOR_MAPPING[type(config)]
@@ -241,7 +241,7 @@ def load_processor(source: str, revision: str | None, config: PreTrainedConfig) 
 
 
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """Remove the processor's part for videos, which needs torchvision. Frames are shown as images."""
+    """Remove the processor's video part, which needs torchvision. Frames are shown as images."""
     kept = [name for name in kind.get_attributes() if name != "video_processor"]
     if len(kept) == len(kind.get_attributes()):
         return kind

@@ -1,4 +1,4 @@
-"""Images of many rows as named arrays and plain facts, each different one once, for a checkpoint."""
+"""Store the images of many rows as named arrays and JSON data, each distinct image once, for a checkpoint."""
 
 from __future__ import annotations
 

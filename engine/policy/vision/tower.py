@@ -1,8 +1,8 @@
-"""Image features of a vision-language model: what its vision tower and projection make of pixels.
+"""Image features of a vision-language model: the output of its vision tower and projection.
 
-Equal images of a pass are encoded once. While nothing that makes features is trained they are kept from step to step,
-so that the rollouts of a group and the passes over them (acting, reference, loss) share one encoding. Where a tower is
-trained or has adapters, each pass makes its own.
+A pass encodes equal images once. If no part that makes features is trained, features are cached from step to step, so
+that the rollouts of a group and the passes over them (acting, reference, loss) share one encoding. If a tower is
+trained or has adapters, each pass computes its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .kinds import apart_from_language
 from .processor import ModelImage, VisionError, stack_inputs
 
 CACHED_BYTES = 512 << 20
-"""Of features that are kept."""
+"""Bytes of cached features."""
 
 AT_ONCE = 64 << 20
-"""Bytes of pixels that go through the tower together, so that its activations stay small beside the weights."""
+"""Bytes of pixels that go through the tower together, so that its activations stay small relative to the weights."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Features:
 
 
 class VisionTower:
-    """The part of `model` that makes image features. encoded: how many images went through it so far."""
+    """The part of `model` that makes image features. encoded: how many images it has processed."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.body: Any = model.base_model
@@ -58,7 +58,7 @@ class VisionTower:
 
     @property
     def fixed(self) -> bool:
-        """Whether equal images give equal features for ever: nothing is trained, and there are no adapters to switch or
+        """Whether equal images always give equal features: nothing is trained, and there are no adapters to switch or
         to load others into."""
         adapted = any(isinstance(m, BaseTunerLayer) for module in self._apart for m in module.modules())
         return not adapted and not self.trained
@@ -66,7 +66,7 @@ class VisionTower:
     def features(self, images: Sequence[ModelImage]) -> dict[str, BaseModelOutputWithPooling]:
         """Return `mm_encoder_outputs` of a forward pass for these images, in the order of their tokens.
 
-        Raises VisionError when the tower makes of an image more or fewer features than it has tokens.
+        Raises VisionError if the tower makes more or fewer features of an image than it has tokens.
         """
         by_key = {image.key: image for image in images}
         if self.fixed:
@@ -75,7 +75,7 @@ class VisionTower:
                 self._kept.move_to_end(key)
             missing = [image for key, image in by_key.items() if key not in found]
             if missing:
-                with torch.inference_mode(False), torch.no_grad():  # a loss may read them, too
+                with torch.inference_mode(False), torch.no_grad():  # a loss may read them as well
                     made = self._encode(missing)
                 found |= made
                 self._keep(made)
@@ -99,7 +99,7 @@ class VisionTower:
         found: dict[str, Features] = {}
         for group in (part for alike in together.values() for part in _parts(alike)):
             made = self._call(group)
-            if made is None:  # the tower does not keep them apart: each alone, then
+            if made is None:  # the tower does not separate them, so encode one at a time
                 made = [one for image in group for one in self._call([image], whole=True) or ()]
             for image, features in zip(group, made, strict=True):
                 if len(features.pooled) != image.tokens:
