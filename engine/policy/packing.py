@@ -30,8 +30,8 @@ class Packing:
     layout: the rows of attention. last: those of the last layer, where only results of the kept tokens are defined.
 
     kept: long [K], the packed tokens whose last hidden state is read: the M scored tokens and their predecessors.
-    before, itself: long [M], indices into `kept` of the token before each scored token and of the token itself. target: long
-    [M], its id. row, column: long [M], its index in the padded [B, T] (`shape`).
+    before, itself: long [M], indices into `kept` of the token before each scored token and of the token itself. target:
+    long [M], its id. row, column: long [M], its index in the padded [B, T] (`shape`).
 
     images: those in the packed row, in the order of their tokens; images of a shared prompt appear once.
     """

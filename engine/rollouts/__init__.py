@@ -1,1 +1,1 @@
-"""Rollouts and their value: samples, the runner, scoring, advantages, replay, evaluation."""
+"""Makes and scores rollouts: data, runner, scoring, advantages, replay, evaluation."""

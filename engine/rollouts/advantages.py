@@ -1,4 +1,4 @@
-"""Advantages of rollouts: the arithmetic of `rewards.advantages`, from their rewards and onto their tokens."""
+"""Advantages of rollouts: applies `rewards.advantages` to their rewards and maps the result to tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rollout import Rollout
 
 
 class AdvantageError(GrpoTuiError, ValueError):
-    """There is no such method of computing advantages; the message lists those there are."""
+    """Unknown method of computing advantages. The message lists the known ones."""
 
 
 def advantage_method(name: str, among: Among = "peers") -> AdvantageMethod:
@@ -39,7 +39,7 @@ def advantage_method(name: str, among: Among = "peers") -> AdvantageMethod:
 
 
 def returns_of(rollout: Rollout) -> Returns:
-    """Return the rewards of a rollout as a method of advantages takes them."""
+    """Return the rewards of a rollout in the form that advantage methods take."""
     return Returns(
         turns=rollout.turn_rewards.astype(np.float64).tolist(),
         unshaped=unshaped(rollout).turn_rewards.astype(np.float64).tolist(),
@@ -52,7 +52,7 @@ def returns_of(rollout: Rollout) -> Returns:
 
 
 def in_groups(rollouts: Sequence[Rollout], group_size: int) -> list[list[Returns]]:
-    """Return the rewards of whole groups of `group_size` rollouts, one after another. Raises ValueError for others."""
+    """Return the rewards of whole groups of `group_size` consecutive rollouts. Raises ValueError for other numbers."""
     if not rollouts or len(rollouts) % group_size:
         raise ValueError(f"{len(rollouts)} rollouts are not whole groups of {group_size}")
     returns = [returns_of(rollout) for rollout in rollouts]
@@ -71,10 +71,9 @@ def with_advantages(
 
 
 def per_token(formula: AdvantageFormula | None, rollout: Rollout, on_last_token: bool) -> np.ndarray:
-    """Return the advantages of turns on the tokens of the agent, float32 [T]; 0 elsewhere.
+    """Spread the advantages of turns over the agent's tokens, float32 [T]; 0 elsewhere.
 
-    on_last_token: on the last one of each turn; rewards that were not shaped then stay where the environment placed
-    them.
+    on_last_token: use only the last token of each turn. Unshaped rewards then stay where the environment placed them.
     """
     if on_last_token and rollout.breakdown is None:
         return rollout.rewards.copy()
@@ -96,9 +95,9 @@ def last_of_turn(rollout: Rollout) -> np.ndarray:
 
 
 def by_turn(rewards: np.ndarray, turns: int) -> np.ndarray:
-    """Return rewards per turn of tokens, float32 [turns], from rewards per step of the trajectory.
+    """Sum rewards per step of the trajectory into rewards per turn of tokens, float32 [turns].
 
-    A last step without tokens adds to the turn before it, so that the sum stays.
+    A last step without tokens adds to the turn before it, which preserves the sum.
     """
     out = np.zeros(turns, np.float32)
     n = min(turns, len(rewards))
@@ -109,7 +108,7 @@ def by_turn(rewards: np.ndarray, turns: int) -> np.ndarray:
 
 
 def unshaped(rollout: Rollout) -> Rollout:
-    """Return the rollout with `SHAPED` components left out of its rewards, and without a breakdown."""
+    """Return the rollout without `SHAPED` components in its rewards, and without a breakdown."""
     if rollout.breakdown is None:
         return rollout
     steps = [

@@ -1,14 +1,14 @@
-"""Groups of later steps, made while the trainer works.
+"""Make groups of later steps while the trainer works.
 
-Version k of the policy (step k begins) begins the groups of the steps up to k + `steps_ahead`. Step k then trains on as
-many groups as it has prompts. It waits for those that would be more than `max_staleness` steps old in the next step.
-The others are groups that are complete, the oldest first:
+When step k begins, version k of the policy starts the groups of the steps up to k + `steps_ahead`. Step k then trains
+on as many groups as it has prompts. It waits for groups that would be more than `max_staleness` steps old in the next
+step. It fills up with complete groups, oldest first:
 
     steps_ahead = max_staleness   each step trains on its own prompts
-    steps_ahead < max_staleness   a slow group delays no step for `max_staleness` steps, and groups of later steps take
-                                  its place
+    steps_ahead < max_staleness   a slow group delays no step for `max_staleness` steps; groups of later steps replace
+                                  it
 
-One version makes all rollouts of a group. Nothing of it is in a checkpoint: a resumed run makes its next groups anew.
+One version makes all rollouts of a group. Checkpoints contain none of this: a resumed run makes its next groups anew.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Made = Future[list[Rollout]]
 
 @dataclass(eq=False)
 class _StartedGroup:
-    """A group that has begun. planned: its step and its place in it. version: steps of the policy that makes it."""
+    """A started group. planned: its step and its index in it. version: steps of the policy that makes it."""
 
     planned: tuple[int, int]
     version: int
@@ -44,7 +44,7 @@ class _StartedGroup:
 @dataclass(frozen=True)
 class Taken:
     """Rollouts of a step, numbered by group. idle_s: how long the trainer waited for them. wait_s: how long the last of
-    them had been ready before that."""
+    them had been ready before the trainer asked."""
 
     rollouts: list[Rollout]
     idle_s: float
@@ -52,8 +52,8 @@ class Taken:
 
 
 class RolloutsAhead(Generic[Plan, Version]):
-    """make(plans, step, version): begins the groups of a step and returns a future for each. holding(version): entered
-    when groups begin, left when all groups of that step are made."""
+    """Starts groups of later steps and hands them out. make(plans, step, version): starts the groups of a step, returns
+    a future for each. holding(version): entered when groups begin, left when all groups of that step are made."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class RolloutsAhead(Generic[Plan, Version]):
         self._holding = holding
         self._plans: dict[int, Sequence[Plan]] = {}
         self._sizes: dict[int, int] = {}
-        """Groups of each step that has begun."""
+        """Groups of each started step."""
         self._groups: list[_StartedGroup] = []
-        """Those that no step has taken, in the order in which they began."""
+        """Groups that no step has taken, in the order in which they began."""
 
     def plan(self, step: int, plans: Sequence[Plan]) -> None:
-        """Note the groups of a later step. They begin when their turn comes."""
+        """Add the groups of a later step. They begin when their turn comes."""
         if step not in self._sizes:
             self._plans.setdefault(step, plans)
 
@@ -87,8 +87,8 @@ class RolloutsAhead(Generic[Plan, Version]):
                 self._begin(step, plans, number, version)
 
     def take(self, step: int) -> Taken | None:
-        """Return rollouts for a step, once there are enough; None if none began for it. Raises what making them
-        raised."""
+        """Return rollouts for a step once there are enough; None if none began for it. Raises any error of making
+        them."""
         size = self._sizes.pop(step, None)
         if size is None:
             return None
@@ -102,7 +102,7 @@ class RolloutsAhead(Generic[Plan, Version]):
         return Taken(rollouts, time.perf_counter() - asked, max(asked - ready, 0.0))
 
     def _chosen(self, step: int, size: int) -> list[_StartedGroup] | None:
-        """Return the groups of a step, or None if one that is due is not made yet, or too few are."""
+        """Return the groups of a step, or None if a due group is unfinished or there are too few."""
         due = [g for g in self._groups if step - g.version >= self.max_staleness]
         others = [g for g in self._groups if g not in due and g.made.done()]
         found = [*due, *others][:size]
@@ -110,7 +110,7 @@ class RolloutsAhead(Generic[Plan, Version]):
 
     def _begin(self, step: int, plans: Sequence[Plan], number: int, version: Version) -> None:
         held = ExitStack()
-        held.enter_context(self._holding(version))  # here: the next version may come before a thread runs
+        held.enter_context(self._holding(version))  # enter here: the next version may come before a thread runs
         groups = [_StartedGroup((step, i), number, made) for i, made in enumerate(self._make(plans, step, version))]
         self._sizes[step] = len(groups)
         self._groups += groups

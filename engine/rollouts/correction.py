@@ -1,15 +1,15 @@
-"""Importance correction for rollouts of another policy than the one under training.
+"""Importance correction for rollouts of a policy other than the one under training.
 
-With μ the policy that sampled (an older version, or the same one in a server's arithmetic) and π the policy as the
-trainer has it at the beginning of the step, over the agent's tokens t of a rollout:
+μ is the policy that sampled (an older version, or the same one in a server's arithmetic). π is the policy as the
+trainer has it at the beginning of the step. Over the agent's tokens t of a rollout:
 
-    ratio      r_t = π(t) / μ(t) (`token`), or Π π / μ for all t alike (`sequence`)
+    ratio      r_t = π(t) / μ(t) (`token`), or Π π / μ, the same for all t (`sequence`)
     truncate   w_t = min(max(r_t, floor), cap)
     mask       w_t = r_t, and 0 outside [floor, cap]
 
-The weights multiply the advantages, so they reach every loss that is linear in them; the clipped ratio of the loss is
-then that of the policy under training to π. (Truncated importance sampling: Yao et al., "Your Efficient RL Framework
-Secretly Brings You Off-Policy RL Training", 2025; `token_mask` is that of IcePop, arXiv 2510.18855. TRL has the same
+The weights multiply the advantages, so they apply to every loss that is linear in them. The clipped ratio of the loss
+then compares the policy under training with π. (Truncated importance sampling: Yao et al., "Your Efficient RL Framework
+Secretly Brings You Off-Policy RL Training", 2025. `token_mask` is that of IcePop, arXiv 2510.18855. TRL uses the same
 names for the modes.)
 """
 
@@ -30,14 +30,14 @@ Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate"
 
 @dataclass(frozen=True)
 class Weighting:
-    """How the weights are made. A weight is limited to, or masked outside, [floor, cap]."""
+    """How to compute the weights. A weight is limited to, or masked outside, [floor, cap]."""
 
     how: Correction = "token_truncate"
     floor: float = 0.0
     cap: float = 3.0
 
     def weights(self, log_ratio: Tensor, counted: Tensor) -> Tensor:
-        """Return w, [B, T], 1 where `counted` (bool [B, T]) is not set. log_ratio: log π − log μ, [B, T]."""
+        """Return w, [B, T], 1 where `counted` (bool [B, T]) is False. log_ratio: log π − log μ, [B, T]."""
         if self.how == "none":
             return torch.ones_like(log_ratio)
         log_ratio = torch.where(counted, log_ratio, 0.0)
@@ -52,9 +52,9 @@ class Weighting:
 
 
 def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], weighting: Weighting) -> list[Rollout]:
-    """Return rollouts with their weights and with the log-probs of the loss's ratio.
+    """Return rollouts with their weights and with the log-probs for the ratio of the loss.
 
-    sampled: with the log-probs of the policy that made them; present: the same with those of the policy as it is.
+    sampled: with the log-probs of the policy that made them. present: the same with those of the current policy.
     """
     if weighting.how == "none":
         return list(sampled)
@@ -68,7 +68,7 @@ def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], weighting:
 
 
 def log_ratios(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> list[np.ndarray]:
-    """log π − log μ of the agent's tokens of each rollout, float64 [n], nats."""
+    """Return log π − log μ of the agent's tokens of each rollout, float64 [n], nats."""
     parts = []
     for made, now in zip(sampled, present, strict=True):
         assert made.logprobs is not None and now.logprobs is not None
@@ -77,5 +77,5 @@ def log_ratios(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> list[n
 
 
 def mismatch(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> np.ndarray:
-    """|log π − log μ| of all the agent's tokens, float64 [n], nats."""
+    """Return |log π − log μ| of all the agent's tokens, float64 [n], nats."""
     return np.abs(np.concatenate([np.zeros(0), *log_ratios(sampled, present)]))

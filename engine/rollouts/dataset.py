@@ -1,4 +1,4 @@
-"""Rows for training and evaluation, from `data.source` or from the environment itself, checked before training."""
+"""Rows for training and evaluation, from `data.source` or the environment itself, checked before training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHECK_SECONDS = 5.0
-"""Tasks of a file are begun once each as a check, for so long; the rest is checked for its form only."""
+"""How long tasks of a file are begun as a check. Later tasks are checked only for their form."""
 
 
 def load_rows(
@@ -27,9 +27,9 @@ def load_rows(
     tokenizer: PreTrainedTokenizerBase | None = None,
     data: DataConfig | None = None,
 ) -> list[Row]:
-    """The rows of `split` (`train` or `eval`), all checked. Raises DataError.
+    """Load and check the rows of `split` (`train` or `eval`). Raises DataError.
 
-    They are those of the dataset that `data` names. Without one the environment makes its tasks.
+    They come from the dataset that `data` names. Without one, the environment makes its tasks.
     """
     if data is not None and data.source is not None:
         return _rows_of_dataset(config, data, split, tokenizer)
@@ -41,7 +41,7 @@ def load_rows(
         tasks = env.make_tasks(split, number, seed)  # type: ignore[arg-type]
     except (EnvLoadError, ValueError) as problem:
         raise DataError(f"environment.class_path: {problem}") from problem
-    except Exception as problem:  # a user's own make_tasks may raise anything
+    except Exception as problem:  # a user's make_tasks may raise anything
         reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
         raise DataError(f"environment.class_path: {config.class_path} made no {split} tasks ({reason})") from problem
     if not isinstance(tasks, list) or not all(isinstance(task, Mapping) for task in tasks):
@@ -78,8 +78,8 @@ def check_rows(
 ) -> list[Row]:
     """Parse rows, load each environment once, and begin each task once (for a limited time).
 
-    raw: a row may give its number in the file as `row`. one_environment: the configuration names the environment, so an
-    error names no row. Raises DataError with the number of the row, counted from 1, and the reason.
+    raw: a row may give its number in the file as `row`. one_environment: the configuration names the environment, so
+    errors about it name no row. Raises DataError with the row's number, from 1, and the reason.
     """
     rows: list[Row] = []
     environments: dict[EnvKey, Env] = {}

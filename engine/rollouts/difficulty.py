@@ -1,13 +1,12 @@
-"""`data.sampler: difficulty` draws the prompts that the policy solves sometimes.
+"""`data.sampler: difficulty` prefers prompts that the policy solves sometimes.
 
-A prompt of pass rate p has a Beta posterior, whose parameters are 1 plus its discounted counts of passes and fails.
-Before a prompt's rollouts of a step are added to its counts, the counts shrink by `DISCOUNT`, because the policy has
-moved (MoPPS, arXiv 2507.04632). A prompt's weight is the expected variance of its outcome (learnability,
-arXiv 2502.12272):
+A prompt's pass rate p has a Beta posterior, whose parameters are 1 plus its discounted counts of passes and fails.
+Before new rollouts of a prompt are counted, its counts shrink by `DISCOUNT`, because the policy has changed (MoPPS,
+arXiv 2507.04632). A prompt's weight is the expected variance of its outcome (learnability, arXiv 2502.12272):
 
     E[p (1 − p)] = a b / ((a + b) (a + b + 1))        for p ~ Beta(a, b)
 
-The weight never reaches 0: prompts that are always right, or always wrong, are drawn again from time to time.
+The weight never reaches 0, so prompts that are always right or always wrong are still drawn from time to time.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ...configs.errors import GrpoTuiError
 from .rollout import Rollout
 
 DISCOUNT = 0.5
-"""The share of a prompt's counts that is kept at its next rollouts."""
+"""The factor for a prompt's counts at its next rollouts."""
 FILE = "difficulty.json"
 
 Outcome = tuple[str, bool]
@@ -35,7 +34,7 @@ class PassRatesError(GrpoTuiError, ValueError):
 
 
 class Difficulty:
-    """The posterior of every prompt. ids: the prompt of each of the N rows; rows of one prompt share its counts."""
+    """The posterior of every prompt. ids: the prompt of each of the N rows. Rows of one prompt share its counts."""
 
     def __init__(self, ids: Sequence[str], seed: int = 0) -> None:
         self.seed = seed
@@ -47,19 +46,19 @@ class Difficulty:
 
     @property
     def weights(self) -> np.ndarray:
-        """The probability of each row to be drawn first, float64 [N]."""
+        """Return the probability of each row to be drawn first, float64 [N]."""
         a, b = self.counts.T + 1.0
         found = (a * b / ((a + b) * (a + b + 1.0)))[self._prompts]
         return found / found.sum()
 
     @property
     def pass_rates(self) -> np.ndarray:
-        """The posterior mean of each row, float64 [N]."""
+        """Return the posterior mean of each row, float64 [N]."""
         a, b = self.counts.T + 1.0
         return (a / (a + b))[self._prompts]
 
     def draw(self, n: int, step: int) -> list[int]:
-        """Return `n` rows for a step, different ones if there are enough. A step that was drawn keeps its rows."""
+        """Return `n` rows for a step, distinct if there are enough. A step that was drawn keeps its rows."""
         if step not in self._drawn:
             random = np.random.default_rng([self.seed, step, 1])
             rows = len(self._prompts)
@@ -93,9 +92,9 @@ class Difficulty:
         return float((self.counts.sum(1) > 0).mean())
 
     def begin(self, run: str, steps: Iterable[Sequence[Outcome]]) -> float:
-        """Learn from the steps of an earlier run. Returns the share of prompts that it has.
+        """Learn from the steps of an earlier run. Returns the share of prompts that it contains.
 
-        Raises PassRatesError if it has none of them.
+        Raises PassRatesError if it contains none of them.
         """
         for outcomes in steps:
             self.learn(outcomes)

@@ -1,4 +1,4 @@
-"""On-policy distillation: the log-probs of a teacher become advantages of single tokens."""
+"""On-policy distillation: turn a teacher's log-probs into per-token advantages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Teacher = Callable[[Sequence[Rollout]], list[Rollout]]
 class Distillation:
     """Adds `weight` · (log π_teacher − log π − its mean over the batch) to the advantages of tokens.
 
-    Without `with_reward`, these replace the advantages of the reward.
+    Without `with_reward`, this replaces the advantages of the reward.
     """
 
     weight: float = 1.0
@@ -27,7 +27,7 @@ class Distillation:
     def added(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Return the rollouts with the teacher's part in `advantages` and `formula`.
 
-        Rollouts that their environment failed keep advantages of 0 and are not in the mean.
+        Rollouts that failed in the environment keep advantages of 0 and do not count in the mean.
         """
         counted = [r for r in rollouts if r.scorable and r.formula is not None]
         tokens = sum(int(r.scored.sum()) for r in counted)

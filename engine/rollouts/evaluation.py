@@ -1,4 +1,4 @@
-"""Success on held-out tasks: greedy, and as the policy samples."""
+"""Success on held-out tasks, greedy and at the sampling temperature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .runner import RolloutRunner, Row
 
 @dataclass(frozen=True)
 class EvaluationOutcome:
-    """Success of one way of choosing tokens: which tasks were answered rightly (None: a graded reward, which has no
+    """Success of one way of choosing tokens: which tasks were answered correctly (None: a graded reward, which has no
     success), the reward of each, and the rollouts of this process."""
 
     outcomes: list[bool | None]
@@ -22,7 +22,7 @@ class EvaluationOutcome:
 
     @property
     def n(self) -> int:
-        """How many tasks were tried."""
+        """The number of tasks."""
         return len(self.outcomes)
 
     @property
@@ -32,7 +32,7 @@ class EvaluationOutcome:
 
     @property
     def success(self) -> float:
-        """The share that was answered rightly, in [0, 1]."""
+        """The share of correct answers, in [0, 1]."""
         return sum(map(bool, self.outcomes)) / max(self.n, 1)
 
     @property
@@ -56,8 +56,8 @@ def evaluate(
     """Make one rollout of each task at `temperature` (0: greedy), spread over processes.
 
     Without known correctness, a positive reward of the environment counts as right. `gather(list)` collects over
-    processes. `first`: the number of `rows[0]` among all tasks, where these are evaluated in portions. The model must
-    be in eval mode.
+    processes. `first`: the number of `rows[0]` among all tasks, if they are evaluated in portions. The model must be in
+    eval mode.
     """
     mine = rows[process_index::num_processes]
     agent = runner.agent

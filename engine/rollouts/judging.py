@@ -1,6 +1,6 @@
-"""Rollouts scored by the user's reward functions (`rewards.functions`): scores on the last step of each.
+"""Scores rollouts by the user's reward functions (`rewards.functions`), on the last step of each.
 
-This is part of how rollouts come to be, for training and evaluation alike: each process asks for its own.
+Training and evaluation both judge rollouts as part of making them: each process judges its own.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 def make_judge(config: EnvironmentConfig, rows: Sequence[Row], special_tokens: Sequence[str] = ()) -> Judge | None:
-    """The reward functions that `config` names, checked against the columns of `rows`; None where it names none.
+    """Load the reward functions that `config` names and check them against the columns of `rows`; None without any.
 
-    special_tokens: the tokenizer's, which the functions do not see in a completion, as with TRL.
+    special_tokens: the tokenizer's, removed from the completions that functions see, as in TRL.
     Raises RewardFunctionError.
     """
     if not config.reward_funcs:
@@ -43,15 +43,15 @@ def make_judge(config: EnvironmentConfig, rows: Sequence[Row], special_tokens: S
 
 @dataclass(frozen=True)
 class Judge:
-    """The reward functions of a run. success_score: the score of the first one from which an answer counts as right,
-    where the environment does not know; None: 1, until that function has given another score than 0 and 1. Such a
-    graded reward has no success. special_tokens: texts that are left out of completions."""
+    """The reward functions of a run. success_score: the lowest score of the first function at which an answer counts as
+    right, if the environment does not know. None: 1, until that function returns a score other than 0 and 1. Such a
+    graded reward has no success. special_tokens: texts removed from completions."""
 
     functions: RewardFunctions
     success_score: float | None = None
     special_tokens: tuple[str, ...] = ()
     state: Callable[[], object | None] = lambda: None
-    """The trainer's present state, which functions get as `trainer_state`."""
+    """The trainer's current state, which functions get as `trainer_state`."""
     logged: dict[str, list[float]] = field(default_factory=dict, compare=False)
     """Numbers that functions logged (`log_metric`) since `take_metrics`."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, compare=False)
@@ -59,14 +59,14 @@ class Judge:
     _graded: threading.Event = field(default_factory=threading.Event, compare=False)
 
     def take_metrics(self, prefix: str = "") -> dict[str, float]:
-        """Return means of the numbers that functions logged since the last call, under TRL's names."""
+        """Return means of the numbers that functions logged since the last call, by TRL's names."""
         with self._one_at_a_time:
             means = {metric.TRL(f"{prefix}{name}"): fmean(values) for name, values in self.logged.items()}
             self.logged.clear()
         return means
 
     def __call__(self, rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0) -> list[Rollout]:
-        """The same rollouts with scores; one that its environment failed has none. rows: the row of each.
+        """Return the rollouts with scores; none for those that failed in the environment. rows: the row of each.
 
         Raises RewardFunctionError.
         """
@@ -75,7 +75,7 @@ class Judge:
         if (state := copy.copy(self.state())) is not None:
             state.global_step = step  # type: ignore[attr-defined] - rollouts may be made ahead
             completions = replace(completions, state=state)
-        with self._one_at_a_time:  # functions are the user's own: nobody says that they may run side by side
+        with self._one_at_a_time:  # user functions may not be thread-safe
             scores = self.functions.score(completions)
             for name, value in scores.metrics.items():
                 self.logged.setdefault(name, []).append(value)

@@ -1,4 +1,4 @@
-"""A dataset's prompts as the policy reads them: whether its chat template shows them whole, and how long they are."""
+"""Checks a dataset's prompts as the policy reads them: whether the chat template shows them whole, and their length."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..agents.chat_agent import ChatAgent
 
 CHECKED_ROWS = 8
-"""Of whose images that is asked."""
+"""Rows whose images are checked."""
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 20.0
-"""Prompts are counted in tokens before the first step for so long; what comes after is taken as it is."""
+"""How long to count the tokens of prompts before the first step. Later prompts are not checked."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def prompt_of(env: Any, task: Mapping[str, Any], policy: object) -> Prompt:
 
 
 def check_template(asked: Sequence[Message], prompt: Prompt, chat: ChatBridge, where: str) -> None:
-    """Raise DataError when the chat template leaves a message of the prompt out. asked: the messages of the data."""
+    """Raise DataError if the chat template drops a message of the prompt. asked: the messages of the data."""
     text = chat.prompt_text(prompt.messages, prompt.tools)
     for message in asked:
         content, role = text_of(message.get("content", "")).strip(), message.get("role")
@@ -68,9 +68,9 @@ def fitting(
     limits: TrainingConfig,
     on_long: Literal["stop", "drop"],
 ) -> list[Row]:
-    """The rows of a dataset whose prompts, tools included, leave room for an answer.
+    """Return the rows of a dataset whose prompts, tools included, leave room for an answer.
 
-    Raises DataError for one that does not, where `on_long` is `stop`, and when no row is left.
+    Raises DataError for a row that does not if `on_long` is `stop`, and if no row is left.
     """
     limit = limits.max_trajectory_tokens
     until = time.monotonic() + CHECK_SECONDS
@@ -100,17 +100,17 @@ def fitting(
 
 
 def unread_calls(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: object) -> str:
-    """Why calls of the tools that the policy's chat template shows may be taken for answers; empty where a parser fits,
-    and where the template shows none."""
+    """Explain why calls of the tools that the policy's chat template shows may be taken for answers. Returns an empty
+    text if a parser fits, or if the template shows no tools."""
     problem = getattr(call_reader(agent), "problem", "")
     try:
         return problem if problem and rows and prompt_of(environment(rows[0]), rows[0].task_data, agent).tools else ""
-    except Exception:  # a malformed task fails its own rollouts, and says so there
+    except Exception:  # a malformed task fails its own rollouts, which report it
         return ""
 
 
 def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: ChatAgent, limit: int) -> None:
-    """Raise DataError when none of the first tasks can be shown to the policy, or when no answer fits.
+    """Raise DataError if none of the first tasks can be shown to the policy, or if no answer fits.
 
     limit: maximum tokens of a prompt with its answer.
     """
@@ -130,7 +130,7 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
             break
         try:
             prompt = prompt_of(env, row.task_data, agent)
-        except Exception:  # a malformed task fails its own rollouts, and says so there
+        except Exception:  # a malformed task fails its own rollouts, which report it
             continue
         begun = agent.chat.begun(prompt.messages, prompt.tools)
         if isinstance(begun, VisionError):  # such as a broken file, which fails its own rollouts

@@ -1,10 +1,9 @@
 """Selective sample replay: a buffer of trajectories that carried signal, drawn by advantage and age.
 
-A group in which every rollout earned the same has no gradient. Selective sample replay (VL-Rethinker,
-arXiv 2504.08837) fills its place from earlier trajectories with p ∝ |A|^α; old ones mislead (arXiv 2604.16918), so
-the weight decays with age, p ∝ |A|^α · exp(−age / τ), and beyond a hard maximum age nothing is drawn at all. Stored
-behaviour log-probs stay with a trajectory: they are its `old_per_token_logps`, so that the ratio corrects for the
-policy's having moved.
+A group in which every rollout earned the same reward has no gradient. Selective sample replay (VL-Rethinker,
+arXiv 2504.08837) replaces it by earlier trajectories with p ∝ |A|^α. Old ones mislead (arXiv 2604.16918), so the weight
+decays with age, p ∝ |A|^α · exp(−age / τ), and beyond a maximum age nothing is drawn. A trajectory keeps its behaviour
+log-probs as `old_per_token_logps`, so that the ratio corrects for the policy's changes since then.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .rollout import Rollout
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages", "importance")
 FACTS = ("group", "index", "final_reward", "policy_version", "id", "masked")
 NEW_NAMES = {"turn": "turn_ids", "born": "policy_version", "prompt": "group", "rollout": "index"}
-"""Names in checkpoints of earlier versions, with their present ones."""
+"""Names in checkpoints of earlier versions, with their current names."""
 
 
 class ReplayBuffer:
@@ -46,7 +45,7 @@ class ReplayBuffer:
         return len(self.entries)
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
-        """Keep rollouts with a non-zero advantage and known behaviour log-probs. The oldest ones make room."""
+        """Keep rollouts with a non-zero advantage and known behaviour log-probs. Drops the oldest to make room."""
         self.entries += [r for r in rollouts if r.logprobs is not None and magnitude(r) > 0]
         del self.entries[: max(len(self.entries) - self.capacity, 0)]
 
@@ -55,7 +54,7 @@ class ReplayBuffer:
         self.entries = [r for r in self.entries if step - r.policy_version <= self.max_age]
 
     def weights(self, step: int) -> np.ndarray:
-        """Probability of each entry to be drawn first at `step`, float64 [len(self)]; 0 beyond `max_age`."""
+        """Return the probability of each entry to be drawn first at `step`, float64 [len(self)]; 0 beyond `max_age`."""
         age = np.array([step - r.policy_version for r in self.entries], dtype=np.float64)
         size = np.array([magnitude(r) for r in self.entries], dtype=np.float64)
         weight = np.where(age <= self.max_age, size**self.alpha * np.exp(-age / self.tau), 0.0)
@@ -63,7 +62,7 @@ class ReplayBuffer:
         return weight / total if total > 0 else weight
 
     def sample(self, n: int, step: int) -> list[Rollout]:
-        """Draw up to `n` different trajectories for `step`, with the probability of each; fewer when the buffer has no
+        """Draw up to `n` distinct trajectories for `step`, with the probability of each; fewer if the buffer has no
         more."""
         self.expire(step)
         p = self.weights(step)
@@ -94,7 +93,7 @@ class ReplayBuffer:
         (folder / "replay.json").write_text(json.dumps(facts))
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`; capacity, alpha, tau and maximum age stay this buffer's own."""
+        """Load the result of `save`. Capacity, alpha, tau and maximum age stay this buffer's own."""
         facts: Mapping[str, Any] = json.loads((folder / "replay.json").read_text())
         arrays = load_file(folder / "replay.safetensors")
         facts = {NEW_NAMES.get(k, k): v for k, v in facts.items()}
@@ -115,7 +114,7 @@ class ReplayBuffer:
 
 
 def magnitude(rollout: Rollout) -> float:
-    """|A| of a rollout: the mean of |advantage| over its agent tokens."""
+    """Return |A| of a rollout: the mean of |advantage| over its agent tokens."""
     if rollout.advantages is None or not rollout.agent_mask.any():
         return 0.0
     return float(np.abs(rollout.advantages[rollout.agent_mask]).mean())

@@ -1,7 +1,7 @@
 """The data of training: `Rollout`, one trajectory with its tokens and everything computed from them.
 
-A rollout is ragged (its arrays have its own length) and never changes; each stage returns a new one with its field
-filled in:
+A rollout is ragged (its arrays have its own length) and immutable. Each stage returns a new one with its fields filled
+in:
 
     environment → token_ids, agent_mask, turn_ids, rewards, logprobs, trajectory      (`trial`)
     reference   → ref_logprobs, embeddings                                            (`training.frozen`)
@@ -9,7 +9,7 @@ filled in:
     rewards     → turn_rewards, breakdown                                             (`scoring`)
     advantages  → advantages, formula                                                 (`advantages`)
 
-Tensors [B, T] are made of rollouts in one place (`training.batch`), where the loss needs them.
+One place converts rollouts to tensors [B, T] (`training.batch`), just before the loss.
 """
 
 from __future__ import annotations
@@ -27,33 +27,32 @@ if TYPE_CHECKING:
     from ..policy.vision.processor import ModelImage
 
 Selected = Literal["", "trained", "filtered", "replaced", "unscored"]
-"""trained: it is in the step's batch. filtered: its group has no signal. replaced: so it has, and a replayed rollout
-took its place in the batch. unscored: its environment failed it."""
+"""trained: it is in the step's batch. filtered: its group has no signal. replaced: the same, and a replayed rollout
+took its place in the batch. unscored: it failed in the environment."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
     """One rollout of T tokens and S turns.
 
-    token_ids: int64 [T]. agent_mask: bool [T], True where the agent wrote the token for this rollout, not in turns
-    that it repeats from another one (`envs.tree`). turn_ids: int16 [T], -1 in the
-    prompt; an observation belongs to the turn that it answers. rewards: float32 [T], the environment's own.
-    group: which prompt of the batch; index: which rollout of that prompt. final_reward: the environment's sum.
+    token_ids: int64 [T]. agent_mask: bool [T], True on tokens that the agent wrote for this rollout, False in turns
+    repeated from another one (`envs.tree`). turn_ids: int16 [T], -1 in the prompt; an observation belongs to the turn
+    that it answers. rewards: float32 [T], the environment's own. group: index of the prompt in the batch. index: of the
+    rollout within its group. final_reward: the environment's sum.
 
     logprobs: float32 [T], nats, of the policy that sampled each agent token (None: not known). trained_logprobs:
-    float32 [T], nats, of the same policy in the trained pass, where that computes in half precision (else None).
+    float32 [T], nats, of the same policy in the trained pass, if that computes in half precision (else None).
     ref_logprobs: float32 [T], nats, under the reference. teacher_logprobs: float32 [T], nats, under the teacher of a
-    distillation. embeddings: float32 [S, D], the reference's last hidden states
-    averaged over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: where
-    they come from.
+    distillation. embeddings: float32 [S, D], the reference's last hidden states averaged over each turn's agent tokens.
+    turn_rewards: float32 [S], shaped. advantages: float32 [T]. formula: how they were computed.
 
     masked: its tokens are left out of the loss.
     importance: float32 [T], factors of the advantages in the loss (`correction`; None: 1).
 
-    policy_version: optimiser steps that the policy had made when it sampled this. replayed: drawn from the replay
-    buffer, not sampled for this step; draw_probability: with which probability it was drawn first. id: the
-    trajectory's, also where the trajectory itself was dropped. selected: its use in its own step (see `Selected`;
-    empty before the selection). images: those shown to a policy that sees, in the order of their tokens.
+    policy_version: optimiser steps of the policy that sampled it. replayed: drawn from the replay buffer, not sampled
+    for this step. draw_probability: the probability that it was drawn first. id: the trajectory's, also if the
+    trajectory itself was dropped. selected: its use in its own step (see `Selected`; empty before the selection).
+    images: those shown to a vision-language policy, in the order of their tokens.
     """
 
     token_ids: np.ndarray
@@ -87,7 +86,7 @@ class Rollout:
 
     @property
     def key(self) -> str:
-        """The id of its trajectory in the record; empty where the environment gave none."""
+        """The id of its trajectory in the record; empty if the environment gave none."""
         return self.id if self.trajectory is None else self.trajectory.id
 
     @property
@@ -103,12 +102,12 @@ class Rollout:
 
     @property
     def agent_tokens(self) -> int:
-        """How many tokens the agent wrote."""
+        """The number of tokens that the agent wrote."""
         return int(self.agent_mask.sum())
 
     @property
     def scored(self) -> np.ndarray:
-        """The agent's tokens that have a log-prob, bool [T]: nothing comes before a first token."""
+        """The agent's tokens that have a log-prob, bool [T]. The first token of a row has none."""
         scored = self.agent_mask.copy()
         scored[:1] = False
         return scored
@@ -120,20 +119,20 @@ class Rollout:
 
     @property
     def weighted_advantages(self) -> np.ndarray | None:
-        """Advantages as the loss takes them: times `importance`."""
+        """Advantages as used in the loss: times `importance`."""
         weighted = self.advantages is not None and self.importance is not None
         return self.advantages * self.importance if weighted else self.advantages  # type: ignore[operator]
 
     @property
     def advantage(self) -> float:
-        """The one advantage that a person compares: the mean over the agent's tokens; 0 where there are none."""
+        """A single advantage for display: the mean over the agent's tokens; 0 without any."""
         if self.advantages is None or not self.agent_mask.any():
             return 0.0
         return float(self.advantages[self.agent_mask].mean())
 
     @property
     def log_ratios(self) -> np.ndarray | None:
-        """log π − log π_ref of each agent token that has something before it, float32; None without a reference."""
+        """log π − log π_ref of each agent token but a first one, float32; None without a reference."""
         own = self.logprobs if self.trained_logprobs is None else self.trained_logprobs
         if own is None or self.ref_logprobs is None:
             return None
@@ -141,11 +140,11 @@ class Rollout:
 
     @property
     def scorable(self) -> bool:
-        """False when the environment failed this rollout, so that its reward is not the policy's."""
+        """False if the rollout failed in the environment, so that its reward says nothing about the policy."""
         return self.trajectory is None or not self.trajectory.failed
 
     def mean_by_turn(self, values: np.ndarray) -> np.ndarray:
-        """Mean of per-token values [T, ...] over each turn's agent tokens, float32 [S, ...]; 0 for a turn without."""
+        """Average per-token values [T, ...] over each turn's agent tokens, float32 [S, ...]; 0 for a turn without."""
         out = np.zeros((self.turns, *values.shape[1:]), np.float32)
         for turn in range(self.turns):
             where = self.agent_mask & (self.turn_ids == turn)
@@ -154,11 +153,11 @@ class Rollout:
         return out
 
     def reward_by_turn(self) -> np.ndarray:
-        """The environment's per-token rewards summed over each turn, float32 [S]."""
+        """Sum the environment's per-token rewards over each turn, float32 [S]."""
         return np.array([self.rewards[self.turn_ids == turn].sum() for turn in range(self.turns)], np.float32)
 
     def without_gradient(self) -> Rollout:
-        """Return the same with advantages of 0, so that a filtered rollout does not act as amplified noise."""
+        """Return the rollout with advantages of 0, so that a filtered rollout does not act as amplified noise."""
         return self if self.advantages is None else replace(self, advantages=np.zeros_like(self.advantages))
 
     def for_loss(self) -> Rollout:
@@ -166,7 +165,7 @@ class Rollout:
         return replace(self, id=self.key, trajectory=None, breakdown=None, embeddings=None, formula=None)
 
     def token_arrays(self) -> TokenArrays:
-        """As the run record stores them."""
+        """Return the arrays in the form of the run record."""
         overlays = {"trainer": self.trained_logprobs, "teacher": self.teacher_logprobs}
         return TokenArrays(
             token_ids=self.token_ids.astype(np.int32),
@@ -180,7 +179,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Group:
-    """The rollouts of one prompt, which are compared with each other; `signal`: whether they differ enough to learn
+    """The rollouts of one prompt, which are compared with each other. signal: whether they differ enough to learn
     from."""
 
     rollouts: tuple[Rollout, ...]
@@ -192,15 +191,15 @@ class Group:
         return all(r.trajectory is not None and r.trajectory.correct is True for r in self.rollouts)
 
     def without_gradient(self) -> Group:
-        """The same with advantages of 0."""
+        """Return the group with advantages of 0."""
         return replace(self, rollouts=tuple(r.without_gradient() for r in self.rollouts))
 
 
 def rollouts_of(groups: Sequence[Group]) -> list[Rollout]:
-    """The rollouts of all groups, in order."""
+    """Return the rollouts of all groups, in order."""
     return [r for g in groups for r in g.rollouts]
 
 
 def in_batch_order(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """By group, then by index: the order of the batch's rows."""
+    """Sort by group, then by index: the order of the batch's rows."""
     return sorted(rollouts, key=lambda r: (r.group, r.index))

@@ -1,7 +1,7 @@
-"""From dataset rows to rollouts: group by environment, run each group's trial, merge in the order of the batch.
+"""Turns dataset rows into rollouts: group by environment, run each group's trial, merge in the order of the batch.
 
-Rows are grouped by (`env_class_path`, canonical `env_config`); each pair is instantiated once
-and kept in `env_cache`; `env.run_trial` runs once a group.
+Rows are grouped by (`env_class_path`, canonical `env_config`). Each pair is instantiated once and kept in `env_cache`.
+`env.run_trial` runs once per group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...envs.spans import Spans
 from .rollout import Rollout, in_batch_order
 from .trial import TrialError, rollouts_from_trial
 
-if TYPE_CHECKING:  # rows are looked at without it
+if TYPE_CHECKING:  # reading rows does not need it
     from transformers import PreTrainedTokenizerBase
 
 EnvKey = tuple[str, str]
@@ -35,7 +35,7 @@ _OPTIONAL = frozenset({"seed", "step", "split", "on_progress", "on_group", "fres
 
 @dataclass(frozen=True)
 class Row:
-    """One task of the dataset: which environment, how configured, and the task itself."""
+    """One task of the dataset: the environment, its configuration, and the task itself."""
 
     env_class_path: str
     env_config: Mapping[str, object]
@@ -43,19 +43,19 @@ class Row:
 
     @cached_property
     def key(self) -> EnvKey:
-        """The same for rows that one instance of an environment can serve."""
+        """A key that is equal for rows that the same environment instance can serve."""
         return self.env_class_path, canonical_config(self.env_config)
 
 
 class DataError(GrpoTuiError, ValueError):
-    """The data cannot be used. The message is one sentence, which names the row, if any, and a correction."""
+    """The data cannot be used. The message is one sentence that names the row, if any, and a correction."""
 
 
 def parse_row(raw: Mapping[str, object] | Row, where: str = "row") -> Row:
     """Read `env_class_path`, `env_config` and `task_data` of one dataset row.
 
-    The last two may be mappings or JSON text. A table that mixes environments must hold them as text, or else every
-    row gets the keys of all others, as None; those are dropped. Raises DataError.
+    The last two may be mappings or JSON text. A table that mixes environments must hold them as text, or every row gets
+    the keys of all others, as None. Those are dropped. Raises DataError.
     """
     if isinstance(raw, Row):
         return raw
@@ -86,7 +86,7 @@ def parse_row(raw: Mapping[str, object] | Row, where: str = "row") -> Row:
 
 @dataclass
 class TrialTimings:
-    """Seconds of the last trials, by phase, and when they were, of environments that note it."""
+    """Seconds of the last trials by phase, and their time spans, for environments that report them."""
 
     generate: float = 0.0
     environment: float = 0.0
@@ -98,7 +98,7 @@ class TrialEnv(Protocol):
 
     @property
     def run_trial(self) -> Callable[..., Mapping[str, Any]]:
-        """See `MultiTurnEnv.run_trial`; the keywords `_OPTIONAL` are given to one that takes them."""
+        """See `MultiTurnEnv.run_trial`. It gets those of the keywords `_OPTIONAL` that it accepts."""
         ...
 
 
@@ -106,11 +106,11 @@ class RolloutWatch(Protocol):
     """Follows rollouts while they are made. One thread makes all calls of a trial."""
 
     def begins(self, split: str, step: int, turns: int, total: int) -> None:
-        """Note that a trial begins. turns: limit of a rollout (0: not known). total: rollouts of the whole call."""
+        """Report the start of a trial. turns: limit of a rollout (0: not known). total: rollouts of the whole call."""
         ...
 
     def ended(self, count: int) -> None:
-        """Note that `count` more rollouts of the trial have ended."""
+        """Report that `count` more rollouts of the trial have ended."""
         ...
 
     def made(self, rollouts: Sequence[Rollout]) -> None:
@@ -135,9 +135,9 @@ def prepares(config: EnvironmentConfig, images: ImageStore) -> Callable[[TrialEn
 class RolloutRunner:
     """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
 
-    `on_progress(ended, total)` receives the number of rollouts of a call; `watch` follows each trial.
+    `on_progress(ended, total)` receives the number of rollouts of a call. `watch` follows each trial.
     `judge(rollouts, rows, step)` returns finished rollouts with the scores of reward functions (`judging.Judge`).
-    `fresh`: rollouts of a training prompt after the first so many branch from these (`envs.tree`; None: none does).
+    `fresh`: how many rollouts of a training prompt start anew; the others branch from these (`envs.tree`; None: none).
 
     `env_cache` maps (class path, canonical config) to the instance.
     """
@@ -154,11 +154,11 @@ class RolloutRunner:
     fresh: int | None = None
 
     def beside(self) -> RolloutRunner:
-        """Return a runner for use at the same time: it has its own environments and reports no progress."""
+        """Return a runner for concurrent use, with its own environments and no progress reports."""
         return replace(self, env_cache={}, timings=TrialTimings(), on_progress=None)
 
     def environment(self, row: Row) -> TrialEnv:
-        """Return the instance that serves `row`; create it on first use. Raises EnvLoadError."""
+        """Return the instance that serves `row`, creating it on first use. Raises EnvLoadError."""
         if row.key not in self.env_cache:
             env = cast(TrialEnv, make_env(row.env_class_path, row.env_config, self.tokenizer))
             if self.prepare is not None:
@@ -181,7 +181,7 @@ class RolloutRunner:
     ) -> list[Rollout]:
         """Return rollouts of `rows`, in order: row i gives `num_rollouts` rollouts with `group == first + i * every`.
 
-        `seed` makes the trials repeatable. Each row gets a seed made from it and the row's group, so that its rollouts
+        `seed` makes the trials repeatable. Each row's seed is derived from it and the row's group, so its rollouts
         do not depend on the process or on other rows. (A class whose `run_trial` takes one number gets that of the
         first row.) `on_group` receives the rollouts of each row once they are made, on any thread.
         Raises EnvLoadError, TrialError, and whatever the agent raises.
@@ -259,7 +259,7 @@ class _Trial:
         return [rollout for place in sorted(self._made) for rollout in self._made[place]]
 
     def _take(self, places: Sequence[int], result: Mapping[str, object]) -> None:
-        """Take the result of the rows at these places."""
+        """Convert, judge and keep the result of the rows at these indices."""
         rows = [self.rows[place] for place in places]
         try:
             made = rollouts_from_trial(result, [self.numbers[p] for p in places], self.rollouts, self.policy_version)
@@ -276,7 +276,7 @@ class _Trial:
 
 
 def _seeds(env_class: type, seeds: list[int]) -> list[int] | int:
-    """Return a seed for each task where the class uses this package's `run_trial`, else only the first."""
+    """Return a seed for each task if the class uses this package's `run_trial`, else only the first."""
     return seeds if env_class.run_trial is MultiTurnEnv.run_trial else seeds[0] % 2**31
 
 

@@ -1,7 +1,7 @@
-"""From rollouts to groups that can be learned from: shaped rewards, then advantages.
+"""Turns rollouts into groups to learn from: shaped rewards, then advantages.
 
-Runs on the main process over the whole batch, since groups, running statistics and the replay buffer belong to all
-processes together.
+Runs on the main process over the whole batch, since groups, running statistics and the replay buffer span all
+processes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Metrics = dict[str, float | Mapping[str, float]]
 class Scorer:
     """Scores whole groups of rollouts.
 
-    group_size: rollouts per prompt. orchestrator: shaped rewards; without one the environment's own count, as they
-    are. min_group_std: a group whose returns have a smaller standard deviation carries no signal; signal: whether these
-    are the whole returns, or those of task and environment; solved: shaping that decides between peers is signal
-    enough where all rollouts of a group are right. distillation: adds the advantages of a teacher, from which every
-    group can learn.
+    group_size: rollouts per prompt. orchestrator: shaped rewards; without one, the environment's rewards count
+    unchanged. min_group_std: a group whose returns have a smaller standard deviation carries no signal. signal: whether
+    these are the whole returns, or those of task and environment. solved: if all rollouts of a group are right, shaping
+    that decides between peers is signal enough. distillation: adds the advantages of a teacher, from which every group
+    can learn.
     """
 
     group_size: int
@@ -52,7 +52,7 @@ class Scorer:
         return self.orchestrator is not None and self.orchestrator.config.needs_embeddings
 
     def score(self, rollouts: Sequence[Rollout], step: int = 0) -> tuple[list[Group], Metrics]:
-        """Groups with `turn_rewards`, `breakdown` and `advantages`, and the rewards' metrics.
+        """Return groups with `turn_rewards`, `breakdown` and `advantages`, and the rewards' metrics.
 
         rollouts: whole groups, one after another. step: optimiser steps made so far.
         """
@@ -62,9 +62,9 @@ class Scorer:
     def rewards(
         self, rollouts: Sequence[Rollout], step: int = 0, *, update: bool = True
     ) -> tuple[list[Rollout], Metrics]:
-        """The same with `turn_rewards` and, where there is an orchestrator, `breakdown`.
+        """Return the rollouts with `turn_rewards` and, with an orchestrator, `breakdown`, and the rewards' metrics.
 
-        update: let the running statistics take the rollouts in.
+        update: include the rollouts in the running statistics.
         """
         trajectories = [r.trajectory for r in rollouts if r.trajectory is not None]
         if self.orchestrator is None or len(trajectories) < len(rollouts):
@@ -88,7 +88,7 @@ class Scorer:
         return rewarded, dict(result.metrics)
 
     def metrics(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """The rewards' metrics of rollouts that were scored in several batches; nothing where nothing shaped them."""
+        """Return the rewards' metrics of rollouts scored in several batches; empty if nothing shaped them."""
         scored = [(r.trajectory, r.breakdown) for r in rollouts if r.trajectory is not None and r.breakdown is not None]
         if self.orchestrator is None or not scored or len(scored) < len(rollouts):
             return {}
@@ -109,7 +109,7 @@ class Scorer:
 def _per_step(rollout: Rollout, by_place: Mapping[tuple[int, int], Rollout]) -> np.ndarray | None:
     """Return embeddings [S, D], one for each step of the trajectory.
 
-    A step without tokens gets the one before it, and a repeated step that of the rollout which it comes from.
+    A step without tokens gets the one before it. A repeated step gets that of the rollout it comes from.
     """
     found, trajectory = rollout.embeddings, rollout.trajectory
     if found is None or trajectory is None:

@@ -1,4 +1,4 @@
-"""Replacement of groups without signal, from the replay buffer or by other groups."""
+"""Replace groups without signal, from the replay buffer or by other groups."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .rollout import Group, Rollout, Selected, rollouts_of
 def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rollout]:
     """Return the batch with groups without signal replaced from the buffer (selective sample replay).
 
-    Afterwards the groups with signal are in the buffer. The batch has the order and size of before; rollouts that the
-    buffer could not replace stay, with advantages of 0. So do those of groups that are solved: there is nothing to be
-    learnt in their place, and the KL to the reference, which replayed rollouts have none of, holds the policy there.
+    Adds the groups with signal to the buffer afterwards. The batch keeps its order and size. Rollouts that the buffer
+    cannot replace stay, with advantages of 0. So do those of solved groups: replacing them would teach nothing, and
+    their KL to the reference, which replayed rollouts lack, holds the policy there.
     """
     replaced = [not g.signal and not g.solved for g in groups]
     drawn = buffer.sample(sum(len(g.rollouts) for g, gone in zip(groups, replaced, strict=True) if gone), step)
@@ -33,8 +33,8 @@ def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -
 def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> list[Rollout]:
     """Return the rollouts of `groups`, each marked with its use in the step.
 
-    batch: the trained rollouts, in the same order where it has replayed ones. filters: groups without signal are left
-    out of training.
+    batch: the trained rollouts, in the same order if it has replayed ones. filters: leave groups without signal out of
+    training.
     """
     marked = []
     for place, (rollout, group) in enumerate((r, g) for g in groups for r in g.rollouts):

@@ -1,19 +1,18 @@
 """Tests for a rollout server that differs from the others: another policy, other log-probs, shorter turns.
 
-Rollouts of a prompt go to a server for no reason that lies in the prompt, so that under honest servers the numbers of
-the prompts are exchangeable. Each step, the first turns of each server's prompts are ranked among those of the others,
-within one version of the policy (a later turn may go to a server because of what was written before). The p-value of
-the rank sum is exact whatever the distribution, ties are broken at random. It becomes an e-value, whose mean under
-honest servers is at most 1, and these are multiplied until their product falls below 1, where it begins anew (the
-CUSUM e-detector of Shin, Ramdas and Rinaldo, "E-detectors", 2023). A server is suspected when a product exceeds
-1 / `ALPHA`. By Ville's inequality chance does that in T steps, for S servers and the four tests of each, with a
-probability of at most 4 S T `ALPHA`, 0.0003 for 8 servers and 10,000 steps. The difference must also be large enough
-to matter.
+Rollouts of a prompt go to a server for reasons unrelated to the prompt, so with honest servers the numbers of the
+prompts are exchangeable. Each step ranks the first turns of each server's prompts among those of the others, within one
+version of the policy (a later turn may go to a server because of what was written before). The p-value of the rank sum
+is exact for any distribution; ties are broken at random. It becomes an e-value, whose mean under honest servers is at
+most 1. E-values are multiplied until their product falls below 1, where it starts anew (the CUSUM e-detector of Shin,
+Ramdas and Rinaldo, "E-detectors", 2023). A server is suspected if a product exceeds 1 / `ALPHA`. By Ville's inequality,
+this happens by chance within T steps, for S servers with four tests each, with a probability of at most 4 S T `ALPHA`,
+0.0003 for 8 servers and 10,000 steps. The difference must also be large enough to matter.
 
-Two further tests (with which it is 6 S T `ALPHA`) need few prompts. Where tokens are drawn from the distribution μ
-whose log-probs are reported, E[π / μ] = 1 for any policy π: the product of π / μ over a server's tokens is an e-value,
-and grows where the server reports too little. Where it reports too much μ / π grows, whose mean under rounding alone is
-below exp(`SLACK` × `max_mismatch`) a token.
+Two more tests (raising the bound to 6 S T `ALPHA`) need few prompts. If tokens are drawn from the distribution μ whose
+log-probs are reported, E[π / μ] = 1 for any policy π. The product of π / μ over a server's tokens is thus an e-value,
+and grows if the server reports too little. If it reports too much, μ / π grows, whose mean under rounding alone is
+below exp(`SLACK` × `max_mismatch`) per token.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from .rollout import Rollout
 
 ALPHA = 1e-9
 MOST_PROMPTS = 20
-"""Of each side that are ranked, drawn at random: as many as the exact distribution is quick for."""
+"""The most prompts per side to rank, drawn at random: the exact distribution is fast up to this number."""
 TIMES_APART, SHORTER, SLACK, FAR = 3.0, 0.7, 0.25, 10.0
-"""What matters: so many times the mismatch of the others; turns of so much of the others' length; so much of
-`max_mismatch` as a bias; so many times the mismatch of the best, for one step alone."""
+"""Differences that matter: this multiple of the others' mismatch; turns below this fraction of the others' length; this
+fraction of `max_mismatch` as a bias; this multiple of the best server's mismatch, within one step."""
 
 Numbers = dict[str, float]
 """Of a prompt on a server: `apart` mean |log π − log μ| a token, `bias` mean log π − log μ (nats), `length` tokens."""
@@ -77,8 +76,8 @@ class ServerEvidence:
         self._rng = np.random.default_rng(self.seed)
 
     def add(self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int) -> dict[str, str]:
-        """Return the servers that are suspected with the rollouts of this step, as `correction.corrected` takes them.
-        Each has the end of a sentence on its difference from the others."""
+        """Return the servers that are suspected after this step's rollouts (given as to `correction.corrected`), each
+        with the end of a sentence on its difference from the others."""
         found: dict[str, str] = {}
         for version in {r.policy_version for r in sampled}:
             pairs = [(s, p) for s, p in zip(sampled, present, strict=True) if s.policy_version == version]
@@ -97,8 +96,8 @@ class ServerEvidence:
         return found
 
     def _far_off(self, prompts: Mapping[str, Sequence[Numbers]]) -> dict[str, str]:
-        """Those beyond what rounding explains where others are far within it, or beyond `max_mismatch` and far from
-        the others. Honest servers at the limit are neither, even with one prompt each."""
+        """Return servers beyond what rounding explains while others are far within it, or beyond `max_mismatch` and far
+        from the others. Honest servers at the limit are neither, even with one prompt each."""
         means = {server: float(np.mean([p["apart"] for p in found])) for server, found in prompts.items()}
         found, others = {}, min(means.values())
         for server, mean in means.items():
@@ -110,7 +109,7 @@ class ServerEvidence:
         return found
 
     def _test_ratio(self, server: str, differences: np.ndarray, fresh: bool) -> dict[str, str]:
-        """The two tests of log π − log μ of all tokens [n] of a step, of the present policy for the second one."""
+        """Run both tests of log π − log μ of all tokens [n] of a step, the second only for the current policy."""
         allowed = SLACK * self.max_mismatch
         for sign, log_e in ((1, differences.sum()), (-1, -(differences + allowed).sum()))[: 1 + fresh]:
             evidence = self._evidence[server, "ratio", sign]
@@ -157,7 +156,7 @@ def by_server(sampled: Sequence[Rollout], present: Sequence[Rollout], step: int)
 
 
 def _tokens(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, np.ndarray]:
-    """By server: log π − log μ of all the tokens that it wrote, float64 [n]."""
+    """Return, by server, log π − log μ of all the tokens that it wrote, float64 [n]."""
     found: dict[str, list[np.ndarray]] = defaultdict(list)
     for made, now in pairs:
         if made.trajectory is None or made.logprobs is None or now.logprobs is None:
@@ -170,7 +169,7 @@ def _tokens(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, np.ndarray]:
 
 
 def _prompts(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, list[Numbers]]:
-    """By server: the numbers of each prompt, means over the first turns that it wrote for that."""
+    """Return, by server, the numbers of each prompt: means over the first turns that it wrote for the prompt."""
     turns: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
     for made, now in pairs:
         server = made.trajectory.steps[0].server if made.trajectory is not None and made.trajectory.steps else ""
@@ -199,7 +198,7 @@ def p_value(mine: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> f
 
 @lru_cache(maxsize=1024)
 def _ways(m: int, n: int) -> tuple[int, ...]:
-    """In how many ways m of m + n ranks give each U from 0 to m n: the Gaussian binomial coefficient."""
+    """Count the ways in which m of m + n ranks give each U from 0 to m n: the Gaussian binomial coefficient."""
     ways = [1] + [0] * (m * n)
     for i in range(1, m + 1):
         for u in range(m * n, n + i - 1, -1):
@@ -210,7 +209,7 @@ def _ways(m: int, n: int) -> tuple[int, ...]:
 
 
 def log_e_value(p: float, m: int, n: int) -> float:
-    """The log of an e-value: half of a bet on p ** -0.5 and half of one on a complete separation, never all of it."""
+    """Return the log of an e-value: half of a bet on p ** -0.5 and half of one on complete separation, never all."""
     least = 1 / math.comb(m + n, m)
     separated = 0.5 + (0.5 / least if p <= least * (1 + 1e-9) else 0.0)
     return math.log(0.5 * separated + 0.25 / math.sqrt(p))

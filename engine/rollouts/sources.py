@@ -1,8 +1,8 @@
-"""Datasets as people have them: files, saved folders and hub ids, as tasks.
+"""Read users' datasets (files, saved folders and hub ids) as tasks.
 
 A prompt becomes a task of `envs.dataset.DatasetEnv`, `{"messages": [...], "columns": {...}, "row": n, "plain": bool}`:
 the prompt, the row's columns for reward functions, its number from 1, and whether functions get texts
-(`data.completions`). A row with `task_data` is kept, with its number.
+(`data.completions`). A row with `task_data` is used unchanged, with its number.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction")
 ROLES = ("system", "user", "assistant")
 TRAIN = "train"
-"""The split that a source has which has no splits."""
+"""The split of a source without splits."""
 HOLD_OUT = 10
-"""One row in this many is held out for evaluation where no split is named for it."""
+"""One row in this many is held out for evaluation if the configuration names no split for it."""
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 _NUMBER = re.compile(r"\s*[+-]?(?:(?:0|[1-9]\d{0,299})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
@@ -46,7 +46,7 @@ Task = dict[str, Any]
 
 
 def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
-    """The tasks of `split` (`train` or `eval`). eval_tasks: how many there are at most for evaluation.
+    """Load the tasks of `split` (`train` or `eval`). eval_tasks: the most tasks for evaluation.
 
     Raises DataError.
     """
@@ -66,7 +66,7 @@ def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
 
 
 def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
-    """All rows of a source as tasks. Raises DataError."""
+    """Return all rows of a source as tasks. Raises DataError."""
     if holds_tasks(source):
         return _tasks_of_environments(config, source, split)
     table = read_table(config, source, split)
@@ -95,9 +95,9 @@ class SourceTable:
 
 
 def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
-    """A file, a saved folder or a hub dataset as a table. Raises DataError."""
-    disable_progress_bar()  # a log file is no place for it
-    set_verbosity(logging.CRITICAL)  # what is wrong is said in one sentence
+    """Read a file, a saved folder or a hub dataset as a table. Raises DataError."""
+    disable_progress_bar()  # keep it out of log files
+    set_verbosity(logging.CRITICAL)  # the DataError reports problems in one sentence
     if not source.strip():
         raise DataError("data.source is empty: name a file, a saved dataset or a hub id such as openai/gsm8k")
     path = Path(source).expanduser()
@@ -116,7 +116,7 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
     try:
         revision = config.revision
         found = load_from_disk(str(path)) if path.is_dir() else load_dataset(source, config.name, revision=revision)
-    except Exception as problem:  # pyarrow, fsspec and the hub's client raise what they like
+    except Exception as problem:  # pyarrow, fsspec and the hub's client raise various errors
         raise DataError(_explain(source, path, problem)) from problem
     if isinstance(found, Dataset):
         _check_plain(config, source, split)
@@ -128,15 +128,15 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
 
 
 def _table_of_file(source: str, path: Path) -> SourceTable:
-    """Read a file without `datasets`, which would turn text that looks like a date into one, 42 beside 2.5 into 42.0,
-    007 into 7 and NA into nothing, and takes brackets in a path for a pattern."""
+    """Read a file without `datasets`, which would turn text that looks like a date into one, 42 next to 2.5 into 42.0,
+    007 into 7 and NA into nothing, and treats brackets in a path as a pattern."""
     if path.suffix == ".csv":
         return _csv_table(source, path)
     if path.suffix == ".parquet":
         try:
             found = parquet.ParquetFile(path).read()
             return SourceTable(found.column_names, found.to_pylist())
-        except Exception as problem:  # pyarrow raises what it likes
+        except Exception as problem:  # pyarrow raises various errors
             raise DataError(f"{source} cannot be read: {one_line(problem)[:200]}") from problem
     rows = [row for _, row in _json_rows(source, path)]
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -144,8 +144,8 @@ def _table_of_file(source: str, path: Path) -> SourceTable:
 
 
 def _check_plain(config: DataConfig, source: str, split: str) -> None:
-    """Raise DataError for a split, configuration or revision of a file, which has none. With a dataset of the hub in
-    `data.source`, name and revision belong to that, so a file in `data.eval_source` may have them."""
+    """Raise DataError for a split, configuration or revision of a file, which has none. If `data.source` is a hub
+    dataset, name and revision belong to it, so a file in `data.eval_source` may have them."""
     if split != TRAIN:
         raise DataError(
             f"{source} has no splits, and {split} is asked of it: leave data.split and data.eval_split out (a tenth of "
@@ -157,7 +157,7 @@ def _check_plain(config: DataConfig, source: str, split: str) -> None:
 
 
 class TaskMaker:
-    """Makes tasks of the rows of one source. Raises DataError for columns that are not there."""
+    """Makes tasks from the rows of one source. Raises DataError for missing columns."""
 
     def __init__(self, config: DataConfig, source: str, columns: Sequence[str]) -> None:
         self.config, self.source, self.columns = config, source, list(columns)
@@ -191,7 +191,7 @@ class TaskMaker:
         return "name it in data.prompt"
 
     def task(self, row: Mapping[str, object], number: int) -> Task:
-        """Row `number` (from 1) as a task. Raises DataError with its number."""
+        """Return row `number` (from 1) as a task. Raises DataError with its number."""
         where = f"{self.source}, row {number}"
         self._check_types(row, number, where)
         messages, from_text = self._messages(row, where)
@@ -216,7 +216,7 @@ class TaskMaker:
         return task
 
     def _check_types(self, row: Mapping[str, object], number: int, where: str) -> None:
-        """A column that is text here and a number there would trip a reward function at some later step."""
+        """Refuse a column that is text in one row and a number in another: it would break a reward function later."""
         for column, value in row.items():
             kind = _json_kind(value)
             known = self._kinds.setdefault(column, (kind, number)) if kind else (kind, number)
@@ -259,7 +259,7 @@ class TaskMaker:
 
 
 def _joined(content: object) -> object:
-    """Join content whose parts are all text; return other content unchanged."""
+    """Join content whose parts are all text. Other content stays unchanged."""
     if not isinstance(content, list) or not content:
         return content
     parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
@@ -283,7 +283,7 @@ def _filled(template: str, row: Mapping[str, object]) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a value as people write it: a whole number without a point, which a table adds where others have one."""
+    """Format a value as people write it: whole numbers without the point that a table adds if other rows have one."""
     if isinstance(value, (float, Decimal)) and value % 1 == 0:
         return str(int(value))
     return "" if value is None else str(value)
@@ -316,7 +316,7 @@ def _prompt_key(task: Task) -> str:
 
 
 def _held_out(tasks: Sequence[Task], number: int) -> set[str]:
-    """Keys of the prompts held out, at most half of them: those with the smallest hashes, so rows that are added change
+    """Return keys of the prompts held out, at most half of them: those with the smallest hashes, so adding rows changes
     few of them."""
     keys = sorted({_prompt_key(task) for task in tasks})
     return set(keys[: min(number, len(keys) // 2)])
@@ -336,7 +336,7 @@ def _explain(source: str, path: Path, problem: Exception) -> str:
 
 def _csv_table(source: str, path: Path) -> SourceTable:
     """Read a CSV file. Raises DataError."""
-    csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the 131,072 characters that are its default
+    csv.field_size_limit(2**31 - 1)  # prompts may exceed the default of 131,072 characters
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *lines = [cells for cells in csv.reader(file) if cells] or [[]]
@@ -355,8 +355,8 @@ def _csv_table(source: str, path: Path) -> SourceTable:
 
 
 def _values(cells: Sequence[str]) -> list[object]:
-    """Return the values of a column of CSV: numbers, or true and false, where all cells are that. Else text, as it
-    stands there. An empty cell is None."""
+    """Parse a CSV column as numbers or booleans if all cells are, else keep them as text. An empty cell becomes
+    None."""
     written = [cell for cell in cells if cell]
     if all(map(_NUMBER.fullmatch, written)):
         return [None if not cell else float(cell) if set(cell) & set(".eE") else int(cell) for cell in cells]
@@ -366,7 +366,7 @@ def _values(cells: Sequence[str]) -> list[object]:
 
 
 def _json_rows(source: str, path: Path) -> list[tuple[int, dict[str, object]]]:
-    """Return the objects of a JSON file, a list or one a line, with their numbers. Raises DataError."""
+    """Return the objects of a JSON file, a list or one per line, with their numbers. Raises DataError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -394,9 +394,9 @@ def _json_lines(source: str, text: str) -> Iterable[tuple[int, Any]]:
 
 
 def _parsed(text: str) -> Any:
-    """Raises ValueError, also for a key that stands there twice and for text that has no UTF-8."""
+    """Parse JSON. Raises ValueError, also for a duplicate key and for text that cannot be UTF-8."""
     found = json.loads(text, object_pairs_hook=_once)
-    if "\\u" in text:  # halves of a surrogate pair are JSON
+    if "\\u" in text:  # JSON allows halves of a surrogate pair
         json.dumps(found, ensure_ascii=False).encode()
     return found
 

@@ -1,6 +1,6 @@
 """Convert the result of `env.run_trial` into rollouts.
 
-`MultiTurnEnv.run_trial` returns ragged `tokens`. Any other class may return the padded arrays of the contract instead:
+`MultiTurnEnv.run_trial` returns ragged `tokens`. Any other class may instead return the padded arrays of the contract:
 `padded_token_ids`, `padded_attn_mask`, `padded_agent_mask`, `padded_rewards`, all [rollouts, T].
 """
 
@@ -29,7 +29,7 @@ def rollouts_from_trial(
 ) -> list[Rollout]:
     """Return the rollouts of one `run_trial`, by task and then by rollout. `groups[i]` is the group of its i-th task.
 
-    Padded arrays take precedence over `tokens`. Raises TrialError when a key is missing or a shape is wrong.
+    Padded arrays take precedence over `tokens`. Raises TrialError if a key is missing or a shape is wrong.
     """
     rows = len(groups) * num_rollouts
     trajectories: list[Trajectory | None] = list(result.get("trajectories") or [None] * rows)
