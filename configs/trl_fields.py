@@ -212,8 +212,8 @@ def page() -> str:
 HEAD = """\
 # From GRPOConfig
 
-Each field of TRL's `GRPOConfig` has one place here. It has a key of ours only where grpo-tui does the work. All other
-fields go to TRL:
+This page lists where to set each field of TRL's `GRPOConfig`. A field has a grpo-tui key if grpo-tui implements it.
+All other fields are passed to TRL:
 
 ```yaml
 training:
@@ -222,10 +222,10 @@ model:
   lora: {peft: {use_rslora: true}}
 ```
 
-A field that TRL does not have, or that cannot work here, is an error before the run starts. `sft.trl` takes the fields
-of the optimiser and its schedule. `model.lora.peft` takes fields of PEFT's `LoraConfig`.
+A field that TRL lacks or grpo-tui does not support is an error before the run starts. `sft.trl` takes the optimiser
+and scheduler fields. `model.lora.peft` takes fields of PEFT's `LoraConfig`.
 
-This page is made by `make defaults` from `configs/trl_fields.py`, which also checks configurations.
+`make defaults` generates this page from `configs/trl_fields.py`, which also validates configurations.
 
 | field | default of TRL | place |
 |---|---|---|"""
