@@ -1,7 +1,7 @@
-"""Compute every number of a recorded training again, from the record only, and compare it with the recorded one.
+"""Recompute every number of a recorded training from the record alone, and compare it with the recorded number.
 
-One file a kind of number: `rewards`, `advantages`, `replay`, `loss`, `metrics`. They report to `ledger`. Advantages and
-the metrics of rewards use the functions of training (`rewards.advantages`, `rewards.metrics`).
+There is one module per kind of number: `rewards`, `advantages`, `replay`, `loss`, `metrics`. They report to `ledger`.
+Advantages and reward metrics use the functions of training (`rewards.advantages`, `rewards.metrics`).
 
 Numbers that the record does not determine are taken as recorded and named in the report: prediction errors and
 similarities (they come from hidden states, which are not recorded), log-probs, times, memory, gradient norms.

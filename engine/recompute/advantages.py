@@ -1,6 +1,6 @@
 """Check advantages: the terms of each comparison, their sum, and the advantages in the loss.
 
-`rewards.advantages` computes the terms from the recorded rewards. They must equal the terms that were recorded.
+`rewards.advantages` computes the terms from the recorded rewards. They must equal the recorded terms.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .items import RecordedRollout, groups_of
 from .ledger import SINGLE, Report
 
 BATCH = "batch"
-"""The term of the mean over the batch (`gdpo`)."""
+"""The name of the term for the batch mean (`gdpo`)."""
 
 
 class AdvantageCheck:
-    """Checks the advantages of step after step."""
+    """Checks advantages, one step after another."""
 
     def __init__(self, training: TrainingConfig, report: Report) -> None:
         self.training = training
         self.report = report
         self.filters = training.replay.mode != "off"
         self.on_last_token = training.advantages == "reward" and training.distillation.teacher is None
-        """Whether the advantage of a turn is on its last token alone."""
+        """Whether only the last token of a turn carries its advantage."""
         self.method: AdvantageMethod | None = None
         if training.advantages in METHODS:
             self.method = packaged_method(training.advantages, training.compare_shaping)
@@ -39,7 +39,7 @@ class AdvantageCheck:
             )
 
     def step(self, items: Sequence[RecordedRollout], replayed: int) -> list[RecordedRollout]:
-        """Check one step. replayed: how many earlier rollouts it drew. Returns the rollouts of groups with signal."""
+        """Check one step and return the rollouts of groups with signal. replayed: how many earlier rollouts it drew."""
         groups = groups_of(items)
         if self.method is None:
             carry = [any(i.own is not None and i.own.kind == "trained" for i in group) for group in groups]
@@ -56,9 +56,9 @@ class AdvantageCheck:
     def _taught(
         self, item: RecordedRollout, formula: AdvantageFormula | None, lead: tuple[float, int] | None
     ) -> AdvantageFormula | None:
-        """Return the formula with the terms of a distillation's teacher, where there is one.
+        """Add the terms of the distillation teacher to the formula, if there is a teacher.
 
-        lead: mean lead of the teacher over the step, and the number of rollouts (None: tokens were not recorded).
+        lead: the teacher's mean lead over the step, and the number of rollouts (None: tokens were not recorded).
         """
         distillation = self.training.distillation
         if distillation.teacher is None or formula is None:
@@ -93,14 +93,14 @@ class AdvantageCheck:
             for term in terms:
                 if term.name in by_name and (term.name != BATCH or not self._several_batches):
                     self._term(place, term, by_name[term.name])
-            # The returns alone come from float32: divided by a small deviation, their sum has no digit to compare.
+            # A plain return comes from float32. Divided by a small deviation, the sum has no reliable digits left.
             if right[0].name and not self._several_batches:
                 sums = [sum(t.result(f.epsilon) for t in f.terms(t_)) for f, t_ in ((recorded, t), (computed, t)) if f]
                 self.report.number(place, "sum of the terms", *sums, tolerance=1e-4, size=1.0)
 
     @property
     def _several_batches(self) -> bool:
-        """Whether a step is scored in several batches, whose common deviation is not known."""
+        """Whether a step is scored in several batches, so that the common deviation is unknown."""
         return self.training.replay.mode == "dapo" and (
             self.training.scale_advantages == "batch" or self.training.advantages == "gdpo"
         )
@@ -123,7 +123,7 @@ class AdvantageCheck:
     def _signal_of(
         self, groups: Sequence[Sequence[RecordedRollout]], carry: Sequence[bool], replayed: int
     ) -> list[RecordedRollout]:
-        """Check the advantages in the loss. carry: which groups carry signal. Returns the rollouts of those groups."""
+        """Check the advantages in the loss and return the rollouts of groups with signal (`carry`)."""
         signal: list[RecordedRollout] = []
         silent = 0
         for group, carries in zip(groups, carry, strict=True):
@@ -135,7 +135,7 @@ class AdvantageCheck:
         return signal
 
     def _trained_on(self, item: RecordedRollout, signal: bool, replaced: bool) -> None:
-        """Compare the advantages in the loss, by turn, by token, and as one number, and the mark of the rollout."""
+        """Compare the advantages in the loss (by turn, by token, and as one number) and the rollout's mark."""
         kind = "trained"
         if not item.scorable:
             kind = "unscored"
@@ -179,7 +179,7 @@ class AdvantageCheck:
 
 
 def _mean_lead(items: Sequence[RecordedRollout]) -> tuple[float, int] | None:
-    """Return the mean lead of a teacher over the agent's tokens of these rollouts, and the number of rollouts."""
+    """Return the teacher's mean lead over the agent tokens of these rollouts, and the number of rollouts."""
     leads = [item.teacher_lead for item in items]
     if any(lead is None for lead in leads):
         return None
@@ -202,7 +202,7 @@ def signals(method: AdvantageMethod, returns: Sequence[Group], training: Trainin
 
 
 def returns_of(item: RecordedRollout) -> Returns:
-    """Return what advantages compare of a recorded rollout."""
+    """Return the returns of a recorded rollout that advantages compare."""
     breakdown = item.record.breakdown
     return Returns(
         turns=item.turn_rewards,

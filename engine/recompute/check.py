@@ -1,4 +1,4 @@
-"""The whole record, step after step."""
+"""Check a whole record, one step after another."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SINGLE_NUMBERS = (metric.LOSS, metric.ENTROPY, metric.CLIP_FRACTION, metric.KL_M
 
 
 def recompute(reader: RunReader, config: RunConfig) -> Report:
-    """Compute every number of a recorded training again. config: the run's own.
+    """Recompute every number of a recorded training. config: the run's own configuration.
 
-    Only rollouts of training are checked, not those that answered requests or belong to evaluations.
+    Only training rollouts are checked, not those of requests or evaluations.
     """
     in_force = [(e.step, e.data) for e in reader.events(kinds=["rewards"], limit=100_000)]
     return recompute_steps(steps_of(reader), metrics_of(reader), config, in_force)
@@ -34,8 +34,8 @@ def recompute_steps(
     config: RunConfig,
     in_force: Sequence[tuple[int, Mapping[str, object]]] = (),
 ) -> Report:
-    """The same from the rollouts of each step, the metrics of each step by name, and the weights and rules that were
-    in force after a step (events of kind `rewards`, in order)."""
+    """Recompute from the rollouts of each step and the metrics of each step by name. in_force: the weights and rules
+    that applied after a step (events of kind `rewards`, in order)."""
     report = Report()
     replay = config.training.replay
     one_batch = replay.mode != "dapo"

@@ -1,7 +1,7 @@
-"""Rollouts of other trainers: weighted sums, group statistics, advantages by rollout and by token, logged means.
+"""Check rollouts of other trainers: weighted sums, group statistics, advantages by rollout and by token, logged means.
 
-A dump rarely declares its formula for advantages. Then the formula that gives those of most groups counts as declared,
-and each rollout that differs from it is named. Weights of components that are not written are found in the same way.
+A dump rarely declares its advantage formula. Then the formula that reproduces most groups counts as declared, and the
+report names each rollout that differs from it. Component weights that are not recorded are inferred in the same way.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from .items import RecordedRollout, groups_of, steps_of
 from .ledger import Report
 
 CLOSE = 2e-4
-"""Relative difference of advantages that were float32 or rounded when they were written."""
+"""Relative tolerance for advantages that were float32 or rounded when they were written."""
 MEANS = ("reward/all/mean", "critic/score/max", "critic/score/min", metric.REWARD_MEAN)
 """Metrics of prime-rl and verl that are statistics of the rewards of a step. The last one is the importer's own mean,
-unless verl logged it, which logs the others, too."""
+except in dumps of verl, which logs it together with the others."""
 
 Compare = Callable[[Sequence[float], Sequence[float]], list[float]]
-"""Returns advantages of a group from its rewards and those of the whole step."""
+"""Computes the advantages of a group from its rewards and the rewards of the whole step."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula for advantages. text: for people."""
+    """A formula for advantages. text: its description for people."""
 
     text: str
     compare: Compare
 
 
 def std_of(values: Sequence[float], less: int) -> float:
-    """Return the standard deviation with n − less; 0 for too few values."""
+    """Return the standard deviation with divisor n − less; 0 for too few values."""
     mean = fmean(values)
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - less, 1))
 
@@ -80,13 +80,13 @@ FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     ),
     "reinforce_plus_plus": (Formula("(r − mean) / std of the step", _whitened),),
 }
-"""Formulas by the name under which they are declared. A name has the forms in which programs write it."""
+"""Formulas by declared name. Each name lists the variants that programs implement."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A group whose rewards and advantages are known. places: of its rollouts, for people. unknown: whether rollouts
-    without them were left out."""
+    """A group with known rewards and advantages. places: names the rollouts for people. unknown: whether rollouts
+    without rewards or advantages were left out."""
 
     places: list[str]
     rewards: list[float]
@@ -95,17 +95,17 @@ class Known:
     unknown: bool
 
     def wrong(self, formula: Formula) -> Iterator[tuple[str, float, float]]:
-        """Yield places of rollouts whose advantage is another, with the recorded and the computed one."""
+        """Yield the places of rollouts whose advantage differs, with the recorded and the computed advantage."""
         computed = formula.compare(self.rewards, self.step)
         spread = max(self.rewards) - min(self.rewards)
         for place, old, new in zip(self.places, self.advantages, computed, strict=True):
-            rounding = 1e-2 if spread < 1e-6 else 0.0  # float32 may find a deviation where there is none
+            rounding = 1e-2 if spread < 1e-6 else 0.0  # float32 may show a deviation where there is none
             if abs(old - new) > max(CLOSE * max(1.0, abs(old), abs(new)), rounding):
                 yield place, old, new
 
 
 def recompute_dump(reader: RunReader, declared: str = "") -> Report:
-    """Compute the numbers of rollouts of another trainer again. declared: a key of `FORMULAS`, or empty."""
+    """Recompute the numbers of another trainer's rollouts. declared: a key of `FORMULAS`, or empty."""
     report = Report()
     groups: list[Known] = []
     unweighted: list[Unweighted] = []
@@ -165,7 +165,7 @@ def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
 
 
 Unweighted = tuple[str, float, dict[str, float]]
-"""The place of a rollout whose weights are not recorded, its reward, and the values of its components."""
+"""The place, reward and component values of a rollout whose weights are not recorded."""
 
 
 def _sum(item: RecordedRollout, report: Report, unweighted: list[Unweighted]) -> None:
@@ -181,7 +181,7 @@ def _sum(item: RecordedRollout, report: Report, unweighted: list[Unweighted]) ->
 
 
 def _tokens(item: RecordedRollout, report: Report) -> None:
-    """Check that the agent's tokens have the advantage of their rollout, and others none."""
+    """Check that agent tokens have the advantage of their rollout, and other tokens have none."""
     tokens, advantage = item.tokens, _finite(item.record.advantage)
     if tokens is None or tokens.advantages is None or advantage is None or any(item.record.step_advantages):
         return
@@ -192,7 +192,7 @@ def _tokens(item: RecordedRollout, report: Report) -> None:
 
 
 def reward_of(item: RecordedRollout) -> float | None:
-    """Return the reward. If only components are recorded, as by TRL, it is their sum."""
+    """Return the reward, or the sum of the components if only those are recorded (TRL)."""
     values = [v for _, v in item.components]
     if item.row.reward is not None or not values or any(v.weight is not None for v in values):
         return _finite(item.row.reward)
@@ -201,17 +201,17 @@ def reward_of(item: RecordedRollout) -> float | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a number, None for one whose square is no finite number."""
+    """Return a number, or None if its square overflows."""
     return value if value is not None and abs(value) < 1e150 else None
 
 
 FITS = 1e-6
 FEWEST = 12
-"""Rollouts that must fit before weights count as found."""
+"""The minimum number of rollouts for inferring weights."""
 
 
 def fitted(rollouts: Sequence[Unweighted], report: Report) -> None:
-    """Find the weights of components, and name the rollouts whose reward is another than their sum."""
+    """Infer the component weights, and report the rollouts whose reward differs from the weighted sum."""
     names = sorted({name for *_, values in rollouts for name in values})
     whole = [each for each in rollouts if len(each[2]) == len(names)]
     if not names or len(whole) < max(FEWEST, 2 * len(names)):
@@ -227,7 +227,7 @@ def fitted(rollouts: Sequence[Unweighted], report: Report) -> None:
         worst = max(gaps, key=lambda i: gaps[i])
         if gaps[worst] <= FITS * max(1.0, abs(rewards[worst])):
             break
-        # Without the rollout that keeps the others farthest from one solution.
+        # Drop the rollout whose removal leaves the smallest squared error.
         trials = {i: [k for k in kept if k != i] for i in sorted(kept, key=lambda i: -gaps[i])[:8]}
         solved = {i: _solved([rows[k] for k in t], [rewards[k] for k in t]) for i, t in trials.items()}
         left = {i: math.fsum((_dot(rows[k], solved[i]) - rewards[k]) ** 2 for k in trials[i]) for i in trials}
@@ -248,7 +248,7 @@ def _dot(row: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _solved(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Return the least-squares solution. A component that others determine gets the weight 0."""
+    """Return the least-squares solution. A component that the others determine gets weight 0."""
     n = len(rows[0])
     matrix = [[math.fsum(row[i] * row[j] for row in rows) for j in range(n)] for i in range(n)]
     for i in range(n):

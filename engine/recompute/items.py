@@ -1,4 +1,4 @@
-"""The rollouts of one step as the checks see them."""
+"""The rollouts of one step in the form that the checks use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..runs.types import ComponentValue, StepReward, TokenArrays, TrajectoryReco
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """One rollout: its row in the list, its record, the updates that used it, its tokens (None: not kept)."""
+    """One rollout: its row in the list, its record, the updates that used it, and its tokens (None: not kept)."""
 
     row: TrajectoryRow
     record: TrajectoryRecord
@@ -28,7 +28,7 @@ class RecordedRollout:
 
     @property
     def own(self) -> Use | None:
-        """How its own step used it."""
+        """How the rollout's own step used it."""
         return self.record.use
 
     @property
@@ -42,12 +42,12 @@ class RecordedRollout:
 
     @property
     def scorable(self) -> bool:
-        """Whether its environment let it end."""
+        """Whether the rollout ended without a failure of its environment."""
         return not self.record.trajectory.failed
 
     @cached_property
     def tokens_by_turn(self) -> list[int]:
-        """How many tokens the agent wrote in each turn."""
+        """The number of agent tokens in each turn."""
         if self.tokens is not None:
             agent = [turn for turn, mask in zip(self.tokens.turn, self.tokens.agent_mask, strict=True) if mask]
             return [agent.count(t) for t in range(max(agent, default=-1) + 1)]
@@ -76,14 +76,14 @@ class RecordedRollout:
 
     @cached_property
     def unshaped_rewards(self) -> list[float]:
-        """The reward of each turn from task and environment only."""
+        """The reward of each turn from the task and the environment only."""
         if self.record.breakdown is None:
             return self.turn_rewards
         parts = [[v for n, v in s.components.items() if n not in SHAPED] for s in self.rewards]
         return self._by_turn([sum(v.contribution or 0.0 for v in values) for values in parts])
 
     def _by_turn(self, totals: list[float]) -> list[float]:
-        """Return rewards of steps by turn. Those after the last turn that has tokens are added to it."""
+        """Return step rewards by turn. Rewards after the last turn with tokens are added to that turn."""
         turns = len(self.tokens_by_turn)
         if not turns:
             return []
@@ -93,8 +93,8 @@ class RecordedRollout:
 
 
 def steps_of(reader: RunReader) -> Iterator[tuple[int, list[RecordedRollout]]]:
-    """Yield the training rollouts of each step, in the order in which they were recorded: all of them if the record
-    names none as such."""
+    """Yield the training rollouts of each step in recording order. If the record has no training split, yield all
+    rollouts."""
     query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
     bodies = reader.bodies
     for step, rows in groupby(reader.rollouts.each(query), key=lambda row: row.step):
@@ -105,7 +105,7 @@ def steps_of(reader: RunReader) -> Iterator[tuple[int, list[RecordedRollout]]]:
 
 
 def groups_of(items: Sequence[RecordedRollout]) -> list[list[RecordedRollout]]:
-    """Return items by group, in order of first appearance."""
+    """Group items, in order of first appearance."""
     groups: dict[str, list[RecordedRollout]] = {}
     for item in items:
         groups.setdefault(item.record.trajectory.group, []).append(item)

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 EXACT = 1e-9
-"""Relative difference that float64 sums in another order may have."""
+"""Relative tolerance for float64 sums in another order."""
 SINGLE = 1e-5
 """The same for numbers that passed through float32."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A recorded number that differs from the computed one. place: step, and rollout or metric. kind: the name of the
-    number."""
+    """A recorded number that differs from the computed one. place: the step, and the rollout or metric. kind: the name
+    of the number."""
 
     place: str
     kind: str
@@ -29,8 +29,8 @@ class Wrong:
 
 @dataclass
 class Report:
-    """compared: how many numbers of each kind. wrong: those that differ. given: kinds of numbers that were taken as
-    they are recorded, and why."""
+    """The result of a recomputation. compared: the count of numbers by kind. wrong: the numbers that differ. given: the
+    kinds of numbers that were taken as recorded, and why."""
 
     compared: Counter[str] = field(default_factory=Counter)
     wrong: list[Wrong] = field(default_factory=list)
@@ -50,8 +50,8 @@ class Report:
         tolerance: float = EXACT,
         size: float = 0.0,
     ) -> None:
-        """Compare a number. The tolerance is relative to its size, or to `size` if it is a difference of numbers of
-        that size."""
+        """Compare a number. The tolerance is relative to its size, or to `size` if the number is a difference of
+        numbers of that size."""
         self.compared[kind] += 1
         if recorded is None or computed is None:
             if recorded is not computed:
@@ -73,7 +73,7 @@ class Report:
         tolerance: float,
         size: float,
     ) -> None:
-        """Compare the numbers of a rollout's tokens. Only the first that differs is reported."""
+        """Compare the per-token numbers of a rollout. Report only the first difference."""
         self.compared[kind] += len(recorded)
         for t, (old, new) in enumerate(zip(recorded, computed, strict=True)):
             both_nan = math.isnan(old) and math.isnan(new)
@@ -82,7 +82,7 @@ class Report:
                 return
 
     def same(self, place: str, kind: str, recorded: object, computed: object) -> None:
-        """Compare anything that has no rounding."""
+        """Compare values that have no rounding error."""
         self.compared[kind] += 1
         if recorded != computed:
             self.wrong.append(Wrong(place, kind, recorded, computed))

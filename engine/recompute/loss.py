@@ -1,4 +1,4 @@
-"""Check the loss of each step, from the recorded terms of each rollout and its advantages."""
+"""Check the loss of each step against the recorded terms and advantages of each rollout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .items import RecordedRollout
 from .ledger import Report
 
 LOSS = 2e-4
-"""Relative to the sum of the absolute terms: the loss is a float32 sum over thousands of tokens of either sign."""
+"""Tolerance relative to the sum of absolute terms. The loss is a float32 sum over thousands of signed terms."""
 
 
 class Loss:
-    """Checks the loss of step after step."""
+    """Checks the loss, one step after another."""
 
     def __init__(self, training: TrainingConfig, report: Report) -> None:
         self.training = training
@@ -32,7 +32,7 @@ class Loss:
         items: Sequence[RecordedRollout],
         metrics: Mapping[str, float],
     ) -> None:
-        """Check one step. batch: the rollouts in the loss. items: all rollouts that were sampled for the step."""
+        """Check one step. batch: the rollouts in the loss. items: all rollouts sampled for the step."""
         self._kl(step, items, metrics)
         terms = [(item, use.loss) for item, use in batch if use.loss is not None]
         if not terms:
@@ -62,7 +62,7 @@ class Loss:
         self.report.number(place, "metric train/loss", metrics.get(metric.LOSS), value, tolerance=LOSS, size=size)
 
     def _policy(self, step: int, item: RecordedRollout, loss: LossTerms) -> None:
-        """Check −Σ A·ρ over the tokens of each turn, with ρ at its bound where it is clipped."""
+        """Check −Σ A·ρ over the tokens of each turn. Where ρ is clipped, it equals its bound."""
         place = f"step {step}, rollout {item.row.id} in the loss"
         masked = self.training.trl.get("mask_truncated_completions") and item.record.trajectory.cut
         self.report.same(place, "tokens", loss.tokens, 0 if masked else item.agent_tokens)
@@ -75,7 +75,7 @@ class Loss:
         self.report.number(place, "policy-gradient term", loss.policy, math.fsum(parts), tolerance=LOSS, size=size)
 
     def _loss(self, losses: Sequence[LossTerms], tokens: int, beta: float) -> tuple[float, float] | None:
-        """Return the loss of the step, and the size for its tolerance; None if it depends on micro-batches."""
+        """Return the loss of the step and the size for its tolerance; None if the loss depends on micro-batches."""
         kind = self.training.loss_type
         whole = [(loss.policy or 0.0) + beta * loss.kl for loss in losses]
         size = [abs(loss.policy or 0.0) + beta * abs(loss.kl) for loss in losses]

@@ -1,4 +1,4 @@
-"""Metrics that are means over the rollouts of a step."""
+"""Check the metrics that are means over the rollouts of a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .items import RecordedRollout
 from .ledger import SINGLE, Report
 
 FROM_SINGLE = (metric.TRL("reward"), metric.TRL("reward_std"), metric.ADVANTAGE_STD)
-"""Made of float32 rewards of turns, which may cancel each other."""
+"""Metrics computed from float32 turn rewards, which may cancel each other."""
 
 
 class StepMetrics:
-    """Compares the metrics of step after step. one_batch: the rewards of a step were scored in one batch, so
+    """Checks metrics, one step after another. one_batch: whether the rewards of a step were scored in one batch, so
     that running statistics can be followed."""
 
     def __init__(self, report: Report, one_batch: bool) -> None:
@@ -24,7 +24,7 @@ class StepMetrics:
         self.one_batch = one_batch
         self.running: dict[str, Moments] = {}
         self.known: set[str] = set()
-        """Names of metrics that were computed again."""
+        """Names of the recomputed metrics."""
         self._seen = 0
 
     def step(

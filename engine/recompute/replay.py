@@ -1,4 +1,4 @@
-"""Check selective sample replay: the content of the buffer at each step, and the probability of each draw."""
+"""Check selective sample replay: the buffer's content at each step, and the probability of each draw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReplayEntry:
 
 
 class Replay:
-    """The buffer, step after step."""
+    """Follows the buffer, one step after another."""
 
     def __init__(self, config: ReplayConfig, report: Report) -> None:
         self.config = config

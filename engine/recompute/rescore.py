@@ -1,8 +1,8 @@
-"""Rewards and advantages of a recorded training under another configuration of its rewards.
+"""Compute rewards and advantages of a recorded training under another reward configuration.
 
-Exact for the recorded rollouts. Later rollouts would differ, because the policy would have learned something else.
-Running statistics are those of the record. Numbers that no weight multiplied were not recorded, so they cannot be
-given one.
+The result is exact for the recorded rollouts. In a real run, later rollouts would differ because the policy would have
+learned something else. Running statistics come from the record. Components without a weight were not recorded, so they
+cannot get one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .items import RecordedRollout, groups_of
 from .rewards import normalize
 
 ROUNDING = 1e-6
-"""Advantages below this are zero."""
+"""Advantages below this count as zero."""
 Judged = Mapping[str, Mapping[str, Any]]
-"""By the number of a rollout: its `scores` of other reward functions, and whether it is `correct`."""
+"""By rollout number: the `scores` of other reward functions, and whether the rollout is `correct`."""
 
 
 class RescoreError(GrpoTuiError, ValueError):
-    """The record does not hold a number that the new configuration needs. The message is one sentence."""
+    """The record lacks a number that the new configuration needs. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A rollout whose advantage changes sign. cause: the component whose change moved it most against its group."""
+    """A rollout whose advantage changes sign. cause: the component that moved it most relative to its group."""
 
     step: int
     group: str
@@ -48,8 +48,8 @@ class Flip:
 
 @dataclass
 class Rescored:
-    """rollouts: how many had their rewards computed. reward: mean before and after. gained, lost: groups that carry a
-    signal only after, or only before."""
+    """The result of rescoring. rollouts: the number of rescored rollouts. reward: the mean before and after. gained,
+    lost: groups that carry a signal only after, or only before."""
 
     rollouts: int = 0
     groups: int = 0
@@ -93,7 +93,7 @@ def rescore(
 
 
 def _advantages(items: Sequence[RecordedRollout], config: RunConfig) -> dict[int, float]:
-    """Return the mean advantage over the tokens of each rollout, 0 in groups without signal, by its number."""
+    """Return by rollout number the mean advantage over the rollout's tokens, 0 in groups without signal."""
     training = config.training
     if training.advantages not in METHODS:
         raise RescoreError(f"training.advantages is {training.advantages}, whose code is not run here")
@@ -117,7 +117,7 @@ def _mean(item: RecordedRollout, formula: AdvantageFormula | None) -> float:
 
 
 def _shifts(before: Sequence[RecordedRollout], after: Sequence[RecordedRollout]) -> dict[int, dict[str, float]]:
-    """Return how far each component moved the reward of a rollout, minus the mean of its group, by its number."""
+    """Return by rollout number how far each component moved the reward, minus the group mean."""
     moved: dict[int, dict[str, float]] = {}
     for mine, theirs in zip(before, after, strict=True):
         sums: dict[str, float] = {}
@@ -145,7 +145,7 @@ def _changed(
 
 
 def _scored(item: RecordedRollout, judged: Judged) -> Trajectory:
-    """Return the trajectory with the new scores in place of the recorded ones."""
+    """Return the trajectory with new scores instead of the recorded ones."""
     trajectory = item.record.trajectory
     steps = [replace(step, scores=()) for step in trajectory.steps]
     found = judged.get(str(item.row.n))
@@ -221,7 +221,7 @@ def _rewarded(
 def _normalized(
     value: float | None, name: str, breakdown: RewardBreakdown, sums: Sequence[float], count: int, config: RunConfig
 ) -> float | None:
-    """Normalise a value by its group, or by the statistics that the record holds."""
+    """Normalise a value by its group or by the recorded statistics."""
     mode, settings = config.rewards.normalization_of(name), config.rewards.normalization
     if value is None or mode == "none":
         return value

@@ -1,4 +1,4 @@
-"""Rewards: penalties, raw values that follow from the trajectory, normalisation, weights, sums, running statistics."""
+"""Check rewards: penalties, raw values that follow from the trajectory, normalisation, weights, sums, statistics."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .ledger import SINGLE, Report
 
 
 class Rewards:
-    """Checks the rewards of step after step. running: whether statistics were taken from the very rollouts that are
-    recorded, so that they can be followed. in_force: see `check.recompute_steps`."""
+    """Checks rewards, one step after another. running: whether the running statistics come from exactly the recorded
+    rollouts, so that they can be followed. in_force: see `check.recompute_steps`."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Rewards:
         self.statistics: dict[str, Moments] = {}
         self.in_force = in_force
         self.weights: Mapping[str, float] = config.weights
-        # A record without such events is of an earlier version, and its configuration names the rules of that version.
+        # A record of an earlier version has no such events, and its configuration names the rules of that version.
         named = config.penalties.model_fields_set or set(type(config.penalties).model_fields)
         self._rules({rule.id: getattr(config.penalties, rule.id) for rule in BUILT_IN if rule.id in named})
         for name in config.extra_components:
@@ -45,7 +45,7 @@ class Rewards:
         self.own_rules = bool(self.config.penalty_rules) or any(name not in built_in for name in amounts)
 
     def _begin(self, step: int) -> None:
-        """Take the weights and rules that are in force in this step."""
+        """Set the weights and rules that apply in this step."""
         for after, data in self.in_force:
             if after < step:
                 self.weights = _amounts(data.get("weights"))
@@ -157,7 +157,7 @@ class Rewards:
     def _statistics(
         self, item: RecordedRollout, name: str, now: Mapping[str, Moments], sums: Mapping[str, list[float]]
     ) -> NormalizedBy | None:
-        """Return the statistics that a component of this rollout was normalised by, and check them."""
+        """Check and return the statistics that normalised a component of this rollout."""
         assert item.record.breakdown is not None
         used = item.record.breakdown.normalized_by.get(name)
         if used is None:
@@ -183,7 +183,7 @@ class Rewards:
 
 
 def normalize(raw: float, by: NormalizedBy, count: int, settings: NormalizationConfig) -> float:
-    """Return a normalised value. count: the values of the rollout, whose sum mode `group` compares."""
+    """Normalise a value. count: the number of values of the rollout, whose sum mode `group` compares."""
     scale = max(by.std, settings.std_floor) + settings.epsilon
     if by.mode == "group":
         return (raw - by.mean / max(count, 1)) / scale
@@ -196,7 +196,7 @@ def _amounts(data: object) -> dict[str, float]:
 
 
 def _by_component(item: RecordedRollout) -> dict[str, list[float]]:
-    """Return the raw values of each component over the steps where it is defined."""
+    """Return each component's raw values over the steps where it is defined."""
     values: dict[str, list[float]] = {}
     for name, value in item.components:
         if value.raw is not None:

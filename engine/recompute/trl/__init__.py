@@ -1,8 +1,8 @@
-"""Compute every number of a training with TRL again, from a record of `grpo_tui.trl.attach`.
+"""Recompute every number of a TRL training from a record of `grpo_tui.trl.attach`.
 
-`settings` holds the declared settings, `generation` the formulas of groups and advantages, `loss` the loss with its
-gradient for the log-prob of each token, and `check` walks through the record. The formulas are those of TRL 1.16, and
-are written here in plain Python: they share no code with TRL.
+`settings` holds the declared settings, `generation` the formulas of groups and advantages, and `loss` the loss and its
+gradient for each token's log-prob. `check` walks through the record. The formulas are those of TRL 1.16 in plain
+Python. They share no code with TRL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The record of a training with TRL, step after step: groups and advantages, then each micro-batch and each log."""
+"""Check the record of a TRL training step by step: groups and advantages, then each micro-batch and each log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .update import UpdateCheck
 
 
 def is_trl(reader: RunReader) -> bool:
-    """Return whether a record declares settings of TRL."""
+    """Return whether a record declares TRL settings."""
     return (reader.run_dir / FOLDER).is_dir() or "scale_rewards" in _config(reader)
 
 
@@ -31,7 +31,7 @@ def _config(reader: RunReader) -> Mapping[str, object]:
 
 
 def recompute_trl(reader: RunReader) -> Report:
-    """Compute every number of a training that `grpo_tui.trl.attach` recorded again."""
+    """Recompute every number of a training that `grpo_tui.trl.attach` recorded."""
     blocks = list(read_updates(reader.run_dir))
     declared = [block.data for block in blocks if block.kind == "settings"]
     settings = settings_of(declared[0] if declared else _config(reader))
@@ -64,13 +64,13 @@ def _describe(settings: Settings, report: Report, recorded: bool) -> None:
 
 @dataclass
 class Walk:
-    """The checks with what they remember from earlier steps. resumed: the record begins within a training."""
+    """The checks and their state from earlier steps. resumed: whether the record begins in the middle of a training."""
 
     report: Report
     settings: Settings
     resumed: bool
     items: dict[str, RecordedRollout] = field(default_factory=dict)
-    """Rollouts that micro-batches may still use, by id."""
+    """Rollouts by id that micro-batches may still use."""
     sums: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Metrics since the last log, by name."""
     losses: dict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -107,7 +107,7 @@ class Walk:
             self.sums[name].append(float(value))
 
     def _log(self, block: Block) -> None:
-        """Compare logged numbers with the means of those since the last log."""
+        """Compare logged numbers with the means since the last log."""
         logged: Mapping[str, float] = block.data["metrics"]
         place = f"step {block.step}"
         if self.settings.processes == 1:
@@ -123,7 +123,7 @@ class Walk:
 
 
 def blocks_of(blocks: Sequence[Block], kind: str) -> list[list[Block]]:
-    """Return the blocks of a kind for each process, in order."""
+    """Return one list per process with its blocks of a kind, in order."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
         if block.kind == kind:
@@ -132,7 +132,7 @@ def blocks_of(blocks: Sequence[Block], kind: str) -> list[list[Block]]:
 
 
 def merged(blocks: Sequence[Block]) -> list[Block]:
-    """Join the parts of processes that were scored together. The metrics are those of the first process."""
+    """Join the parts of a generation that processes scored together. Keep the metrics of the first process."""
     joined = []
     for parts in zip(*blocks_of(blocks, "generation"), strict=False):
         first = parts[0].data

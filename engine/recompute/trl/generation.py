@@ -1,4 +1,4 @@
-"""Rollouts that were scored together: groups, weighted sums, statistics, advantages, masks and lengths."""
+"""Check rollouts that were scored together: groups, weighted sums, statistics, advantages, masks and lengths."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..ledger import SINGLE, Report
 from .settings import Settings
 
 UNSCORED = (1, 10)
-"""The version of TRL since which a rollout without any reward is left out of its group, as far as was compared."""
+"""The first TRL version known to leave a rollout without any reward out of its group."""
 
 
 class GenerationCheck:
-    """Checks generation after generation."""
+    """Checks generations one after another."""
 
     def __init__(self, report: Report, settings: Settings) -> None:
         self.report = report
         self.settings = settings
 
     def check(self, block: Block, items: Mapping[str, RecordedRollout]) -> None:
-        """Check the rollouts of one generation, and the metrics that TRL computed from them."""
+        """Check the rollouts of one generation and the metrics that TRL computed from them."""
         known = [items[id_] for id_ in block.data["ids"] if id_ in items]
         scored = self.rollouts(known)
         place = f"step {block.step}"
@@ -79,9 +79,9 @@ class GenerationCheck:
     def _metrics(
         self, block: Block, items: Sequence[RecordedRollout], scored: Scored
     ) -> dict[str, tuple[float, float]]:
-        """Return TRL's metrics of a generation, each with its least and largest possible value."""
+        """Return TRL's metrics of a generation, each with its smallest and largest possible value."""
         found: dict[str, float] = {}
-        if self.settings.version >= UNSCORED:  # before, the logged reward had no weights
+        if self.settings.version >= UNSCORED:  # earlier versions log the reward without weights
             found = {"reward": nan_mean(scored.rewards), "reward_std": nan_std(scored.rewards)}
         for name in {name: None for item in items for name in values_of(item)}:
             column = [values_of(item).get(name, math.nan) for item in items]
@@ -106,7 +106,7 @@ class GenerationCheck:
             where = f"{place}, rollout {id_}"
             masked = self.settings.mask_truncated_completions and not ended
             right = 0 if masked else length
-            if data["pad_is_eos"] and in_mask == right + 1:  # its last token is an end token, which is the padding, too
+            if data["pad_is_eos"] and in_mask == right + 1:  # the last token is EOS, which is also the padding
                 right += 1
             self.report.same(where, "tokens in the mask", int(in_mask), right)
             if not data["tools"]:
@@ -116,14 +116,14 @@ class GenerationCheck:
 
 
 def values_of(item: RecordedRollout) -> dict[str, float]:
-    """Return the values of reward functions by name, NaN where one does not apply."""
+    """Return the values of reward functions by name, with NaN for functions that do not apply."""
     return {name: math.nan if value.raw is None else value.raw for name, value in item.components}
 
 
 def within(
     report: Report, place: str, kind: str, recorded: float | None, least: float, most: float, coarse: float = 1.0
 ) -> None:
-    """Compare a metric that may lie in a small range. A metric that TRL does not have is skipped."""
+    """Compare a metric that may lie anywhere in a small range. Skip metrics that TRL does not have."""
     if recorded is None or (math.isnan(recorded) and math.isnan(least)):
         return
     right = min(max(recorded, least), most) if least <= most else least
@@ -133,13 +133,13 @@ def within(
 FLOOR = 1e-4
 """Added to a standard deviation before it divides."""
 ROUNDING = 4e-7
-"""About what a float32 reward loses in a difference, relative to its size."""
+"""The approximate rounding error of a difference of float32 rewards, relative to their size."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The rollouts that were scored together. rewards: their weighted sums. advantages: theirs. slack: what float32
-    may add to each advantage. zero: how many have a group without spread, at least and at most."""
+    """Rollouts that were scored together. rewards: their weighted sums. slack: the possible float32 error of each
+    advantage. zero: the minimum and maximum number of rollouts whose group has no spread."""
 
     rewards: list[float]
     advantages: list[float]
@@ -148,25 +148,25 @@ class Scored:
 
 
 def nan_mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are known; NaN if none is."""
+    """Return the mean of the known values; NaN if there are none."""
     known = [v for v in values if not math.isnan(v)]
     return fmean(known) if known else math.nan
 
 
 def nan_std(values: Sequence[float]) -> float:
-    """Return the standard deviation with n − 1; NaN for fewer than two values."""
+    """Return the standard deviation with divisor n − 1; NaN for fewer than two values."""
     known = [v for v in values if not math.isnan(v)]
     return std_of(known, 1) if len(known) > 1 else math.nan
 
 
 def weighted(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted sum of the values that apply; NaN if none does."""
+    """Return the weighted sum of the values that apply; NaN if there are none."""
     known = [v * w for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
     return math.fsum(known) if known else math.nan
 
 
 def score(values: Sequence[Sequence[float]], weights: Sequence[float], settings: Settings) -> Scored:
-    """Return rewards and advantages of rollouts. values: [N, K], those of K functions, group after group."""
+    """Return rewards and advantages of rollouts. values: [N, K], for K functions, ordered by group."""
     rewards, n = [weighted(row, weights) for row in values], settings.num_generations
     normalized = settings.multi_objective_aggregation == "normalize_then_sum"
     if normalized:

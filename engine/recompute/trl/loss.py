@@ -1,8 +1,8 @@
-"""The losses of TRL and their gradients, from the numbers that entered them.
+"""Compute TRL's losses and their gradients from the inputs of the loss.
 
 The loss of a micro-batch is Σ_t w_t · (c_t · p_t + β · k_t) over the tokens t of its rows: w_t averages, c_t leaves
-tokens out or corrects for the sampler, p_t is the policy term, k_t the KL term. Both depend on the log-prob of the
-token and on the ratio ρ of the policy to the one that sampled, which is one number a token or a sequence.
+tokens out or corrects for the sampler, p_t is the policy term, k_t the KL term. Both terms depend on the token's
+log-prob and on the ratio ρ of the policy to the sampling policy. There is one ρ per token or per sequence.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from .settings import Settings
 
 BOUND = 2e-5
-"""How near to a bound a float32 number may be on either side of it."""
+"""The distance from a bound within which a float32 number may be on either side."""
 
 
 @dataclass(frozen=True)
 class LossRow:
-    """One rollout in a micro-batch. Sequences are over its unmasked completion tokens, log-probs in nats.
+    """One rollout in a micro-batch. Sequences cover its unmasked completion tokens, with log-probs in nats.
 
-    logps: of the policy under training. old, reference, sampled: of other policies (None: not in the batch). mask: 1
-    where the token is the policy's own. weights: the correction for the sampler. entropies: None unless the loss uses
-    them. entropy: their sum over the mask. gradient: of the loss, for `logps`. outside: the sum of |gradient| over
-    masked tokens.
+    logps: log-probs under the policy in training. old, reference, sampled: log-probs under other policies (None: not
+    in the batch). mask: 1 for the policy's own tokens. weights: the correction for the sampler. entropies: None unless
+    the loss uses them. entropy: their sum over the mask. gradient: of the loss for `logps`. outside: the sum of
+    |gradient| over masked tokens.
     """
 
     id: str
@@ -49,8 +49,8 @@ class LossRow:
 class Term:
     """A token in the loss.
 
-    policy, kl: p_t and k_t. by_ratio: dp/dρ. by_logp: dp/d(log π) at fixed ρ. kl_by_ratio, kl_by_logp: the same of k.
-    near: ρ is so near to a bound that float32 may clip or not. low, high: whether it is counted as clipped.
+    policy, kl: p_t and k_t. by_ratio: dp/dρ. by_logp: dp/d(log π) at fixed ρ. kl_by_ratio, kl_by_logp: the same for k.
+    near: whether ρ is so near to a bound that float32 may or may not clip. low, high: whether it counts as clipped.
     """
 
     ratio: float
@@ -69,8 +69,8 @@ class Term:
 
 @dataclass(frozen=True)
 class ExpectedLoss:
-    """What a micro-batch comes to. size: the sum of the absolute terms. gradients: for each row and token. near: where
-    float32 decides the gradient. terms: of each row."""
+    """The expected result of a micro-batch. size: the sum of absolute terms. gradients: per row and token. near: where
+    float32 rounding decides the gradient. terms: per row."""
 
     loss: float
     size: float
@@ -84,8 +84,8 @@ def expected(
 ) -> ExpectedLoss:
     """Return the loss of a micro-batch and its gradient.
 
-    accumulated: micro-batches in this optimiser step. items: trained tokens of the whole generation. coarse: how many
-    times coarser than float32 the numbers are.
+    accumulated: micro-batches in this optimiser step. items: trained tokens of the whole generation. coarse: the
+    coarseness of the numbers relative to float32.
     """
     terms = [row_terms(row, settings, BOUND * coarse) for row in rows]
     _leave_out(rows, terms, settings)
@@ -162,7 +162,7 @@ def _edges(settings: Settings) -> tuple[float, ...]:
 
 
 def _add_kl(term: Term, difference: float, settings: Settings) -> None:
-    """Add the estimator k3. difference: log π_ref − log π."""
+    """Add the k3 estimator to a term. difference: log π_ref − log π."""
     k3 = math.exp(min(difference, 80.0)) - difference - 1
     by_logp = 1 - math.exp(min(difference, 80.0))
     if settings.use_bias_correction_kl:
@@ -172,7 +172,7 @@ def _add_kl(term: Term, difference: float, settings: Settings) -> None:
 
 
 def _phi(row: LossRow, log_ratios: Sequence[float], settings: Settings) -> float:
-    """Return the weight of a sequence in VESPO."""
+    """Return the VESPO weight of a sequence."""
     lowest = math.log(1e-8)
     whole = math.fsum(min(max(r, -20.0), 20.0) * m for r, m in zip(log_ratios, row.mask, strict=True))
     log_w = min(max(whole, lowest), 20.0)
@@ -183,7 +183,7 @@ def _phi(row: LossRow, log_ratios: Sequence[float], settings: Settings) -> float
 
 
 def _leave_out(rows: Sequence[LossRow], terms: Sequence[Sequence[Term]], settings: Settings) -> None:
-    """Set the factor of tokens that an option leaves out to 0."""
+    """Set the factor to 0 for tokens that an option leaves out."""
     if settings.off_policy_mask_threshold is not None:
         for row, own in zip(rows, terms, strict=True):
             base = row.sampled or row.old or row.logps
@@ -201,7 +201,7 @@ def _leave_out(rows: Sequence[LossRow], terms: Sequence[Sequence[Term]], setting
 
 
 def _threshold(rows: Sequence[LossRow], share: float) -> float:
-    """Return the quantile of the entropies, interpolated as torch does."""
+    """Return the quantile of the entropies with torch's interpolation."""
     values = sorted(e for row in rows for e, m in zip(row.entropies or (), row.mask, strict=False) if m)
     if not values:
         return math.inf
@@ -212,7 +212,7 @@ def _threshold(rows: Sequence[LossRow], share: float) -> float:
 
 
 def _averages(rows: Sequence[LossRow], settings: Settings, accumulated: int, items: float | None) -> list[float]:
-    """Return w_t of an unmasked token of each row."""
+    """Return for each row the w_t of its unmasked tokens."""
     kind = settings.loss_type
     if kind in ("grpo", "sapo"):
         return [1 / max(row.count, 1.0) / len(rows) / accumulated for row in rows]
@@ -229,7 +229,7 @@ def _averages(rows: Sequence[LossRow], settings: Settings, accumulated: int, ite
 
 
 def _entropy(rows: Sequence[LossRow], terms: Sequence[Sequence[Term]], settings: Settings) -> float:
-    """Return the mean entropy that the bonus acts on."""
+    """Return the mean entropy that the entropy bonus uses."""
     if settings.top_entropy_quantile >= 1.0:
         return math.fsum(row.entropy or 0.0 for row in rows) / max(sum(row.count for row in rows), 1.0)
     pairs = [
@@ -241,7 +241,7 @@ def _entropy(rows: Sequence[LossRow], terms: Sequence[Sequence[Term]], settings:
 
 
 def metrics(rows: Sequence[LossRow], result: ExpectedLoss, settings: Settings) -> dict[str, tuple[float, float]]:
-    """Return the metrics of a micro-batch with TRL's names, each with its least and its largest possible value."""
+    """Return the metrics of a micro-batch by TRL name, each with its smallest and largest possible value."""
     tokens = max(sum(row.count for row in rows), 1.0)
     found: dict[str, tuple[float, float]] = {}
     pairs = list(zip(rows, result.terms, strict=True))
@@ -268,7 +268,7 @@ def metrics(rows: Sequence[LossRow], result: ExpectedLoss, settings: Settings) -
 
 
 def _share(row: LossRow, terms: Sequence[Term], which: str, settings: Settings) -> tuple[float, float]:
-    """Return the share of tokens that are clipped, at least and at most."""
+    """Return the minimum and maximum share of clipped tokens."""
     flags = [(t.low or t.high if which == "any" else getattr(t, which), t.near) for t in terms]
     if settings.by_sequence:
         flag, near = flags[0] if flags else (False, False)

@@ -1,4 +1,4 @@
-"""The settings of `GRPOConfig` that the arithmetic depends on, as the trainer declares them."""
+"""The `GRPOConfig` settings that affect the arithmetic, as the trainer declares them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 FORMULAS = (1, 16)
-"""The version of TRL whose formulas these are."""
+"""The TRL version that the formulas follow."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings with the names and defaults of TRL, and facts of the trainer.
+    """Settings with TRL's names and defaults, and facts about the trainer.
 
-    trl: its version. replaced: methods of TRL that a subclass replaces. scaled: whether a library multiplies the loss
-    before its backward pass.
+    trl: the TRL version. replaced: TRL methods that a subclass overrides. scaled: whether a library scales the loss
+    before the backward pass.
     """
 
     loss_type: str = "dapo"
@@ -61,7 +61,7 @@ class Settings:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """The version of TRL; that of the formulas if it is not known."""
+        """The TRL version, or the version of the formulas if it is unknown."""
         return tuple(int(part) for part in self.trl.split(".")[:2] if part.isdecimal()) or FORMULAS
 
     @property
@@ -70,7 +70,7 @@ class Settings:
 
     @property
     def high(self) -> float:
-        """The upper bound of a ratio; for cispo it is `epsilon_high` itself."""
+        """The upper bound of a ratio. For cispo it is `epsilon_high` itself."""
         above = self.epsilon if self.epsilon_high is None else self.epsilon_high
         return above if self.loss_type == "cispo" else 1 + above
 
@@ -80,18 +80,18 @@ class Settings:
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss is corrected for the sampler of vLLM."""
+        """Whether the loss corrects for the vLLM sampler."""
         return self.use_vllm and self.vllm_importance_sampling_correction
 
     @property
     def keeps_old(self) -> bool:
-        """Whether TRL keeps log-probs of the policy that sampled."""
+        """Whether TRL keeps log-probs of the sampling policy."""
         every = self.steps_per_generation * self.num_iterations
         return self.gradient_accumulation_steps % every != 0 or self.corrected
 
 
 def settings_of(data: Mapping[str, object]) -> Settings:
-    """Return settings from a record. Texts such as "None", as transformers writes them, are read as their values."""
+    """Read settings from a record. Texts that transformers writes, such as "None", become their values."""
     known = {f.name for f in fields(Settings)}
     found = {name: _value(value) for name, value in data.items() if name in known}
     if isinstance(found.get("scale_rewards"), bool):  # until TRL 0.23

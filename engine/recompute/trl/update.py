@@ -1,4 +1,4 @@
-"""Micro-batches: which rollouts are in them, their ratios and masks, the loss, its gradient and its metrics."""
+"""Check micro-batches: their rollouts, ratios and masks, the loss, its gradient and its metrics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .loss import ExpectedLoss, LossRow, expected, metrics
 from .settings import Settings
 
 LOSS = 2e-4
-"""Relative to the sum of the absolute terms: float32 sums over thousands of tokens of either sign."""
+"""Tolerance relative to the sum of absolute terms, for float32 sums over thousands of tokens of either sign."""
 COARSER = {"bfloat16": 128.0, "float16": 16.0}
-"""How many times coarser than these tolerances a number format is."""
+"""The factor on tolerances for coarser number formats."""
 OLD_WINDOW = (1, 10)
-"""The version of TRL since which losses by token divide by one accumulation window, as far as was compared."""
+"""The first TRL version known to divide token losses by one accumulation window."""
 SAME_POLICY = {"float32": 2e-3}
-"""How far log-probs of one policy in two forward passes may differ in the mean, by number format."""
+"""The maximum mean difference between one policy's log-probs in two forward passes, by number format."""
 COARSE = 0.1
 KEPT = {True: "there", False: "missing"}
 NOT_ZERO = "not 0 for some token"
@@ -28,7 +28,7 @@ KINDS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 
 
 class UpdateCheck:
-    """Checks micro-batch after micro-batch. resumed: the record begins within a training."""
+    """Checks micro-batches one after another. resumed: whether the record begins in the middle of a training."""
 
     def __init__(self, report: Report, settings: Settings, resumed: bool) -> None:
         self.report = report
@@ -43,7 +43,7 @@ class UpdateCheck:
             report.given[kind] = why
 
     def begin(self, blocks: Sequence[Block]) -> None:
-        """Take a new generation. blocks: the parts of the processes."""
+        """Begin a new generation. blocks: the parts of the processes."""
         for block in blocks:
             last = self._generation.get(block.process)
             if last is not None and not self.resumed:
@@ -55,7 +55,7 @@ class UpdateCheck:
         self._uses.clear()
 
     def check(self, block: Block, number: int, items: Mapping[str, RecordedRollout]) -> None:
-        """Check a micro-batch. number: its place in its step."""
+        """Check a micro-batch. number: its position in the step."""
         place = f"step {block.step}, micro-batch {number + 1}"
         rows = list(rows_of(block))
         for row in rows:
@@ -78,7 +78,7 @@ class UpdateCheck:
         if uneven and self.settings.version < OLD_WINDOW and self.settings.loss_type in ("dapo", "cispo", "vespo"):
             self.report.given["loss"] = f"TRL {self.settings.trl} divides by the tokens of the whole generation"
             return
-        # the tokens that the loss divides by, as the generation has them
+        # the generation holds the number of tokens that the loss divides by
         generation = self._generation.get(block.process, block)
         coarse = COARSER.get(block.data["dtype"], 1.0)
         result = expected(rows, self.settings, block.data["accumulated"], generation.data["items"], coarse)
@@ -108,7 +108,7 @@ class UpdateCheck:
                 within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most, coarse)
 
     def _policies(self, where: str, row: LossRow, same_step: bool) -> None:
-        """Check that the log-probs of other policies are there, and are those of this policy before its update."""
+        """Check that log-probs of other policies are present, and that old ones match this policy before its update."""
         if not self.settings.replaced:
             old, reference = KEPT[row.old is not None], KEPT[row.reference is not None]
             self.report.same(where, "log-probs of the sampling policy", old, KEPT[self.settings.keeps_old])
