@@ -1,1 +1,1 @@
-"""The terminal: the command line and the Textual app. Reads the record and asks the launcher, nothing else."""
+"""The command line and the Textual app. They read the record and call the launcher, nothing else."""

@@ -1,4 +1,4 @@
-"""How an advantage came about, in words: the formula that was recorded, with the numbers that were used then."""
+"""Explain an advantage in words: the recorded formula with the numbers that were used then."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .format import MINUS, fixed
 NOT_RECORDED = "How it was computed was not recorded."
 FILTERED = "Filtered out, its group carries no signal: the advantage in the loss is 0."
 SAME = 1e-9
-"""A standard deviation below this counts as none."""
+"""A standard deviation below this counts as zero."""
 _EXACT = 1e-4
-"""Largest difference, relative to the advantage, at which a form counts as the one that was used."""
+"""Largest difference, relative to the advantage, at which a form counts as the one used."""
 
 
 def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageFormula | None:
-    """Return the recorded formula. Without one, as in records of other trainers, find the form that was used.
+    """Return the recorded formula. If there is none, as in records of other trainers, infer the form that was used.
 
-    It is the only form that gives the recorded advantage of every rollout of the group (two or more); None if no form
-    does, or several do.
+    Exactly one form must give the recorded advantage of every rollout of the group (two or more). Otherwise return
+    None.
     """
     total = record.breakdown.total if record.breakdown is not None else None
     if record.formula is not None or record.advantage is None or total is None:
@@ -39,9 +39,9 @@ def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
 
 
 def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageTerm | None:
-    """Return the advantage that GRPO would have given to a rollout of another program.
+    """Return the advantage that GRPO would have given to a rollout of another trainer.
 
-    None if an advantage is recorded, or the rewards of the group are not all known.
+    Return None if an advantage is recorded, or if not all rewards of the group are known.
     """
     total = record.breakdown.total if record.breakdown is not None else None
     rewards = [r.reward for r in group if r.reward is not None]
@@ -52,7 +52,7 @@ def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
 
 
 def recomputed_text(term: AdvantageTerm | None) -> str:
-    """Return the same in words, marked as recomputed; empty for None."""
+    """Format a recomputed advantage in words, marked as recomputed. Empty for None."""
     if term is None:
         return ""
     if not term.std or term.std < SAME:
@@ -61,9 +61,9 @@ def recomputed_text(term: AdvantageTerm | None) -> str:
 
 
 def equation(formula: AdvantageFormula | None, step: int, advantage: float | None) -> list[str]:
-    """Return the formula with its numbers, a term a line, then a sentence about the comparison; or that sentence only.
+    """Return the formula with its numbers, one term per line, then a sentence about the comparison; or only a sentence.
 
-    advantage: the one that is shown with it. A formula with another result is not shown.
+    advantage: the one shown with the formula. A formula with another result is not shown.
     """
     if formula is None:
         return [NOT_RECORDED]

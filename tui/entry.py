@@ -1,6 +1,6 @@
-"""The console script. Opening the app and listing runs skip Typer, whose import is slow.
+"""The console script. It opens the app and lists runs without Typer, whose import is slow.
 
-All other commands, and every error in the arguments, go to the command line (`cli/main.py`).
+All other commands and all invalid arguments go to the command line (`cli/main.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .cli.output import ended_by, on_terminal, prepare_streams
 
 
 def main() -> None:
-    """Open the app for `grpo-tui` and `grpo-tui inspect RUN` on a terminal. Other arguments go to `cli.main`."""
+    """Open the app for `grpo-tui` and `grpo-tui inspect RUN` on a terminal. Pass other arguments to `cli.main`."""
     prepare_streams()
     try:
         if _done(sys.argv[1:]):
@@ -27,11 +27,11 @@ def main() -> None:
 
 
 def _done(arguments: list[str]) -> bool:
-    """Open the app or list the runs. Returns False for what the command line does or explains."""
+    """Open the app or list the runs. Returns False for arguments that the command line handles."""
     plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
     plain = plain and not any("://" in argument for argument in arguments)  # the command line explains its errors
     if plain and on_terminal():
-        gc.disable()  # nothing to collect while modules are imported; the app enables it
+        gc.disable()  # imports leave nothing to collect; the app enables it again
         if _opened(arguments):
             return True
         gc.enable()
@@ -39,7 +39,7 @@ def _done(arguments: list[str]) -> bool:
 
 
 def _listed(options: list[str]) -> bool:
-    """Print the runs. Returns False for other arguments, which the command line explains."""
+    """Print the runs. Returns False for other arguments, which the command line handles."""
     folder: str | None = None
     as_json = False
     while options:
@@ -58,7 +58,7 @@ def _listed(options: list[str]) -> bool:
 
 
 def _opened(arguments: list[str]) -> bool:
-    """Open the app. Returns False if there is no such run, which the command line explains."""
+    """Open the app. Returns False if there is no such run; the command line then reports the error."""
     from ..engine.runs.paths import runs_dir
 
     home = runs_dir()

@@ -10,12 +10,12 @@ from .format import MINUS
 
 
 def powers(samples: int) -> list[int]:
-    """Return the k of pass@k that are shown."""
+    """Return the values of k for which pass@k is shown."""
     return sorted({samples, *(2**i for i in range(samples.bit_length()) if 2**i <= samples)})
 
 
 def summary(results: Sequence[Evaluation]) -> dict[str, list[str]]:
-    """Return the numbers of evaluations by name, with one text for each evaluation."""
+    """Return the results of evaluations by name, with one text per evaluation."""
     rows: dict[str, list[str]] = {"tasks × samples": [f"{len(r.tasks)} × {r.spec.samples}" for r in results]}
     if all(r.success is not None for r in results):
         rows["success"] = [_share(r.success) for r in results]
@@ -32,7 +32,7 @@ def summary(results: Sequence[Evaluation]) -> dict[str, list[str]]:
 
 
 def difference(c: Comparison) -> list[str]:
-    """Return the lines of a paired comparison."""
+    """Format a paired comparison as lines."""
     lines = [f"{c.second.name} against {c.first.name}, paired over {c.reward.interval.n} tasks"]
     if c.success is not None:
         lines += [f"  success {_change(c.success, points=True)}", f"  gained {len(c.gained)} tasks, lost {len(c.lost)}"]
@@ -54,7 +54,7 @@ def _mean(interval: Interval) -> str:
 
 
 def _change(difference: Difference, *, points: bool) -> str:
-    """Return a difference with its interval and p, in percentage points or as it is."""
+    """Format a difference with its interval and p-value, in percentage points if `points`."""
     i, p = difference.interval, difference.p
     text = f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f})"
     if points:

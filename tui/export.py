@@ -1,4 +1,4 @@
-"""Take the content of a screen elsewhere: to a file, the pager, the editor."""
+"""Export the content of a screen to a file, the pager or the editor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPORTS = "exports"
 
 
 def write(run: Path, name: str, text: str) -> Path:
-    """Write under `exports/` in the run's folder, or in the present folder when that cannot be written."""
+    """Write to `exports/` in the run's folder, or else to the current folder. Raises OSError if both fail."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)[:80].lstrip(".")
     for folder in (run / EXPORTS, Path.cwd()):
         try:
@@ -36,7 +36,7 @@ def write(run: Path, name: str, text: str) -> Path:
 
 
 def export_trajectory(run: Path, whole: Whole) -> Path:
-    """Return one trajectory as JSON."""
+    """Write one trajectory to a file as JSON."""
     return write(run, f"trajectory-{whole.n}.json", json.dumps(trajectory_data(whole), indent=1, default=str))
 
 
@@ -46,18 +46,18 @@ def export_lines(run: Path, name: str, text: str) -> Path:
 
 
 def open_outside(app: App[object], text: str, variable: str, name: str) -> None:
-    """Open a text with the program of `$PAGER` or `$EDITOR`. The app waits for it."""
-    from textual.app import SuspendNotSupported  # here: the command line writes files without it
+    """Open a text in `$PAGER` or `$EDITOR`. The app waits until the program ends."""
+    from textual.app import SuspendNotSupported  # imported here: the command line writes files without it
 
     fallback = ("less", "more") if variable == "PAGER" else ("vi", "nano")
     try:
         wanted = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
-    except ValueError:  # a quotation mark without its end
+    except ValueError:  # an unclosed quotation mark
         wanted = []
     if not wanted or not shutil.which(wanted[0]):
         app.notify(f"Set ${variable} to a program that is installed.", severity="warning", markup=False)
         return
-    # the pager gets the text literally too: control characters as pictures, lines as lines
+    # the pager gets literal text, too: control characters become pictures, line breaks stay
     shown = "\n".join(literal(part.expandtabs(4)) for part in text.split("\n"))
     try:
         with tempfile.TemporaryDirectory(prefix="grpo-tui-") as folder:

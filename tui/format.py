@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them."""
+"""Format numbers, times and sizes for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 TRUE_MARK, FALSE_MARK, UNKNOWN_MARK = "✓", "✗", "·"
 MINUS = "−"
 _RESIDUE = 1e-12
-"""Values below this size are rounding errors of sums, and shown as zero."""
+"""Smaller absolute values are rounding errors of sums and are shown as zero."""
 
 
 def number(value: float | int | None, digits: int = 3, signed: bool = False) -> str:
@@ -55,7 +55,7 @@ def number(value: float | int | None, digits: int = 3, signed: bool = False) -> 
 
 
 def fixed(value: float | None, places: int = 2, signed: bool = False) -> str:
-    """Return a value with a fixed number of decimals, for columns that are compared by eye."""
+    """Format a value with a fixed number of decimals, for columns that people compare by eye."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -70,7 +70,7 @@ def fixed(value: float | None, places: int = 2, signed: bool = False) -> str:
 def fitted(value: float | None, cells: int, places: int = 2, signed: bool = False) -> str:
     """Format a value in at most `cells`, with as many decimals as fit; empty if not even the shortest form fits.
 
-    A number is whole or absent: half of one would be another number.
+    A number is whole or absent, because half of one would be another number.
     """
     forms = [fixed(value, places, signed)]
     if value is not None and math.isfinite(value):
@@ -85,7 +85,7 @@ def whole(value: int | None, cells: int) -> str:
 
 
 def count(value: int, noun: str = "") -> str:
-    """Return a whole number with thousands separated, with its noun: `1,000,000`, `1 token`, `2 tokens`."""
+    """Format an integer with thousands separators and its noun: `1,000,000`, `1 token`, `2 tokens`."""
     return f"{value:,} {noun}{'' if value == 1 else 's'}" if noun else f"{value:,}"
 
 
@@ -97,24 +97,24 @@ def step_text(run: RunInfo) -> str:
 
 
 def percent(share: float | None) -> str:
-    """`0.41` as `41 %`."""
+    """Format `0.41` as `41 %`."""
     if share is None or not math.isfinite(share):
         return "–"
     return f"{100 * share:.0f} %" if abs(share) < 1e4 else f"{number(float(share))} × 100 %"
 
 
 def percent_number(share: float) -> str:
-    """`0.41` as `41`."""
+    """Format `0.41` as `41`."""
     return f"{100 * share:.0f}".replace("-", MINUS)
 
 
 def within(interval: tuple[float, float] | None, written: Callable[[float], str]) -> str:
-    """Return ` (0.31 to 0.52)`; empty without an interval."""
+    """Format an interval as ` (0.31 to 0.52)`. Empty for None."""
     return "" if interval is None else f" ({written(interval[0])} to {written(interval[1])})"
 
 
 def whole_percents(shares: Sequence[float]) -> list[str]:
-    """Format shares as whole percents with the sum of the shares: the largest remainders are rounded up."""
+    """Format shares as whole percents that add up to their rounded sum. The largest remainders are rounded up."""
     exact = [100 * min(max(s, 0.0), 1.0) if math.isfinite(s) else 0.0 for s in shares]
     made = [math.floor(e) for e in exact]
     missing = round(sum(exact)) - sum(made)
@@ -144,7 +144,7 @@ def version_text(version: int | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """Return how long ago, in one unit: `14 s`, `3 min`, `2 h`, `5 d`."""
+    """Format an age in one unit: `14 s`, `3 min`, `2 h`, `5 d`."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     seconds = max(0.0, seconds)
@@ -167,7 +167,7 @@ def sparkline(values: list[float], cells: int) -> str:
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return ""
-    scale = max(1.0, max(map(abs, finite)) / 1e300)  # so that no difference overflows
+    scale = max(1.0, max(map(abs, finite)) / 1e300)  # keeps differences from overflowing
     low, high = min(finite) / scale, max(finite) / scale
     span = high - low
     if span <= 1e-12 * max(1.0, abs(high)):
@@ -178,8 +178,7 @@ def sparkline(values: list[float], cells: int) -> str:
 
 
 def trend(points: Sequence[tuple[float, float]], cells: int) -> str:
-    """Return a curve of (step, value) as a sparkline whose cells are equal spans of steps: steps without a value are
-    blank."""
+    """Format (step, value) points as a sparkline whose cells are equal spans of steps. Empty spans are blank."""
     if len(points) < 2 or cells <= 0:
         return sparkline([value for _, value in points], cells)
     steps = [step for step, _ in points]
@@ -203,7 +202,7 @@ def _share(value: float) -> float:
 
 
 def bar(share: float, cells: int) -> str:
-    """Return a horizontal bar of `share` (0 to 1) of `cells`, in eighths of a cell, padded with spaces."""
+    """Draw a horizontal bar over `share` (0 to 1) of `cells`, in eighths of a cell, padded with spaces."""
     if cells <= 0:
         return ""
     eighths = round(_share(share) * cells * 8)
@@ -212,11 +211,11 @@ def bar(share: float, cells: int) -> str:
 
 
 def progress(share: float, cells: int) -> str:
-    """Return a progress bar with a visible track: `████░░░░`."""
+    """Draw a progress bar with a visible track: `████░░░░`."""
     full = round(_share(share) * max(0, cells))
     return "█" * full + "░" * (cells - full)
 
 
 def mark(correct: bool | None) -> str:
-    """Right, wrong or unknown, as one character."""
+    """Return right, wrong or unknown as one character."""
     return UNKNOWN_MARK if correct is None else TRUE_MARK if correct else FALSE_MARK

@@ -1,4 +1,4 @@
-"""A trajectory with everything that was computed from it, as plain data. `app/printed.py` prints it."""
+"""A trajectory and everything computed from it, as plain data. `app/printed.py` prints it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Whole:
     """A trajectory with its number, the updates that used it, and the formula of its advantage (None: unknown).
 
     `recomputed`: the advantage that GRPO would give, if none was recorded and the rewards of the group are known.
-    `step`: of the training (None: not recorded, or not read).
+    `step`: the training step (None: not recorded, or not read).
     """
 
     n: int
@@ -33,7 +33,7 @@ class Whole:
 
 
 def read_whole(reader: RunReader, ref: str | int) -> Whole:
-    """Read by id or number. Raises LookupError or RecordDamaged."""
+    """Read a trajectory by id or number. Raises LookupError or RecordDamaged."""
     n = reader.bodies.number(ref)
     record = reader.bodies.trajectory(n)
     group: Sequence[TrajectoryRow] = ()
@@ -45,7 +45,7 @@ def read_whole(reader: RunReader, ref: str | int) -> Whole:
 
 
 def trajectory_data(whole: Whole) -> dict[str, object]:
-    """Return one plain dictionary (token arrays are in the record only)."""
+    """Return one plain dictionary. Token arrays are only in the record."""
     record = whole.record
     return {
         "n": whole.n,

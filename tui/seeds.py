@@ -1,4 +1,4 @@
-"""Runs of one configuration with several seeds: their mean, with Student's t interval over the seeds."""
+"""Runs of one configuration with several seeds, and their mean with Student's t interval over the seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .format import number, percent, percent_number, within
 
 
 def by_configuration(runs: Iterable[RunInfo]) -> list[list[RunInfo]]:
-    """Return the configurations that finished with two seeds or more: the newest run of each seed."""
+    """Group finished runs by configuration: the newest run of each seed, for configurations with two seeds or more."""
     found: dict[str, dict[int, RunInfo]] = {}
     for run in sorted(runs, key=lambda run: run.created):
         if run.status == "finished" and (name := run.facts.get("configuration")):
@@ -19,8 +19,8 @@ def by_configuration(runs: Iterable[RunInfo]) -> list[list[RunInfo]]:
 
 
 def seeds_line(headlines: Sequence[Headline], what: str = "seeds", names: Sequence[str] = ("success", "reward")) -> str:
-    """Return `3 seeds: success 62 % (41 to 83), reward 0.58 (0.4 to 0.76)`."""
-    from ..engine.evaluation.statistics import mean_interval  # here: most lists show no seeds
+    """Format `3 seeds: success 62 % (41 to 83), reward 0.58 (0.4 to 0.76)`."""
+    from ..engine.evaluation.statistics import mean_interval  # imported here: most lists show no seeds
 
     parts = []
     for name in names:

@@ -1,7 +1,7 @@
 """Make model text literal. Every string of a run passes through here before it reaches the terminal.
 
-Model text is data. Control characters become visible pictures (`␛`), characters without a width or that change the
-direction of text become `‹202E›`, and long text is cut with a note. Nothing is parsed as markup: panes are painted from
+Model text is data. Control characters become visible pictures (`␛`). Characters that have no width or change the
+direction of text become `‹202E›`. Long text is cut with a note. Nothing is parsed as markup: panes paint
 `(text, style)` segments.
 """
 
@@ -15,16 +15,16 @@ from functools import lru_cache
 from rich.cells import cell_len
 
 FIELD_LIMIT = 20_000
-"""Characters of one field that are laid out on screen. The rest is counted, and opens with `o`."""
+"""Characters of one field that are laid out on screen. The rest is only counted, and `o` opens it."""
 
 _SUSPECTS = re.compile(
     "[^\\x20-\\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u0590\u05d0-\u05ff\u0620-\u064a"
     "\u2010-\u2027\u2030-\u205f\u2070-\u20bf\u2100-\u2e7f\u3001-\u303e\u3041-\u3096\u309b-\ud7ff\uff01-\uff60]+"
 )
-"""A first, fast sieve: anything outside these ranges of ordinary printing characters is looked at one by one."""
+"""A fast first filter: characters outside these ranges of ordinary printing characters are checked one by one."""
 
 _MAX_MARKS = 3
-"""Combining marks kept on one base character. More of them would paint over its neighbours."""
+"""Combining marks kept per base character. More would paint over its neighbours."""
 
 
 @lru_cache(maxsize=4096)
@@ -38,7 +38,7 @@ def _picture(char: str) -> str | None:
     invisible = (
         0xFE00 <= code <= 0xFE0F
         or 0xE0100 <= code <= 0xE01EF
-        or 0x1F3FB <= code <= 0x1F3FF  # skin tones: some terminals paint them, others change the character before
+        or 0x1F3FB <= code <= 0x1F3FF  # skin tones: some terminals paint them, others change the previous character
         or code in (0x34F, 0x115F, 0x1160, 0x3164, 0xFFA0)
     )
     if invisible or category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
@@ -49,15 +49,14 @@ def _picture(char: str) -> str | None:
 
 
 def literal(text: str) -> str:
-    """Return one line of any text as printing characters only. Newlines and tabs become pictures, too."""
+    """Return any text as one line of printing characters only. Newlines and tabs become pictures, too."""
     if text.isascii() and text.isprintable():
         return text
     return _SUSPECTS.sub(_visible, text)
 
 
 def _visible(found: re.Match[str]) -> str:
-    """Return a run of suspect characters, each in its safe form. Marks at its beginning belong to the character before
-    it."""
+    """Replace each suspect character by its safe form. Leading marks belong to the character before the match."""
     out: list[str] = []
     marks = 0
     for char in found[0]:
@@ -74,7 +73,7 @@ def _visible(found: re.Match[str]) -> str:
 
 
 def fitting(text: str, cells: int) -> int:
-    """Return how many characters of `text` (literal already) fit into `cells`."""
+    """Return how many characters of the literal `text` fit into `cells`."""
     if text.isascii():
         return min(len(text), cells)
     used = 0
@@ -86,12 +85,12 @@ def fitting(text: str, cells: int) -> int:
 
 
 def width(text: str) -> int:
-    """Return the cells of a literal text."""
+    """Return the width of a literal text in cells."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def cut(text: str, cells: int) -> str:
-    """Return a text in at most `cells` cells, with an ellipsis at the end if it is cut. No number is cut in two."""
+    """Cut a text to `cells` cells, with an ellipsis at the end if it is longer. Never cuts a number in two."""
     if cells <= 0:
         return ""
     if width(text) <= cells:
@@ -105,7 +104,7 @@ _IN_NUMBERS = frozenset("+-−0123456789.,e%kMG")
 
 
 def before_number(text: str, index: int) -> int:
-    """`index`, or where the number begins that would be cut in two there: half a number is another number."""
+    """Return `index`, or the start of a number that a cut there would split: half a number is another number."""
     start = max(0, index - _NUMBER_LENGTH)
     while start and text[start - 1] in _IN_NUMBERS:
         start -= 1
@@ -116,8 +115,7 @@ def before_number(text: str, index: int) -> int:
 
 
 def distinct_names(names: Sequence[str], cells: int) -> list[str]:
-    """Return names as literal text in at most `cells` cells each: where two would become the same, cut in the
-    middle."""
+    """Return literal names of at most `cells` cells each. If two would become equal, cut names in the middle."""
     whole = [literal(name) for name in names]
     for tail in (0, *range(cells // 2, cells - 1)):
         made = [text if width(text) <= cells else _middle(text, cells, tail) for text in whole]
@@ -137,7 +135,7 @@ def _middle(text: str, cells: int, tail: int) -> str:
 
 
 def line(text: object, cells: int) -> str:
-    """Any value as one literal line of at most `cells` cells. Costs the same for 10 characters and for 10 million."""
+    """Format any value as one literal line of at most `cells` cells. The cost does not depend on the length."""
     raw = str(text)
     keep = 4 * cells + 16
     clipped = len(raw) > keep
@@ -149,12 +147,12 @@ def line(text: object, cells: int) -> str:
 
 
 def clip(text: str, limit: int = FIELD_LIMIT) -> tuple[str, int]:
-    """Return the part of a field that is laid out, and how many characters were left out."""
+    """Return the part of a field to lay out, and the number of characters left out."""
     return (text, 0) if len(text) <= limit else (text[:limit], len(text) - limit)
 
 
 def wrap(text: str, cells: int, limit: int = FIELD_LIMIT) -> list[str]:
-    """Return literal lines of at most `cells` cells, broken at spaces if possible. Over `limit`, a note ends them."""
+    """Return literal lines of at most `cells` cells, broken at spaces if possible. Beyond `limit`, a note ends them."""
     kept, left = clip(text, limit)
     lines: list[str] = []
     cells = max(1, cells)

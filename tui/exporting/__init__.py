@@ -1,1 +1,1 @@
-"""The formats of `grpo-tui export`. `formats.py` is the table of them, and each other file writes one family."""
+"""The formats of `grpo-tui export`. `formats.py` is their table, and each other file writes one family."""

@@ -12,7 +12,7 @@ from ..cli.output import json_line
 from ..plain import Whole
 
 SPEAKERS = {"user": "human", "assistant": "gpt"}
-"""Names of roles in ShareGPT. Others keep theirs."""
+"""Role names in ShareGPT. Other roles keep their names."""
 
 
 def prompt(t: Trajectory) -> list[dict[str, Any]]:
@@ -21,13 +21,13 @@ def prompt(t: Trajectory) -> list[dict[str, Any]]:
 
 
 def turn(step: Step) -> list[dict[str, Any]]:
-    """Return a turn as messages of OpenAI's chat: text, thought and calls of the agent, then the results.
+    """Return a turn as messages of OpenAI's chat format: text, thought and calls of the agent, then the results.
 
-    Words before a call that our own environments parsed are text. Thoughts are in `reasoning_content`.
+    In our own environments, words before a parsed call are text. Thoughts go to `reasoning_content`.
     """
     thought, text = said(step)
     calls = calls_of(step)
-    if step.needs_call and calls:  # our own environments: the text is words, then the calls as they were written
+    if step.needs_call and calls:  # our own environments: the text holds words, then the raw calls
         thought, text = (thought, "") if "<think" in step.thought else ("", step.thought.strip())
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thought:
@@ -45,7 +45,7 @@ def turn(step: Step) -> list[dict[str, Any]]:
 
 
 def completion(t: Trajectory) -> list[dict[str, Any]]:
-    """Return the messages from the first turn to the last text of the agent."""
+    """Return the messages from the first turn to the agent's last text."""
     made = [message for step in t.steps for message in turn(step)]
     while made and made[-1]["role"] != "assistant":
         made.pop()
@@ -53,12 +53,12 @@ def completion(t: Trajectory) -> list[dict[str, Any]]:
 
 
 def tools(t: Trajectory) -> list[dict[str, object]]:
-    """Return the tools as the API takes them."""
+    """Return the tools in the form that the API expects."""
     return [tool.schema for tool in t.tools]
 
 
 def demonstration(t: Trajectory) -> dict[str, object]:
-    """Return the agent's turns verbatim, the observations as the user's messages."""
+    """Return the agent's turns verbatim, and the observations as user messages."""
     messages = prompt(t)
     for step in t.steps:
         messages += [{"role": "assistant", "content": step.text}, {"role": "user", "content": step.observation}]
@@ -67,13 +67,13 @@ def demonstration(t: Trajectory) -> dict[str, object]:
 
 
 def openai(t: Trajectory) -> dict[str, object]:
-    """Return a line of OpenAI's chat format for fine-tuning. TRL's SFTTrainer takes the same."""
+    """Return a line of OpenAI's chat format for fine-tuning, which TRL's SFTTrainer also accepts."""
     offered = tools(t)
     return {"messages": [*prompt(t), *completion(t)], **({"tools": offered} if offered else {})}
 
 
 def sharegpt(t: Trajectory) -> dict[str, object]:
-    """Return a line of ShareGPT. Calls and results are in the tags of Hermes, inside the texts."""
+    """Return a line of ShareGPT. Calls and results are inside the texts, in Hermes tags."""
     spoken = []
     for message in (*prompt(t), *completion(t)):
         parts = [message["content"]] if message["content"] else []
@@ -92,13 +92,12 @@ def sharegpt(t: Trajectory) -> dict[str, object]:
 def _call(function: Mapping[str, str]) -> dict[str, object]:
     try:
         return {"name": function["name"], "arguments": json.loads(function["arguments"])}
-    except ValueError:  # the agent wrote no JSON
+    except ValueError:  # the agent wrote invalid JSON
         return dict(function)
 
 
 def pairs(wholes: Iterable[Whole]) -> Iterator[dict[str, object]]:
-    """Yield TRL's conversational preference format: the best and the worst rollout of each group, if their rewards
-    differ."""
+    """Yield TRL's conversational preference format: best and worst rollout of each group, if their rewards differ."""
     groups: dict[str, tuple[Whole, Whole]] = {}
     for whole in wholes:
         if _reward(whole) is None or not whole.record.trajectory.steps:
@@ -128,8 +127,7 @@ def _reward(whole: Whole) -> Any:
 
 
 def session(whole: Whole) -> Iterator[dict[str, object]]:
-    """Yield the lines of a session in the Session Trace Simple Format of the Hugging Face Hub: a header, then
-    messages."""
+    """Yield a session in the Session Trace Simple Format of the Hugging Face Hub: a header, then messages."""
     t, record = whole.record.trajectory, whole.record
     about = {"step": whole.step, "group": t.group, "reward": _reward(whole), "advantage": record.advantage}
     name = " ".join(t.prompt.split())[:80]

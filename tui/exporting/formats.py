@@ -1,4 +1,4 @@
-"""The table of formats: what a file of each holds, its ending, and its writer."""
+"""The table of export formats: the content of a file, its suffix, and its writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = Callable[[Iterable[Whole]], Iterable[dict[str, object]]]
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """suffix: of the file that is written by default; of a folder if `folder`. write: returns the number of rows."""
+    """suffix: of the default file, or of the default folder if `folder`. write: returns the number of rows."""
 
     suffix: str
     write: Write
@@ -32,12 +32,11 @@ def _whole(wholes: Iterable[Whole]) -> Iterator[dict[str, object]]:
 
 
 def _lines(rows: Rows) -> Write:
-    """Return a writer of JSON lines."""
     return lambda path, wholes, info: _write_lines(path, rows(wholes))
 
 
 def _each(made: Callable[[Trajectory], dict[str, object]]) -> Write:
-    """Return a writer of one line for each rollout with a turn."""
+    """Return a writer of one line per rollout that has a turn."""
     return _lines(lambda wholes: (made(w.record.trajectory) for w in wholes if w.record.trajectory.steps))
 
 
@@ -84,8 +83,7 @@ _AS_JSON = ("note", "breakdown", "advantage_formula", "recomputed", "not_recorde
 
 
 def write_parquet(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
-    """Write a table. Fields that people group by are columns; nested fields that differ by environment are JSON
-    text."""
+    """Write a table. Fields to group by are columns. Nested fields that differ by environment are JSON text."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""Rollouts as documents of agent frameworks: ATIF trajectories, and logs of inspect-ai."""
+"""Rollouts in the formats of agent frameworks: ATIF trajectories, and inspect-ai logs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _model(whole: Whole, info: RunInfo) -> str:
 
 
 def write_inspect(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
-    """Write a log of inspect-ai: a sample for each group, an epoch for each of its rollouts, rewards as scores."""
+    """Write an inspect-ai log: one sample per group, one epoch per rollout of it, rewards as scores."""
     epochs: dict[str, int] = {}
     summaries = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -91,7 +91,7 @@ def write_inspect(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
 
 
 def _sample_id(group: str) -> str:
-    """Return the id of a group's sample, which is in the name of a file of the archive: a group may be a whole text."""
+    """Return a group's sample id. It is part of a file name in the archive, and a group may be a whole text."""
     name = whole_text(group).replace("\0", "␀")
     return name if len(name) <= 1000 else f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
@@ -116,7 +116,7 @@ def _sample(whole: Whole, info: RunInfo, group: str, epoch: int) -> dict[str, ob
 
 
 def _scores(whole: Whole) -> dict[str, float | str]:
-    """Return the reward and the contribution of each component, and the grade where the answer is known."""
+    """Return the reward, the contribution of each component, and the grade if the answer is known."""
     breakdown, found = whole.record.breakdown, {}
     if breakdown is not None:
         for step in breakdown.steps:
