@@ -1,6 +1,6 @@
-"""The app: its stack of screens, the theme and the memory. Screens are in `screens/`, keys in `bindings.py`.
+"""The app: its screen stack, theme and memory. Screens are in `screens/`, keys in `bindings.py`.
 
-Only the first screen's modules are imported at the start, so the first paint comes early at any size of the run.
+The start imports only the modules of the first screen, so the first paint comes early at any size of the run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GrpoApp(OwnOutputApp):
     TITLE = "grpo-tui"
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = True
-    COMMANDS = {lambda: InOrder}  # noqa: RUF012 - Textual declares it, and as no ClassVar
+    COMMANDS = {lambda: InOrder}  # noqa: RUF012 - Textual declares it without ClassVar
     COMMAND_PALETTE_BINDING = "ctrl+p"
     ESCAPE_TO_MINIMIZE = False
     AUTO_FOCUS = ""
@@ -76,7 +76,7 @@ class GrpoApp(OwnOutputApp):
         self.theme = wanted
 
     def get_default_screen(self) -> Screen:
-        """Return the requested screen as the first one, so that no other screen is laid out."""
+        """Return the requested screen as the first one, which avoids laying out another screen."""
         screen = self._screen_for(self.start)
         screen.destination = self.start
         return screen
@@ -97,10 +97,10 @@ class GrpoApp(OwnOutputApp):
             reads.close()
 
     def open(self, destination: Destination, *, replace: bool = False) -> None:
-        """Open a screen on top of the present one; with `replace`, in its place."""
+        """Open a screen on top of the current one; with `replace`, in its place."""
         below = self.screen_stack[-2] if len(self.screen_stack) > 1 else None
         if not replace and isinstance(below, AppScreen) and below.destination == destination:
-            self.go_back()  # it stands there as it was left
+            self.go_back()  # it is still there, in its last state
             return
         try:
             screen = self._screen_for(destination)
@@ -141,7 +141,7 @@ class GrpoApp(OwnOutputApp):
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Drop all colour under `NO_COLOR`. Textual would use shades of grey."""
+        """Drop all colours under `NO_COLOR`, where Textual would use shades of grey."""
         return [NoColor() if isinstance(f, Monochrome) else f for f in super().get_line_filters()]
 
     def action_repaint(self) -> None:
@@ -169,8 +169,8 @@ class GrpoApp(OwnOutputApp):
             yield SystemCommand(f"Theme {name}", "", partial(setattr, self, "theme", name))
 
     async def on_event(self, event: Event) -> None:
-        """Take control and format characters out of pasted text, because inputs show their value as it is. Lines are
-        joined by the picture of a line break, because an input takes one line."""
+        """Remove control and format characters from pasted text, because inputs show their value as it is. Join lines
+        with the picture of a line break, because an input takes one line."""
         if isinstance(event, Paste) and not event.is_forwarded:
             text = "␊".join(event.text.splitlines()[: None if self._prompt else 1])
             event = Paste("".join(c for c in text if c == "\t" or not unicodedata.category(c).startswith("C")))
@@ -196,7 +196,7 @@ class GrpoApp(OwnOutputApp):
             self.push_screen(OncePalette())
 
     def fatal(self, error: BaseException) -> None:
-        """Keep one line for the user and write the traceback to a file next to the memory."""
+        """Keep one line for the user, and write the traceback to a file next to the memory."""
         import traceback
 
         file = self.memory.path.with_name("app-error.log")
@@ -217,7 +217,7 @@ class GrpoApp(OwnOutputApp):
 
 
 class InOrder(SystemCommandsProvider):
-    """The commands in the order of the app. Textual sorts them by name."""
+    """List the commands in the app's order. Textual sorts them by name."""
 
     async def discover(self) -> Hits:
         for title, more, callback, _ in self.app.get_system_commands(self.screen):
@@ -227,7 +227,7 @@ class InOrder(SystemCommandsProvider):
 class OncePalette(CommandPalette):
     """A palette that closes once and runs one command, however often enter is pressed."""
 
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]  # noqa: RUF012 - Textual declares it, and as no ClassVar
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]  # noqa: RUF012 - Textual declares it without ClassVar
     DEFAULT_CSS = """
     OncePalette > Vertical { width: 100%; max-width: 80; }
     OncePalette.-short > Vertical { margin-top: 0; }
@@ -248,7 +248,7 @@ class OncePalette(CommandPalette):
 
     def action_page(self, by: int) -> None:
         commands = self.query_one(CommandList)
-        with suppress(KeyError):  # of Textual's list, between having its options and being laid out
+        with suppress(KeyError):  # raised by Textual's list between getting its options and its layout
             commands.action_page_down() if by > 0 else commands.action_page_up()
 
 
@@ -267,7 +267,7 @@ def _runner(app: GrpoApp, screen: Screen, action: str) -> Callable[[], Awaitable
 def run_app(runs_dir: Path, start: Destination | None = None, greeting: str = "") -> None:
     """Open the app at `start`, by default the list of runs, and return when it ends."""
     app = GrpoApp(Path(runs_dir), start, greeting=greeting)
-    gc.freeze()  # what was imported stays as long as the app: collections need not look at it, and pass unnoticed
+    gc.freeze()  # imports live as long as the app; collections skip them and stay unnoticed
     gc.enable()
     app.run()
     if app.failure:

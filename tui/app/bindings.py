@@ -1,6 +1,6 @@
 """The one table of keys: key, action, label and help.
 
-Textual's bindings, the hints in the frame, the help screen and the command palette are all made from `TABLE`. Keys
+`TABLE` is the source of Textual's bindings, the hints in the frame, the help screen and the command palette. Keys
 follow the trajectory viewers and pagers that people know: `h/l` step, `H/L` trajectory, `j/k`, `g/G`, `/`, `f`, `s`.
 """
 
@@ -36,7 +36,7 @@ PANES = (LIVE, STEP, PLAY, COMPARE)
 
 @dataclass(frozen=True)
 class Key:
-    """One row of the table. Hints with a low `hint` are shown first; 0 means no hint."""
+    """One row of the table. Hints with a low `hint` come first; 0 means no hint."""
 
     screens: tuple[str, ...]
     keys: str
@@ -201,7 +201,7 @@ TABLE: tuple[Key, ...] = (
     Key((COMPARE,), "m", "m", "next_chart", "metric", "Curves over each other; again for the next metric", 2),
     Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 3),
     Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 4),
-    # what is shown, elsewhere
+    # export, open, copy
     Key((LIST, STEP, DIFF, LIVE, COMPARE, BESIDE), "e", "e", "export", "export", "Write what is shown to a file", 10),
     Key((STEP, DIFF, LIST, BESIDE), "o", "o", "pager", "open", "Open this view in $PAGER", 11),
     Key((STEP, DIFF, LIST, BESIDE), "O", "O", "editor", "", "Open this view in $EDITOR"),
@@ -219,7 +219,7 @@ TABLE: tuple[Key, ...] = (
 
 
 def bindings(screen: str) -> list[BindingType]:
-    """Return Textual's bindings of one screen."""
+    """Return the Textual bindings of one screen."""
     return [
         Binding(key, row.action, row.help or row.label, show=False)
         for row in TABLE
@@ -243,5 +243,5 @@ def helps(screen: str) -> list[Key]:
 
 
 def _is_of(row: Key, screen: str) -> bool:
-    """Return whether a screen has this key. A screen without keys of its own has the global ones."""
+    """Return whether a screen has this key. A screen without its own keys has the global ones."""
     return screen in row.screens or (row.screens == EVERYWHERE and screen not in SCREEN_TITLES)

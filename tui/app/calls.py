@@ -1,6 +1,6 @@
-"""A call of a tool as people read it: the argument that matters in one line, the others as texts, and how it ended.
+"""A tool call for display: the main argument in one line, the others as texts, and the outcome.
 
-The thought and words of a step are found wherever the agent wrote its thought: in a field, in tags, or in a channel.
+Agents write thoughts in a field, in tags or in a channel. `said` finds all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
 
 
 def said(step: Step) -> tuple[str, str]:
-    """Return thought and text of a step. Thoughts come from a field, tags or a channel. Calls in the text are
-    removed."""
+    """Return thought and text of a step, without calls. Thoughts come from a field, tags or a channel."""
     thoughts = [step.thought] if step.thought else []
     words = "" if step.action is not None and not step.calls and not step.is_text else step.text
     if step.thought and "<think" in step.thought:
@@ -51,7 +50,7 @@ def said(step: Step) -> tuple[str, str]:
 
 
 def written(call: Call) -> str:
-    """Return a call in the form of the importers, for agents that wrote no text."""
+    """Return a call in the importers' notation, for agents that wrote no text."""
     from ...engine.imports.convert import call_text
 
     return call_text(call)
@@ -73,9 +72,9 @@ _VERBS = {
     "edit_file": "edit", "apply_patch": "edit", "create_file": "write", "write_file": "write",
 }  # fmt: skip
 _SHORT = 120
-"""Characters up to which a value of one line may stand in the call's line."""
+"""Longest one-line value, in characters, that goes in the call's line."""
 _COMPARED = 600
-"""Lines of an edit that are compared."""
+"""The most lines of an edit that are compared."""
 
 _EXIT = re.compile(
     r"(?:exit(?:ed)?[ _-]?(?:code|status)|return[ _-]?code|exited with(?: code)?|exit status)\W{1,4}?(-?\d{1,4})", re.I
@@ -93,12 +92,12 @@ _ELEMENTS = re.compile(
     r"\s*<returncode>-?\d+</returncode>\s*<output>\n?(?P<output>(?:(?!</output>).)*?)\n?</output>\s*", re.S
 )
 _LOOK = 1_500
-"""Characters at both ends of a result in which the signs of a failure are looked for."""
+"""Characters at both ends of a result that are searched for signs of a failure."""
 
 
 @dataclass(frozen=True)
 class CallArgument:
-    """A part of a call with a text block of its own: name, text and kind (see `kinds.py`)."""
+    """A part of a call with its own text block: name, text and kind (see `kinds.py`)."""
 
     name: str
     text: str
@@ -126,7 +125,7 @@ class Shown:
         return " ".join(part for part in (self.head, first + " …" * bool(more), self.note) if part)
 
     def fitted(self, cells: int) -> str:
-        """Return the line with a path or URL that is too long shortened at its beginning."""
+        """Return the line. A path or URL that is too long loses its beginning."""
         spare = width(self.line) - cells
         if spare <= 0 or "/" not in self.text or any(map(str.isspace, self.text)) or len(self.text) < spare + 8:
             return self.line
@@ -134,7 +133,7 @@ class Shown:
 
 
 def calls_of(step: Step) -> Sequence[Call]:
-    """Return the calls of a step, each with its result. Plain text that was taken as the answer is not a call."""
+    """Return the calls of a step with their results. Plain text taken as the answer is not a call."""
     if step.calls:
         return step.calls
     if step.action is None or step.is_text:
@@ -143,7 +142,7 @@ def calls_of(step: Step) -> Sequence[Call]:
 
 
 def shown(call: Call, root: str = "") -> Shown:
-    """Prepare a call for display. `root` is cut from its paths."""
+    """Prepare a call for display. Removes `root` from its paths."""
     given = call.arguments
     if isinstance(given, Mapping):
         return _shown(call.name, dict(given), root)
@@ -156,7 +155,7 @@ def _shown(name: str, given: dict[str, Any], root: str) -> Shown:
     where = relative(given.get(path, "") if path else "", root)
     verb = _VERBS.get(name, name)
     word = given.get("command") if path else None
-    if isinstance(word, str) and word.isidentifier():  # an editor with commands of its own
+    if isinstance(word, str) and word.isidentifier():  # an editor tool with subcommands
         verb = {"str_replace": "edit", "create": "write", "insert": "insert", "view": "view"}.get(word, word)
         given = {key: value for key, value in given.items() if key != "command"}
     if changed := _changes(given):
@@ -230,7 +229,7 @@ def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
 
 @lru_cache(maxsize=512)
 def difference(before: str, after: str) -> str:
-    """Return the lines of a unified diff without its head."""
+    """Return a unified diff without its header."""
     a, b = before.strip("\n").split("\n"), after.strip("\n").split("\n")
     if len(a) + len(b) > _COMPARED:
         return "\n".join([f"-{line}" for line in a] + [f"+{line}" for line in b])
@@ -265,13 +264,13 @@ def root_of(trajectory: Trajectory) -> str:
 
 
 def bare(result: str) -> str:
-    """Return a result without the elements in which mini-swe-agent sends exit code and output."""
+    """Return a result without the elements that mini-swe-agent puts around exit code and output."""
     found = _ELEMENTS.fullmatch(result)
     return result if found is None else found["output"]
 
 
 def ended(call: Call) -> tuple[bool | None, str]:
-    """Return whether a call worked and a short reason; None if the record does not show it."""
+    """Return whether a call worked (None if the record does not show it), and a short reason."""
     if call.problem:
         return False, "unread"
     result = call.result

@@ -1,7 +1,7 @@
-"""Copy text to the user's clipboard and report the actual destination.
+"""Copy text to the user's clipboard and report where it went.
 
-A terminal receives a copy as an escape sequence (OSC 52) and never confirms it. A program that confirms is preferred:
-tmux or the desktop's clipboard. tmux ignores the sequence by default, so inside it the text goes to
+A terminal receives a copy as an escape sequence (OSC 52) and never confirms it. Programs that confirm are preferred:
+tmux or the desktop's clipboard. tmux ignores the sequence by default, so inside tmux the text goes to
 `tmux load-buffer -w`, which passes it to the terminal.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 OSC52_BYTES = 74_994
-"""The least limit of terminals: 100,000 bytes in base64, with the sequence around it."""
+"""The smallest limit among terminals: 100,000 bytes in base64, with the sequence around it."""
 _TIMEOUT_S = 3.0
 
 
@@ -28,7 +28,7 @@ class Copied:
 
 
 def copy(text: str, what: str, environment: Mapping[str, str] = os.environ) -> Copied:
-    """Copy `text`, called `what` in the message. It may take seconds: never call it on the painting thread."""
+    """Copy `text`, called `what` in the message. Never call it on the painting thread: it may take seconds."""
     data = text.encode("utf-8", "replace")
     if environment.get("TMUX") and shutil.which("tmux"):
         return Copied(_to_tmux(data, what))

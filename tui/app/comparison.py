@@ -12,22 +12,22 @@ from .calls import calls_of, shown, summary
 from .short_values import arguments_text
 
 Pieces = list[tuple[str, bool]]
-"""A line in words, each with whether it is only on its side."""
+"""The words of a line, each with whether only its side has it."""
 _WORDS = 200
-"""Words of a line that are compared; a longer one is marked whole."""
+"""The most words of a line that are compared. A longer line is marked whole."""
 _CHARACTERS = 4_000
 _LINES = 1_200
-"""Lines of two texts that are compared."""
+"""The most lines of two texts, together, that are compared."""
 _FOLDED = 3
-"""Equal lines that are shown; more are folded."""
+"""The most equal lines that are shown. More are folded."""
 _FEW_WORDS = 6
-"""Texts of so few words are marked in any case."""
+"""Texts with at most this many words are always marked."""
 _COMMON = 0.3
-"""The share of the shorter text that both have in common, from which on differences are worth a mark."""
+"""The least share of the shorter text that both must have in common for differences to be marked."""
 _ALIKE = 200
-"""Characters of each argument by which calls are told apart before they are compared."""
+"""Characters of each argument that distinguish calls before they are compared."""
 _ALIGNED = 2_000
-"""Steps of a rollout up to which an edit script is computed; beyond, steps are aligned by position."""
+"""The most steps of a rollout for an edit script. Beyond this, steps are aligned by position."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _aim(step: Step) -> str:
 
 
 def _numbered(steps: Sequence[Step]) -> list[int]:
-    """Number equal calls alike without writing out arguments, which may hold megabytes."""
+    """Give equal calls the same number without formatting whole arguments, which may hold megabytes."""
     kinds: dict[str, list[tuple[Step, int]]] = {}
     numbers: list[int] = []
     for number, step in enumerate(steps):
@@ -110,8 +110,8 @@ def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) 
 
 @dataclass(frozen=True)
 class RolloutComparison:
-    """Two aligned rollouts. It may take a second to make: never on the screen's thread. `differing` holds positions of
-    pairs with another call, thought or observation. `parting` describes the first difference."""
+    """Two aligned rollouts. Never make it on the screen's thread: it may take a second. `differing`: positions of the
+    pairs whose call, thought or observation differs. `parting`: a description of the first difference."""
 
     left: TrajectoryRecord
     right: TrajectoryRecord
@@ -145,8 +145,7 @@ def _same(a: Step, b: Step) -> bool:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A line of two texts in columns, as pieces with whether only one side has them. `equal` counts folded equal
-    lines."""
+    """A line of two texts in columns, as pieces with whether only one side has them. `equal`: folded equal lines."""
 
     left: Pieces | None = None
     right: Pieces | None = None
@@ -154,7 +153,7 @@ class ComparisonRow:
 
 
 def rows(left: str, right: str) -> list[ComparisonRow]:
-    """Return the lines of two texts in columns. Equal lines fold, except one around each difference."""
+    """Return the lines of two texts in columns. Equal lines fold, except for one next to each difference."""
     if not left or not right:
         return [
             ComparisonRow(*([[(x, False)], None] if left else [None, [(x, False)]]))
@@ -168,7 +167,7 @@ def rows(left: str, right: str) -> list[ComparisonRow]:
         ]
     made: list[ComparisonRow] = []
     blocks = _blocks(a, b)
-    alike = any(same for *_, same in blocks)  # else all lines differ, and marks show nothing
+    alike = any(same for *_, same in blocks)  # if all lines differ, marks show nothing
     for i1, i2, j1, j2, same in blocks:
         if same:
             kept = [ComparisonRow([(x, False)], [(x, False)]) for x in a[i1:i2]]
@@ -193,7 +192,7 @@ def marks(left: str, right: str) -> tuple[Pieces, Pieces]:
     script = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
     common = sum(len("".join(a[i:j])) for tag, i, j, _, _ in script if tag == "equal")
     if min(len(a), len(b)) > _FEW_WORDS and common < _COMMON * min(len(left), len(right)):
-        return [(left, False)], [(right, False)]  # where all is different, marks show nothing
+        return [(left, False)], [(right, False)]  # if everything differs, marks show nothing
     out_a: list[tuple[str, bool]] = []
     out_b: list[tuple[str, bool]] = []
     for tag, i, j, k, m in script:

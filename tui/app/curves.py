@@ -11,11 +11,11 @@ from ..format import MINUS
 
 _LARGEST_EXPONENT = 307.0
 LARGEST = 8e307
-"""Values beyond this are drawn at this height: a difference of two of them is still finite."""
+"""Larger values are drawn at this height, so that a difference of two of them is still finite."""
 
 
 def clamp(value: float) -> float:
-    """Return a finite value within the range that can be drawn."""
+    """Clamp a finite value to the range that can be drawn."""
     return min(max(value, -LARGEST), LARGEST)
 
 
@@ -31,14 +31,14 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
             continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first + 1 <= most:
-            # a multiple is rounded, too: it may lie outside by the last bit
+            # a multiple has a rounding error, too, and may be outside by the last bit
             made = [min(max(i * step, low), high) for i in range(first, last + 1)]
             return [t for t in made if t == int(t)] if whole else made
     return [float(t) for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:most] if whole else []
 
 
 def decades(low: float, high: float, most: int) -> list[float]:
-    """Return the exponents of at most `most` powers of ten in a range, or of 1, 2 and 5 × 10ⁿ if those are few."""
+    """Return the exponents of at most `most` powers of ten in a range, or of 1, 2 and 5 × 10ⁿ if these are few."""
     low, high = max(low, -_LARGEST_EXPONENT), min(high, _LARGEST_EXPONENT)
     first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
     every = max(1, math.ceil((last - first + 1) / max(1, most)))
@@ -84,15 +84,15 @@ def _plain(at: Sequence[float]) -> list[str]:
 
 
 SMOOTHING = (0.0, 0.6, 0.9, 0.97)
-"""Weights of the moving average that a person may choose from."""
+"""Weights of the moving average that the user can choose."""
 _APART = 8.0
-"""A curve that would fill less than this part of the common range is drawn in a panel of its own."""
+"""A curve whose range is less than the common range divided by this gets its own panel."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. `spread` is one standard deviation a point, drawn as a band. `dots` draws points only. `last` is the
-    newest recorded value, shown in the legend. The axis of a `share` runs from 0 to 1."""
+    """One curve. `spread`: one standard deviation per point, drawn as a band. `dots`: draw only points. `last`: the
+    newest recorded value, for the legend. The axis of a `share` runs from 0 to 1."""
 
     name: str
     xs: Sequence[float]
@@ -131,13 +131,13 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 
 def positive(series: Series) -> Series:
-    """Return the decimal logarithm of a curve without its spread. Values that have none are left out."""
+    """Return the decimal logarithm of a curve without its spread. Values without a logarithm are left out."""
     ys = [math.log10(clamp(y)) if math.isfinite(y) and y > 0 else math.nan for y in series.ys]
     return replace(series, ys=ys, spread=None, last=series.newest, share=False)
 
 
 def by_scale(series: Sequence[Series]) -> list[list[Series]]:
-    """Group curves that one axis can show. Each other scale gets an axis of its own."""
+    """Group curves that can share an axis. Every other scale gets its own axis."""
     groups: list[tuple[tuple[float, float] | None, list[Series]]] = []
     for each in series:
         own = each.range
@@ -156,7 +156,7 @@ def _union(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float
 
 
 def _readable(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Return whether both curves visibly move on one axis. A constant only needs to be near."""
+    """Return whether both curves visibly move on a shared axis. A constant only needs to be near."""
     low, high = _union(a, b)
     spans = [s for s in (a[1] - a[0], b[1] - b[0]) if s > 1e-9 * max(abs(low), abs(high))]
     if not spans:

@@ -1,4 +1,4 @@
-"""Reading a run without making anyone wait: cheap reads at once, the others in one thread of their own."""
+"""Read a run without blocking the user: cheap reads at once, the others on a separate thread."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Reads:
         self._reader = self._indexer = None
 
     def close(self) -> None:
-        """Close both readers. The thread first finishes its current read. Screens that still show the run open them
-        again."""
+        """Close both readers, `later` after its current read. Screens that still show the run reopen them."""
         self.now.close()
         if self._thread is not None:
             self._thread.submit(self._end)

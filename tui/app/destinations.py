@@ -1,4 +1,4 @@
-"""Destinations in the app, as data. A screen goes to one with `app.open(…)` and knows no other screen."""
+"""Destinations in the app, as data. A screen opens one with `app.open(…)` and depends on no other screen."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FURTHER: dict[str, tuple[str, str]] = {
     "Chat": ("chat", "ChatScreen"),
     "Timeline": ("timeline", "TimelineScreen"),
 }
-"""Further screens of a run, by their title in the command palette: file in `screens/` and class, which is made with the
+"""More screens of a run, by their title in the command palette: the file in `screens/`, and the class, which takes the
 run's `Reads`."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A place in the app. Its values in order, with `Reads` for the folder of a run, make its screen."""
+    """A place in the app. The screen takes its values in order, with `Reads` in place of a run's folder."""
 
     screen: ClassVar[tuple[str, str]]
-    """File in `screens/` and class. The file is imported when somebody first goes there."""
+    """File in `screens/`, and class. The file is imported at the first visit."""
 
     def values(self, reads: Callable[[Path], Reads]) -> Iterable[Any]:
         return (reads(value) if isinstance(value, Path) else value for value in vars(self).values())
@@ -80,7 +80,7 @@ class Trajectories(OfQuery):
 
 
 class Behavior(OfQuery):
-    """How the trajectories behaved, from step to step."""
+    """The behaviour of the trajectories from step to step."""
 
     screen = ("behavior", "BehaviorScreen")
 
@@ -100,7 +100,7 @@ class Groups(OfQuery):
 
     @classmethod
     def of_prompt(cls, run: Path, prompt_id: str, n: int) -> Groups:
-        """Return one prompt over all steps, with the cursor at the group of trajectory `n`."""
+        """Return the groups of one prompt over all steps, with the cursor at that of trajectory `n`."""
         from ...engine.runs.search.filters import term
 
         return cls(run, Query(term("prompt", prompt_id), sort="step"), n)
@@ -116,7 +116,7 @@ class SideBySide(OfRun):
 
 @dataclass(frozen=True)
 class Stepper(OfRun):
-    """Trajectory `n` at `step` (from 0) or the first match of `find`. `query` gives the next one."""
+    """Trajectory `n` at `step` (from 0) or the first match of `find`. `query` selects the next one."""
 
     screen = ("stepper", "StepperScreen")
     n: int
@@ -127,8 +127,7 @@ class Stepper(OfRun):
 
 @dataclass(frozen=True)
 class Diff(OfRun):
-    """Trajectory `n` compared with another rollout of its group or prompt, or with rollouts `others` of the run
-    `other`."""
+    """Trajectory `n` compared with another rollout of its group or prompt, or with rollouts `others` of run `other`."""
 
     screen = ("diff", "DiffScreen")
     n: int

@@ -5,9 +5,9 @@ The app checks each name at the start. If one is missing or has another signatur
 | taken | for | without it |
 |---|---|---|
 | `App._display`, the compositor's updates | sending only the cells that differ (`painter.py`) | whole lines are sent |
-| `App._fatal_error` | one line for the person, the traceback in a file | Textual's traceback on the terminal |
+| `App._fatal_error` | one line for the user, the traceback in a file | Textual's traceback on the terminal |
 | `Screen._push_result_callback` | replacing the first screen, which was never pushed | the new one is put on top |
-| `LinuxDriver._key_thread`, `._file` | one input thread, and no wait for a terminal that is gone | as Textual does |
+| `LinuxDriver._key_thread`, `._file` | one input thread, and no wait for a closed terminal | Textual's behaviour |
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _CHOPS: Any = getattr(_compositor, "ChopsUpdate", ())
 """An update of spans of some lines."""
 
 _SYNCHRONISED = "\x1b[?2026h{}\x1b[?2026l"
-"""Terminals that support this mode show the text between at once."""
+"""Terminals that support this mode show the enclosed text at once."""
 _OF_THE_APP = ("_batch_count", "_closed", "_driver", "_sync_available")
 HUNG_UP = 129
-"""The exit code of a shell for a program that ended with its terminal (128 + SIGHUP)."""
+"""The exit code that shells give a program that ended with its terminal (128 + SIGHUP)."""
 
 
 class OwnOutputApp(App[None]):
@@ -84,7 +84,7 @@ class OwnOutputApp(App[None]):
         size = self.screen.outer_size
         try:
             text = painter.paint(pieces(update), size, size.clamp_offset(self.cursor_position))
-        except Unpaintable:  # such as a picture in sixels
+        except Unpaintable:  # such as a sixel picture
             painter.forget()
             return False
         except (AttributeError, TypeError, ValueError, LookupError) as error:
@@ -98,7 +98,7 @@ class OwnOutputApp(App[None]):
         return True
 
     def send(self, text: str) -> None:
-        """Send escape codes in order. Updates wait in Textual's thread, so direct writes could split one."""
+        """Send escape codes in order. Updates wait in Textual's writer thread, so a direct write could split one."""
         if self._driver is not None and self.is_running:
             self._driver.write(text)
             self._driver.flush()
@@ -126,7 +126,7 @@ class OwnOutputApp(App[None]):
 
 
 class _LossyOutput:
-    """A terminal for Textual's writer thread. An error would end that thread and block all later writes."""
+    """A terminal that hides errors from Textual's writer thread: one would end it and block all later writes."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -151,7 +151,7 @@ def _single_input(base: type[Driver]) -> type[Driver]:
             self._starts = False
 
         def start_application_mode(self) -> None:
-            # SIGCONT also arrives without a suspension before it: after SIGSTOP, and with a hangup.
+            # SIGCONT also arrives without a previous suspension: after SIGSTOP, and with a hangup.
             # Textual would start a second input thread, and the two would share the keys.
             if self._starts:  # a signal during this method
                 return

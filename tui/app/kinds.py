@@ -1,7 +1,7 @@
-"""The kind of a text by its content and source. The kind selects the renderer.
+"""Detect the kind of a text from its content and source. The kind selects the renderer.
 
 A kind is `raw`, `plain`, `markdown`, `ansi` (a log with SGR colours), `json`, or the name of a Pygments lexer
-(`python`, `diff`, `pytb`, `bash`). Only the beginning and the end of a text are read.
+(`python`, `diff`, `pytb`, `bash`). Except for JSON, only the beginning and the end of a text are read.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import PureWindowsPath
 from ..text import literal
 
 LARGE = 400_000
-"""Characters above which a text is shown raw at once."""
+"""Texts with more characters are shown raw without detection."""
 CHUNK = 2_400
-"""About how many characters are laid out together; a longer line is cut there."""
+"""Approximate number of characters laid out together. Longer lines are cut there."""
 _LOOK = 4_000
 SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _MARKDOWN = re.compile(
     r"^(?:#{1,6} \S|\s{0,3}(?:[-*+]|\d{1,3}[.)]) \S|> |\s*(?:```|~~~)|\|.*\|\s*$)|\*\*\S[^*\n]*\*\*|`[^`\n]+`", re.M
 )
 _STRONG = re.compile(r"^\s*(?:```|~~~)|^\|[ :|-]*-[ :|-]*\|\s*$", re.M)
-"""Signs of Markdown that no log and no source code has."""
+"""Signs of Markdown that logs and source code never have."""
 _DIFF = re.compile(r"^(?:diff --git |--- \S.*\n\+\+\+ \S.*\n@@ |@@ -\d+)", re.M)
 _PATCH = re.compile(r"^\*\*\* (?:Begin Patch|Update File|Add File)", re.M)
 _TRACE = re.compile(r"^Traceback \(most recent call last\):", re.M)
@@ -38,12 +38,12 @@ LEXERS = {
     "md": "markdown", "rst": "rst", "tex": "latex", "lua": "lua", "r": "r", "jl": "julia", "hs": "haskell",
     "diff": "diff", "patch": "diff", "dockerfile": "docker", "makefile": "make", "cmake": "cmake", "lean": "lean",
 }  # fmt: skip
-"""Pygments' lexers by the endings and names of files that agents write; looking them up in Pygments loads them all."""
+"""Pygments lexers by extension or name of files that agents write. A look-up in Pygments would load all lexers."""
 
 
 def by_path(path: str) -> str:
-    """Return the kind of a file's text by its path, or an empty string."""
-    name = PureWindowsPath(path).name.lower()  # either kind of slash
+    """Return the kind of a file's text from its path, or an empty string."""
+    name = PureWindowsPath(path).name.lower()  # accepts / and \
     return LEXERS.get(name.rsplit(".", 1)[-1], "")
 
 
@@ -66,7 +66,7 @@ def kind_of(text: str, prose: bool = False) -> str:
 
 
 def prepared(text: str, kind: str) -> str:
-    """Return a text ready for layout: JSON indented, everything literal except the SGR codes of a log."""
+    """Prepare a text for layout: indent JSON, and make everything literal except the SGR codes of a log."""
     text = text.replace("\r\n", "\n").strip("\n")
     if kind == "json":
         with suppress(ValueError, RecursionError):
