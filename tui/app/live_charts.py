@@ -1,4 +1,4 @@
-"""Which charts the dashboard offers for each kind of run, how one of them is being looked at, and its curves."""
+"""The charts of the dashboard for each kind of run, the user's view of one of them, and its curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .live_data import RATES, Kind, Points, Reading, spread_of
 @dataclass(frozen=True)
 class ChartOf:
     """A chart: its heading and its metrics in drawing order. `*` matches any rest of a name. With `panels`, metrics of
-    different units get an axis each."""
+    different units get separate axes."""
 
     heading: str
     metrics: tuple[str, ...]
@@ -86,12 +86,12 @@ _ONLINE = (
 CHARTS: Mapping[Kind, tuple[ChartOf, ...]] = {"rft": _RFT, "sft": _SFT, "online": _ONLINE}
 
 KL = (metric.KL_MEAN, metric.KL_TARGET)
-"""Metrics of the small chart beside the components."""
+"""Metrics of the small chart next to the components."""
 KL_HEADING = "KL, nats per token"
 X_AXES = ("step", "time", "tokens")
 XAxis = Literal["step", "time", "tokens"]
 LEAST_WINDOW = 4.0
-"""Steps that are shown at the least."""
+"""The smallest window, in steps."""
 
 _LABELS = {
     metric.REWARD_MEAN: "reward",
@@ -114,7 +114,7 @@ MEASURED_AT_TIMES = (
     metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.REWARD_GREEDY, metric.REWARD_SAMPLED,
     metric.VALIDATION_EMA, metric.VALIDATION_LIVE,
 )  # fmt: skip
-"""Metrics of few steps: their points are drawn, too."""
+"""Metrics that only few steps have. They are drawn as points without lines."""
 _SHARES = (
     metric.ONLINE_SUCCESS, metric.ONLINE_SUCCESS_INITIAL, metric.GATE_RATE, metric.FLIP_RATE,
     metric.VALIDATION_EMA, metric.VALIDATION_LIVE,
@@ -137,7 +137,7 @@ class ChartView:
     at: int = 0
     chosen: tuple[str, ...] = ()
     window: tuple[float, float] | None = None
-    """The steps that are shown; None: all."""
+    """The visible steps. None: all."""
     smoothing: int = 0
     log: bool = False
     x: int = 0
@@ -173,7 +173,7 @@ class ChartView:
         return replace(self, chosen=())
 
     def zoomed(self, factor: float, first: float, last: float) -> ChartView:
-        """Scale the window by `factor`, anchored at the newest step at first, later at the middle."""
+        """Scale the window by `factor`. The first zoom keeps the newest step in place, later ones the middle."""
         a, b = self.window or (first, last)
         half = (b - a) * factor / 2
         if half * 2 >= last - first:
@@ -191,7 +191,7 @@ class ChartView:
 
 
 def metrics_of(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the recorded metrics of a chart."""
+    """Return the recorded metrics that a chart wants."""
     names = list(names)
     found: list[str] = []
     for pattern in wanted:
@@ -204,8 +204,8 @@ def metrics_of(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Along:
-    """Maps steps to x: seconds since the start, or tokens so far. `name` includes the unit. With `whole`, only integers
-    are ticks."""
+    """Maps steps to x: time since the start, or tokens so far. `name` is the unit. With `whole`, all ticks are
+    integers."""
 
     name: str = "step"
     whole: bool = True
@@ -224,7 +224,7 @@ class Along:
 
 
 def along(axis: XAxis, kind: Kind, times: Sequence[tuple[int, float]], tokens: Points, began: float) -> Along:
-    """Return the x axis in a suitable unit; steps if nothing else is known."""
+    """Return the x axis in a suitable unit, or in steps if nothing else is known."""
     if axis == "time" and times:
         seconds = [max(0.0, time - (began or times[0][1])) for _, time in times]
         size, unit = next((s, u) for s, u in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0, "seconds"))
@@ -262,7 +262,7 @@ def series_of(
 
 
 def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along | None = None) -> list[Series]:
-    """Return KL and its target with the tolerance as a band."""
+    """Return the KL and its target, with the tolerance as a band."""
     made = series_of([name for name in KL if curves.get(name)], curves, reading.latest, x)
     tolerance = reading.latest.get(metric.KL_TOLERANCE)
     return [
@@ -276,7 +276,7 @@ def is_share(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """Return a metric's name for a legend."""
+    """Return the name of a metric in a legend."""
     if name in _LABELS:
         return _LABELS[name]
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)

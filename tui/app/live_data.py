@@ -1,6 +1,6 @@
-"""The data of the dashboard, read from the record at once, and its findings. Nothing here draws.
+"""The data of the dashboard, read from the record in one go, and its findings. Nothing here draws.
 
-Repeated findings are merged. The gravest come first, and good news is not an alert.
+Repeated findings are merged. The most severe come first, and good news is not an alert.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "asked", "hint", "good
 
 @dataclass(frozen=True)
 class LiveFinding:
-    """One finding with all its repeats. `event` is the newest."""
+    """A finding with all its repeats. `event` is the newest one."""
 
     severity: Severity
     message: str
@@ -46,7 +46,7 @@ class LiveFinding:
 
 
 def findings(reading: Reading) -> list[LiveFinding]:
-    """Return all findings of a run, the gravest first, then the newest."""
+    """Return all findings of a run, most severe first, then newest first."""
     events = list(reading.findings)
     if reading.problem:
         events.append(Event("record", reading.problem))
@@ -57,7 +57,7 @@ def findings(reading: Reading) -> list[LiveFinding]:
 
 
 def merged(events: Iterable[Event]) -> list[LiveFinding]:
-    """Merge events of one detector and subject. The newest gives the text."""
+    """Merge events of the same detector and subject. The newest one provides the text."""
     groups: dict[tuple[str, str, str], list[Event]] = {}
     for event in events:
         detector = str(event.data.get("detector") or "")
@@ -100,12 +100,12 @@ Kind = Literal["rft", "sft", "online"]
 
 ACTIONS = metric.ACTION_SHARE.prefix
 POINTS = 400
-"""Points of a curve that are read: about two a cell of a wide terminal."""
+"""The most points read per curve: about two per cell of a wide terminal."""
 FOLLOW_SECONDS = 1.0
-"""The interval at which an active run is read, and so the least time between two redraws."""
+"""Seconds between two reads of an active run, and so the least time between two redraws."""
 TREND = 40
 PACE_STEPS = 20
-"""Steps over which the time of a step is averaged: one of them may have waited for anything."""
+"""Steps over which the time of a step is averaged, because any single step may have waited."""
 RATES = (
     metric.ONLINE_SUCCESS, metric.ONLINE_SUCCESS_INITIAL, metric.GATE_RATE, metric.FLIP_RATE, metric.REJECTED,
     metric.CONFIDENCE, metric.LATENCY,
@@ -116,7 +116,7 @@ _TRENDS = (
     metric.TURNS, "train/", "grpo/", "online/", "success/",
 )  # fmt: skip
 _FAMILIES = (ACTIONS, "rewards/")
-"""Metrics that are recorded together: one that the newest step lacks belongs to an earlier step and is not shown."""
+"""Metrics that are recorded together. If the newest step lacks one, its value is from an earlier step and is hidden."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Reading:
     info: RunInfo
     names: Sequence[str] = ()
     latest: Mapping[str, float] = field(default_factory=dict)
-    """The newest values; `RATES` over their window."""
+    """The newest values. Those of `RATES` are means over their window."""
     trends: Mapping[str, Points] = field(default_factory=dict)
     findings: Sequence[Event] = ()
     betas: Sequence[Event] = ()
@@ -134,7 +134,7 @@ class Reading:
     asked: Sequence[AnsweredRequest] = ()
     phase: str = ""
     seconds_a_step: float | None = None
-    """Mean of the last `PACE_STEPS` steps, with their share of the time that evaluations took."""
+    """Mean over the last `PACE_STEPS` steps, plus the evaluation time per step."""
     log: Sequence[str] = ()
     live: LiveState | None = None
     """The texts in progress."""
@@ -142,7 +142,7 @@ class Reading:
 
     @property
     def kind(self) -> Kind:
-        """Return the kind by the run's mode; for an unknown mode, by its metrics."""
+        """Return the kind from the run's mode or, for an unknown mode, from its metrics."""
         if self.info.mode == "online" or (not self.info.mode and metric.SERVING_VERSION in self.latest):
             return "online"
         return "sft" if self.info.mode == "sft" else "rft"
@@ -155,7 +155,7 @@ class Reading:
 
 def read(reader: RunReader, log_lines: int) -> Reading:
     """Read everything except the curves. Unreadable parts are listed in `problem`."""
-    from ...engine.launch.logs import tail_log  # here: the first paint does not wait for it
+    from ...engine.launch.logs import tail_log  # imported here to keep the first paint fast
 
     info = reader.info()
     reading = Reading(info, asked=asked(info.path), log=tail_log(info, log_lines), live=read_live(info))
@@ -183,7 +183,7 @@ def read(reader: RunReader, log_lines: int) -> Reading:
 
 
 def _current(points: Mapping[str, tuple[int, float]]) -> dict[str, float]:
-    """Return the newest values. A family's older values are dropped."""
+    """Return the newest values, without the older ones of a family."""
     newest = {f: max((s for name, (s, _) in points.items() if name.startswith(f)), default=0) for f in _FAMILIES}
     return {
         name: value
@@ -210,7 +210,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def spread_of(name: str) -> str:
-    """Return the metric that holds the standard deviation of another."""
+    """Return the metric with the standard deviation of another, or an empty string."""
     if name == metric.REWARD_MEAN:
         return metric.REWARD_STD
     for mean, std in (
@@ -225,7 +225,7 @@ def spread_of(name: str) -> str:
 def read_curves(
     reader: RunReader, names: Iterable[str], window: tuple[float, float] | None = None
 ) -> dict[str, Points]:
-    """Read these curves with their spreads, in a window of steps or whole. Unreadable ones are empty."""
+    """Read curves and their spreads, whole or in a window of steps. Unreadable ones are empty."""
     after, until = (-1, None) if window is None else (math.ceil(window[0]) - 1, math.floor(window[1]))
     made: dict[str, Points] = {}
     for name in names:

@@ -22,15 +22,15 @@ class HeaderField(NamedTuple):
 
 
 _NAME = 6
-"""Cells that the name of the run keeps; the rest gives way to the progress."""
+"""Cells reserved for the run's name. The rest of it gives way to the progress."""
 _BORDER = 8
 """Cells of the frame around both sides of the header."""
 _QUIET = 60.0
-"""Seconds without a sign of life that are worth a look, unless a step takes longer."""
+"""Seconds without a sign of life that the header reports, unless a step takes longer."""
 
 
 def header(palette: Palette, name: str, requests: Requests | None, now: float, width: int) -> tuple[Line, Line]:
-    """Return the run for the left of the first line and its progress for the right."""
+    """Return the two sides of the first line: the run on the left, its progress on the right."""
     p = palette
     if requests is None:
         return Line(p).add(name, p.title, most=20), Line(p).add("reading…", p.faint)

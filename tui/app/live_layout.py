@@ -1,4 +1,4 @@
-"""Where the panels of the dashboard go: a pure function of the kind of run, the size and the pane that is in use."""
+"""Place the panels of the dashboard: a pure function of the kind of run, the size and the focused pane."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PANES: dict[Kind, tuple[str, ...]] = {
     "sft": ("chart", "writing", "learning", "versions", "speed", "log", "alerts"),
     "online": ("chart", "writing", "serving", "learning", "components", "kl", "actions", "versions", "log", "alerts"),
 }
-"""The panels that a run of a kind fills, in the order of the tab key."""
+"""The panels of each kind of run, in the order of the tab key."""
 
 
 @dataclass(frozen=True)
 class LayoutInputs:
     """Inputs of the layout apart from the size.
 
-    components: rows of the component table. findings: their number. focus: the pane that takes the keys. whole: show
+    components: rows of the component table. findings: their number. focus: the pane that gets the keys. whole: show
     only that pane. writing: the run may be writing texts. empty: panes without content.
     """
 
@@ -33,7 +33,7 @@ class LayoutInputs:
 
 
 def plan(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
-    """Return the boxes. Neighbours share border lines. Without room, log, speed and versions go first."""
+    """Return the boxes. Neighbours share border lines. If room is short, log, speed and versions go first."""
     if wanted.whole and wanted.focus in PANES[wanted.kind]:
         return [Box(wanted.focus, 0, 0, width, height)]
     if width < 64 or height < 14:
@@ -41,7 +41,7 @@ def plan(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
     alerts = 4 if height < 30 else 5 if height < 45 else 7
     if not wanted.findings:
         alerts = 3
-    if wanted.focus == "alerts":  # in use: room to read them
+    if wanted.focus == "alerts":  # focused: room to read them
         alerts = max(alerts, min(12, height // 2, wanted.findings + 5))
     body = height - alerts + 1
     if wanted.kind != "online" and {"learning", "speed"} <= wanted.empty:
@@ -123,7 +123,7 @@ def _sft(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
 
 
 def _first_row(width: int, y: int, height: int, upper: str, rows: int, lower: str) -> list[Box]:
-    """Place the chart, and right of it `upper`, with `rows` lines if `lower` is below it."""
+    """Place the chart and, to its right, `upper`, with `rows` lines if `lower` goes below it."""
     (cx, cw), (tx, tw) = _columns(width)
     boxes = [Box("chart", cx, y, cw, height), Box(upper, tx, y, tw, rows if lower else height)]
     return [*boxes, Box(lower, tx, y + rows - 1, tw, height - rows + 1)] if lower else boxes

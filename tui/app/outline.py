@@ -1,4 +1,4 @@
-"""The steps of a rollout, one line each: for the list next to the text, its cursor and its filter."""
+"""The steps of a rollout, one line each, for the list next to the text, its cursor and its filter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILTER_HINT = "words of a call, such as util.py · failed · penalised · though
 
 @dataclass(frozen=True)
 class Entry:
-    """A step in the list, with the reward and advantage of this step if it has them."""
+    """A step in the list, with its own reward and advantage if it has them."""
 
     step: Step
     root: str
@@ -76,7 +76,7 @@ class OutlineOf:
         return [at for at, entry in enumerate(self.entries) if holds(entry)]
 
     def beside(self, step: int, by: int, holds: Callable[[Entry], bool]) -> int | None:
-        """Return the next or previous matching step, around the ends."""
+        """Return the next or previous matching step, wrapping around the ends."""
         order = [*range(step + 1, len(self.entries)), *range(step + 1)]
         order = order if by > 0 else [*reversed(order[:-1]), step]
         return next((at for at in order if holds(self.entries[at])), None)
@@ -87,12 +87,12 @@ class OutlineOf:
 
 
 def has_step_rewards(record: TrajectoryRecord) -> bool:
-    """Return whether steps have rewards. A reward at the last step only belongs to the rollout."""
+    """Return whether steps have rewards. A reward only at the last step belongs to the rollout."""
     return record.breakdown is not None and len(record.breakdown.steps) > 1
 
 
 def matcher(text: str) -> Callable[[Entry], bool]:
-    """Return a test whether an entry holds all words of a filter."""
+    """Return a predicate for entries that contain all words of a filter."""
     words = _THOUGHT.sub("", text).casefold().split()
     least = max((int(n) for n in _THOUGHT.findall(text)), default=-1)
     asked = {"failed": lambda e: e.failed, "penalised": lambda e: e.penalised}

@@ -1,8 +1,8 @@
 """Send the terminal only the cells that changed.
 
-Textual sends every line that changed whole, with a full colour sequence before and a reset after each piece of it. Over
-ssh, in tmux and in slow terminals those bytes dominate the delay of a key, so the app keeps a model of the terminal's
-cells and sends only runs of changed cells with as few colour changes as possible.
+Textual sends every changed line whole, with a full colour sequence before and a reset after each piece of it. Over ssh,
+in tmux and in slow terminals, those bytes dominate the delay of a key press. So the app keeps a model of the terminal's
+cells, and sends only runs of changed cells with as few colour changes as possible.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rich.style import Style
 from textual.strip import Strip
 
 _SHIFT = 21
-"""A cell is one number: the character's code point (21 bits) under the number of its pen."""
+"""A cell is one integer: the code point of the character in the low 21 bits, the number of its pen above them."""
 _BRIDGE = 3
-"""Equal cells between two runs that are sent again, because moving the cursor over them costs more bytes."""
+"""The most equal cells between two runs that are sent again, because moving the cursor costs more bytes."""
 _KEPT_STYLES = 8192
-"""Styles whose pens are kept; pictures in half blocks bring ever new ones."""
+"""Styles whose pens are kept. Pictures in half blocks keep bringing new ones."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _UNSEEN_ON_BLANKS = frozenset("123")
-"""Bold, dim and italic: a blank looks the same with them and without."""
+"""Bold, dim and italic, which do not change the look of a blank."""
 
 
 class _Pen(NamedTuple):
@@ -51,7 +51,7 @@ class Unpaintable(Exception):
 
 
 class Painter:
-    """The cells that a terminal shows, and the shortest update to others."""
+    """The cells that a terminal shows, and the shortest update to new ones."""
 
     def __init__(self, color_system: ColorSystem) -> None:
         self._color_system = color_system
@@ -69,7 +69,7 @@ class Painter:
         self._cursor = None
 
     def paint(self, pieces: Iterable[Piece], size: tuple[int, int], cursor: tuple[int, int]) -> str:
-        """Return the output for new pieces of a screen of `size` (columns, lines); leave the cursor at `cursor`.
+        """Return the output for new pieces of a screen of `size` (columns, lines). It leaves the cursor at `cursor`.
         Raises: Unpaintable: A piece cannot be compared. Call `forget` after sending it by other means."""
         if len(self._styles) > _KEPT_STYLES:
             self._pens.clear()

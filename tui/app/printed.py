@@ -1,4 +1,4 @@
-"""A rollout as the stepper renders it, outside the app: as plain text, or as Markdown."""
+"""Render a rollout outside the app as the stepper does: as plain text, or as Markdown."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .widgets.reward_arithmetic import RewardLines
 from .widgets.text_layout import END, PROMPT, Flow, TextLayout
 
 WIDTH = 110
-"""Cells of a line in a file or a pipe."""
+"""Cells per line in a file or a pipe."""
 _DARK = Palette(THEMES["grpo-dark"])
 _EXPLAINED = ("reward", "advantage", "sum", "turns", "weight", "missing", "components")
 """Keys of `TrajectoryRecord.unknown` that `RewardLines` explains."""
 
 
 def page_width() -> int:
-    """Return the cells of a line for standard output: those of its terminal, at most `WIDTH`."""
+    """Return the cells per line for standard output: those of its terminal, at most `WIDTH`."""
     columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     return max(20, min(WIDTH, columns))
 
@@ -57,7 +57,7 @@ def text_lines(record: TrajectoryRecord, step: int | None = None, width: int = W
 
 
 def whole_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
-    """Print a rollout with its rewards, penalties, advantages and use in learning."""
+    """Render a rollout with its rewards, penalties, advantages and use in learning."""
     record, t = whole.record, whole.record.trajectory
     yield literal(f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}  {t.agent}".rstrip())
     if whole.note is not None:
@@ -69,7 +69,7 @@ def whole_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
 
 
 def step_lines(whole: Whole, position: int, width: int = WIDTH) -> Iterator[str]:
-    """Print a step with its reward and advantage."""
+    """Render a step with its reward and advantage."""
     yield from _plain(_texts(whole.record, (position,), width))
     reward = _reward(whole, position, width)
     if not reward.of_whole or position == len(whole.record.trajectory.steps) - 1:
@@ -79,7 +79,7 @@ def step_lines(whole: Whole, position: int, width: int = WIDTH) -> Iterator[str]
 
 
 def end_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
-    """Print the answer, the reward and advantage of the rollout, and its use in learning."""
+    """Render the answer, the reward and advantage of the rollout, and its use in learning."""
     record, reward = whole.record, _reward(whole, 0, width)
     yield "─" * width
     yield from _plain(_texts(record, (END,), width))
@@ -104,7 +104,7 @@ def _plain(lines: Iterable[Line]) -> Iterator[str]:
 
 
 def markdown(record: TrajectoryRecord) -> str:
-    """Render a rollout as Markdown: prose as it was written, everything else in language fences."""
+    """Render a rollout as Markdown: prose as written, everything else in language fences."""
     t, root = record.trajectory, root_of(record.trajectory)
     total = record.breakdown.total if record.breakdown is not None else None
     said = [f"# {literal(t.id)}", *([f"reward {total:g}"] if total is not None else [])]

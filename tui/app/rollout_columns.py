@@ -1,4 +1,4 @@
-"""The columns of the list of trajectories, with routes and prompts in few cells."""
+"""The columns of the list of trajectories, with routes and prompts shortened to a few cells."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .theme import Palette
 from .widgets.table import TableColumn
 
 _LEAST_SHARED = 12
-"""Characters that prompts must begin with in common before their beginning is left out."""
+"""The shortest common beginning of prompts, in characters, that is left out."""
 
 
 def route(actions: Sequence[str]) -> str:
-    """Return the actions in order with repeats counted: `SEGMENT ▸ GET ×3 ▸ ANSWER`."""
+    """Join the actions in order, with repeats counted: `SEGMENT ▸ GET ×3 ▸ ANSWER`."""
     parts = []
     for action, same in groupby(actions):
         times = len(list(same))
@@ -27,18 +27,18 @@ def route(actions: Sequence[str]) -> str:
 
 
 def shared_beginning(prompts: Iterable[str]) -> int:
-    """Return how many characters different prompts share at the start, up to a word; 0 if hardly any."""
+    """Return how many characters different prompts share at the start, up to a word boundary; 0 if hardly any."""
     different = set(prompts) - {""}
     if len(different) < 2:
         return 0
-    first, last = min(different), max(different)  # in the order of characters these two differ the soonest
+    first, last = min(different), max(different)  # of all pairs, these two share the shortest beginning
     shared = first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
     cut = max(shared.rfind(" "), shared.rfind("\n")) + 1
     return cut if cut >= _LEAST_SHARED else 0
 
 
 def telling(prompt: str, shared: int) -> str:
-    """Return the part of a prompt that differs from the others."""
+    """Return a prompt with an ellipsis in place of the shared beginning."""
     return f"…{prompt[shared:]}" if shared and len(prompt) > shared else prompt
 
 
@@ -49,7 +49,7 @@ def short(action: str) -> str:
 
 
 def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[TrajectoryRow]) -> Sequence[TableColumn]:
-    """Return the columns for the rows `around` the visible ones. Prompts start where those of these rows differ."""
+    """Return the columns for the rows `around` the visible ones. Prompts start where they differ in these rows."""
     shared = shared_beginning(row.prompt for row in around)
     spoken = [row.words is not None for row in around]
     title = "answer" if spoken and all(spoken) else "route or answer" if any(spoken) else "route"
@@ -135,7 +135,7 @@ def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -
 
 
 def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:
-    """Choose the record's own columns: those in the filter, then components, then others."""
+    """Choose which of the record's own columns to show: those in the filter, then components, then others."""
     asked = [n for n in names if n in filter_]
     components = [n for n in names if n.startswith("component.")][:4]
     return tuple(dict.fromkeys([*asked, *components, *names]))[:6]

@@ -1,4 +1,4 @@
-"""The open rollout, its step and search match, without any painting."""
+"""The open rollout, its step and its search match. Nothing here paints."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .rollout_fields import fields_at
 from .text_search import span_after, span_before
 
 _KEPT = 12
-"""Opened rollouts that are kept, so that going back and forth reads nothing."""
+"""Opened rollouts that are kept, so that moving back and forth reads nothing."""
 _KEPT_SIZE = 20_000_000
-"""Characters in them, beyond which only the last two are kept."""
+"""Characters in all of them. Above this, only the last two are kept."""
 
 
 @dataclass(frozen=True, order=True)
@@ -32,9 +32,9 @@ class Match:
 class OpenedRollout:
     """One rollout as read.
 
-    `record` is None if its text is unreadable; `problem` gives the reason. group: its group in order of rollouts,
-    itself included. uses: the updates that used it, in order. validations: recent evaluations of the online learner on
-    held-out tasks, oldest first.
+    `record` is None if its text is unreadable, and `problem` gives the reason. group: the rollouts of its group in
+    order, including this one. uses: the updates that used it, in order. validations: recent evaluations of the online
+    learner on held-out tasks, oldest first.
     """
 
     n: int
@@ -105,7 +105,7 @@ class RolloutCursor:
 
 
 def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
-    """Return the next (`by` +1) or previous (−1) match around another one, or around `step` itself."""
+    """Return the next (`by` +1) or previous (−1) match from a match on, or from `step` on without one."""
     last = max(0, len(trajectory.steps) - 1)
     for here in range(step, last + 1) if by > 0 else range(step, -1, -1):
         at = match if match is not None and match.step == here else None
@@ -124,13 +124,13 @@ def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Matc
 
 
 def read_opened(reader: RunReader, n: int) -> OpenedRollout:
-    """Read a rollout by its number. Errors go to its `problem`."""
+    """Read a rollout by number. Errors go to its `problem`."""
     try:
         reader.bodies.number(n)
     except LookupError as error:
         return OpenedRollout(0, problem=_sentence(error, reader.problems))
     rows = reader.rollouts.rows([n])
-    # by the name as the record keeps it: what a model wrote may hold what no database takes
+    # look up the group by its recorded name: model text may contain characters that no database accepts
     group = reader.rollouts.group(rows[0].group) if rows else []
     try:
         record = reader.bodies.trajectory(n)

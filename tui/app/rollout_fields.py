@@ -1,4 +1,4 @@
-"""A rollout as texts in the order in which they are shown: they are laid out, and searched."""
+"""A rollout as texts in display order, for layout and search."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .short_values import brief
 
 @dataclass(frozen=True)
 class Field:
-    """A named text. `tone` is a palette style. `kind` is the renderer (`kinds.py`); if empty, the text decides. `role`
-    sets the fold height; with `tail`, the last lines stay. `note` follows the name. `indent` cells stay free."""
+    """A named text. `tone`: palette style. `kind`: renderer (`kinds.py`), detected if empty. `role`: sets fold height.
+    `tail`: folding keeps the last lines. `note`: follows the name. `indent`: blank cells before the text."""
 
     name: str
     text: str
@@ -28,7 +28,7 @@ class Field:
 
 
 def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
-    """Return the prompt by speaker. With `task`, add the task's fields and the tools."""
+    """Return the prompt by speaker. With `task`, include the task's fields and the tools."""
     said = [(m.name or m.role, m.text) for m in trajectory.messages] or [("prompt", trajectory.prompt)]
     fields = [Field(name, text, "muted", role="prompt", prose=True) for name, text in said]
     fields += _seen_field(trajectory.seen)
@@ -43,7 +43,7 @@ def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
 
 
 def step_fields(step: Step, root: str = "") -> list[Field]:
-    """Return thought, text, calls with results, and errors. `root` is cut from paths."""
+    """Return thought, text, calls with results, and errors. Removes `root` from paths."""
     thought, words = said(step)
     fields = thought_fields(thought)
     calls = calls_of(step)
@@ -72,7 +72,7 @@ def step_fields(step: Step, root: str = "") -> list[Field]:
 
 
 def thought_fields(thought: str) -> list[Field]:
-    """Return a thought with an estimate of its tokens. The record has no exact count for a part of a turn."""
+    """Return a thought with an estimated number of tokens. The record has no exact count for a part of a turn."""
     note = f"≈ {len(thought) // 4:,} tokens" if len(thought) >= 80 else ""
     return [Field("thought", thought, "muted", role="thought", prose=True, tail=True, note=note)] if thought else []
 
@@ -153,7 +153,7 @@ def end_fields(t: Trajectory) -> list[Field]:
 
 
 def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
-    """Return the texts of a step. The first has the prompt, the last the answer."""
+    """Return the texts of a step. The first step includes the prompt, the last one the answer."""
     steps = trajectory.steps
     fields = prompt_fields(trajectory) if step == 0 else []
     if step < len(steps):

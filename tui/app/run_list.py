@@ -14,16 +14,16 @@ from ...engine.runs.types import RunInfo
 
 SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")
 DUMPS = 50
-"""Dumps that are listed with the runs."""
+"""The most dumps that are listed with the runs."""
 LARGEST_FIRST = ("created", "success", "reward", "step")
-"""Columns that people want from the largest on."""
+"""Columns that sort from the largest value on."""
 _STATUS = ("running", "starting", "paused", "stopping", "crashed", "stopped", "finished")
 NOTHING = Headline()
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run of the list. `known`: its headline was read. The record is read only if the status file lacks it."""
+    """One run of the list. `known`: its headline was read. The record is read only if the status file lacks one."""
 
     info: RunInfo
     headline: Headline = NOTHING
@@ -40,9 +40,9 @@ def is_branch(info: RunInfo) -> bool:
 
 
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
-    """Return the runs of a folder and recent dumps by path. Values read from a record are cached until the run
+    """Return the runs of a folder and recent dumps by path. Values read from a record are reused until the run
     advances. Raises OSError if the folder cannot be read."""
-    from ...engine.imports.cache import recent  # here: the first paint does not wait for them
+    from ...engine.imports.cache import recent  # imported here to keep the first paint fast
     from ...engine.launch.find import list_runs
 
     rows = {}
@@ -58,8 +58,8 @@ def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
 
 
 def looked_into(row: RunRow) -> RunRow:
-    """Return the row with the headline of its record; a damaged record has none."""
-    from ...engine.imports.readers import open_reader  # here: most lists need none
+    """Return the row with the headline from its record. A damaged record has none."""
+    from ...engine.imports.readers import open_reader  # imported here: most lists need none
 
     try:
         with open_reader(Path(row.info.path)) as reader:
@@ -69,7 +69,7 @@ def looked_into(row: RunRow) -> RunRow:
 
 
 def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -> list[RunRow]:
-    """Return the rows with every word of `text`, sorted by a column, then by age. Dumps follow runs."""
+    """Return the rows that contain every word of `text`, sorted by a column, then by age. Dumps follow runs."""
     words = text.casefold().split()
 
     def matches(row: RunRow) -> bool:

@@ -4,7 +4,7 @@
        ▴                  │ space takes it back          ▴                  │ space takes it back
        └──────────────────┘                              └──────────────────┘
 
-A training pauses after its step. An online run keeps answering and pauses its learning.
+Training pauses after the current step. An online run keeps answering and only pauses its learning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...engine.runs.types import ENDED
 from .live_data import Reading
 
 State = Literal["running", "pausing", "paused", "resuming", "stopping", "ended", "cannot"]
-"""`cannot`: it runs, and there is nothing that could pause (an online run whose learning has ended)."""
+"""`cannot`: the run is active and has nothing to pause (an online run whose learning has ended)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class KeyEffect:
 
 @dataclass(frozen=True)
 class Requests:
-    """A run's state with the requests to it."""
+    """A run's state and the requests to it."""
 
     reading: Reading
 
@@ -69,7 +69,7 @@ class Requests:
 
     @property
     def hint(self) -> str:
-        """Return the present effect of space in a word or two, or an empty string."""
+        """Return what space does now, in a word or two, or an empty string."""
         words: dict[State, str] = {
             "running": "pause", "pausing": "don't pause", "paused": "resume", "resuming": "stay paused",
         }  # fmt: skip

@@ -1,8 +1,8 @@
 """The interface of the app for its screens, and its memory between starts.
 
 The memory holds the theme, the last view of each run, and whether the first-run hint was seen. It is one small JSON
-file under `$XDG_STATE_HOME/grpo-tui` (or `~/.local/state/grpo-tui`). Losing it costs nothing, so every trouble with it
-is ignored.
+file under `$XDG_STATE_HOME/grpo-tui` (or `~/.local/state/grpo-tui`). Losing it costs nothing, so all its errors are
+ignored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Memory:
         self.values[key] = value
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """Return the stored values of one run. Changes are kept."""
+        """Return the stored values of one run. Changes to them are kept."""
         runs = self.values.setdefault("runs", {})
         if not isinstance(runs, dict):
             runs = self.values["runs"] = {}
@@ -68,12 +68,12 @@ class Shell(Protocol):
     """The clock for ages, in seconds since the epoch."""
 
     def open(self, destination: Destination, *, replace: bool = False) -> None:
-        """Go there; with `replace`, in place of the present screen, else on top of it."""
+        """Open a screen on top of the current one; with `replace`, in its place."""
 
     def go_back(self) -> None:
-        """To the screen before; from the first screen of a run, to the list of runs."""
+        """Go to the previous screen; from the first screen of a run, to the list of runs."""
 
     def reads(self, run: Path | str) -> Reads: ...
 
     def forget_run(self, run: Path | str) -> None:
-        """Close the readers of a run, as before it is deleted."""
+        """Close the readers of a run, for example before it is deleted."""

@@ -1,4 +1,4 @@
-"""Values of any size in a few characters: arguments may hold megabytes, so only the visible part is formatted."""
+"""Format values of any size in a few characters. Arguments may hold megabytes, so only the visible part is written."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Iterator, Mapping
 from ..text import FIELD_LIMIT
 
 _VALUE = 24
-"""Characters of an argument in a heading."""
+"""The most characters of an argument in a heading."""
 _CALL = 400
 """Characters of a call after which further arguments are left out."""
 _JSON: dict[object, str] = {True: "true", False: "false", None: "null"}
 _DEEP = 20
-"""Levels of a value that are written out."""
+"""Nesting levels of a value that are written out."""
 
 
 def brief(value: object, limit: int = FIELD_LIMIT, *, as_json: bool = False) -> str:
-    """Format a value like `repr`, or as JSON, in at most `limit` characters. It never formats the rest: arguments may
-    hold megabytes."""
+    """Format a value like `repr`, or as JSON, in at most `limit` characters. The rest is never formatted."""
     made: list[str] = []
     room = limit
     for piece in _pieces(value, limit, as_json):
@@ -54,7 +53,7 @@ def _pieces(value: object, limit: int, as_json: bool, depth: int = 0) -> Iterato
 
 
 def arguments_text(arguments: Mapping[str, object], limit: int = _VALUE) -> str:
-    """Format arguments as `(mask=7)` with at most `limit` characters a value."""
+    """Format arguments as `(mask=7)` with at most `limit` characters per value."""
     shown: list[str] = []
     room = max(_CALL, limit)
     for key, value in arguments.items():

@@ -1,4 +1,4 @@
-"""Search in a text without regard to case, accents and line breaks, as the full-text index does it."""
+"""Search in a text without regard to case, accents and line breaks, like the full-text index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Span = tuple[int, int]
 """`[start, end)` in characters."""
 
 JOINT = "\n"
-"""Stands between two lines of wrapped text where a word may have been broken."""
+"""Separates two lines of wrapped text where a word may have been broken."""
 
 _MARKS = "[\u0300-\u036f]"
 _LETTERS = (
@@ -20,7 +20,7 @@ _LETTERS = (
 """Ranges of letters with case or accents."""
 _WINDOW = 1 << 16
 _LONGEST = 1 << 12
-"""Characters that one match takes at most where the last one before a place is looked for."""
+"""Characters by which a match may extend past a window of a backward search."""
 
 
 def fold(text: str) -> str:
@@ -42,7 +42,7 @@ def _variants() -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _pattern(word: str, joined: bool) -> re.Pattern[str]:
-    """Match a word or phrase; with `joined`, also across `JOINT`. Blanks match anything between words."""
+    """Compile a word or phrase; with `joined`, it also matches across `JOINT`. Blanks match anything between words."""
     joint = f"{JOINT}?" if joined else ""
     variants, parts = _variants(), []
     text, at = fold(word), 0
@@ -66,7 +66,7 @@ def _pattern(word: str, joined: bool) -> re.Pattern[str]:
 
 
 def spans(text: str, wanted: Sequence[str], joined: bool = False) -> list[Span]:
-    """Yield all matches from left to right."""
+    """Return all matches from left to right."""
     return sorted({found.span() for word in wanted for found in _pattern(word, joined).finditer(text)})
 
 
@@ -77,7 +77,7 @@ def span_after(text: str, wanted: Sequence[str], start: int) -> Span | None:
 
 def _first(text: str, word: str, start: int) -> Span | None:
     plain = fold(word)
-    if text.isascii() and not any(map(str.isspace, plain)):  # eight times as fast, for texts of megabytes
+    if text.isascii() and not any(map(str.isspace, plain)):  # eight times as fast on texts of megabytes
         at = text.lower().find(plain, start) if plain else -1
         return None if at < 0 else (at, at + len(plain))
     found = _pattern(word, False).search(text, start)
@@ -91,7 +91,7 @@ def span_before(text: str, wanted: Sequence[str], end: int) -> Span | None:
 
 
 def _backwards(text: str, pattern: re.Pattern[str], end: int) -> Iterator[Span]:
-    """Search in windows from the end, so that large texts are not read whole."""
+    """Yield matches from the end in windows, so that large texts are not read whole."""
     for stop in range(end, 0, -_WINDOW):
         window = pattern.finditer(text, max(0, stop - _WINDOW), min(end, stop + _LONGEST))
         yield from reversed([match.span() for match in window if match.start() < stop])

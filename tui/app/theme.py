@@ -59,7 +59,7 @@ THEMES: dict[str, Colors] = {
 DEFAULT_THEME = "grpo-dark"
 
 PATTERNS = "█▓▒░▚▞▤▥"
-"""Fills that tell series apart where colour may not be seen."""
+"""Fills that distinguish series without colour."""
 
 
 class Palette:

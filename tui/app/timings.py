@@ -1,4 +1,4 @@
-"""The seconds of a step by phase, from its metrics, and who wrote its rollouts."""
+"""The seconds of a step by phase, from its metrics, and the servers that wrote its rollouts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STACKED = {
     metric.PHASE_SECONDS("backward"): "update",
     metric.RECORD_SECONDS: "record",
 }
-"""Phases one after the other, with their names for people. Generation and tools are sums, because they alternate."""
+"""Consecutive phases with their display names. Generation and tools are sums, because they alternate."""
 LATER = {metric.EVALUATE_SECONDS: "evaluation after it", metric.ROLLOUTS_WAIT: "rollouts in the queue"}
-"""Seconds that are not of the step's own time."""
+"""Seconds that are not part of the step's own time."""
 WHOLE = (metric.STEP_SECONDS, metric.UPDATE_SECONDS)
 OTHER = "other"
 NAMED = {
@@ -31,14 +31,14 @@ NAMED = {
     "queue": LATER[metric.ROLLOUTS_WAIT],
     **{name.removeprefix(metric.PHASE_SECONDS.prefix): told for name, told in STACKED.items()},
 }
-"""Names of recorded spans for people. Other spans are those of servers."""
+"""Display names of recorded spans. All other spans belong to servers."""
 _READ = 512
-"""Rollouts of a step that are read for the servers that wrote them."""
+"""The most rollouts of a step that are read to find their servers."""
 
 
 @dataclass(frozen=True)
 class Timings:
-    """One step. `parts` are seconds by phase in order, and add up to `seconds`. `later`: see `LATER`. `spans`: begin
+    """One step. `parts`: seconds by phase in order, which add up to `seconds`. `later`: see `LATER`. `spans`: begin
     and end of each part and server, in seconds from the first of them; empty if the record has none."""
 
     step: int
@@ -56,7 +56,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class ServerOutput:
-    """The turns and tokens of a step that one server wrote."""
+    """The turns and tokens that one server wrote in a step."""
 
     server: str
     turns: int
@@ -90,7 +90,7 @@ def timings(reader: RunReader, first: int, last: int) -> list[Timings]:
 
 
 def spans(reader: RunReader, step: int) -> dict[str, list[tuple[float, float]]]:
-    """Return when the parts of a step and its servers were, in seconds from the first; empty if it was not recorded."""
+    """Return begin and end of a step's parts and servers, in seconds from the first. Empty if not recorded."""
     found = {name: some for name, some in reader.timeline(step).items() if some}
     found.pop("step", None)
     first = min((began for some in found.values() for began, _ in some), default=0.0)
@@ -99,7 +99,7 @@ def spans(reader: RunReader, step: int) -> dict[str, list[tuple[float, float]]]:
 
 
 def written(reader: RunReader, step: int) -> Sequence[ServerOutput]:
-    """Return who wrote the rollouts of a step; nothing if no server is recorded."""
+    """Return the servers that wrote the rollouts of a step. Empty if none is recorded."""
     turns, tokens = Counter[str](), Counter[str]()
     for row in reader.rollouts.page(Query(f"step={step} and not split:eval"), limit=_READ):
         try:
