@@ -1,4 +1,4 @@
-"""Selects the form in which a session keeps its rows between forward passes.
+"""Selects how a session keeps its rows between forward passes.
 
 Positions, masks and recurrent states depend on the model's code, and most errors there are silent. So each form plays a
 short conversation with rows of different lengths. The first form whose log-probs equal those of one plain pass over
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5}
 """The largest allowed KL divergence from a plain pass, in nats."""
 COARSE = 0.1
-"""The same in half precision, where log-probs of rare tokens differ more, and their KL hardly matters."""
+"""The same in half precision, where log-probs of rare tokens differ more but hardly matter."""
 PROMPTS = (5, 9)
 ANSWERS = 3
 OBSERVATIONS = (2, 6)
@@ -70,8 +70,8 @@ def fitting_rows(decoder: Decoder) -> RowsOf:
 def difference(decoder: Decoder, form: RowsOf) -> float:
     """Return the largest KL divergence of a token between acting in `form` and one plain pass, in nats.
 
-    The model's attention windows are shorter than the rows meanwhile. Raises UnsupportedModelError for a cache of rows
-    where that changes nothing: the model then has masks of its own, which the cache may lack.
+    During the test the model's attention windows are shorter than the rows. Raises UnsupportedModelError for cached
+    rows if that changes nothing: the model then has its own masks, which the cache may lack.
     """
     with short_windows(decoder.base, min(PROMPTS)) as shorter:
         acted = _conversation(Decoder(decoder.model), form)
@@ -80,7 +80,7 @@ def difference(decoder: Decoder, form: RowsOf) -> float:
         longer = [_plain(decoder, ids) for ids, _ in acted]
         if all(map(torch.equal, plain, longer)):
             raise UnsupportedModelError("its window of attention cannot be tried on short rows")
-    # torch's maximum is NaN if there is one
+    # torch's maximum is NaN if any value is
     return max(float((p.exp() * (p - q)).sum(-1).max()) for p, (_, q) in zip(plain, acted, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The places of a batch's rows in the KV cache, and the number of their tokens that it holds."""
+"""Maps a batch's rows to places in the KV cache, and counts the tokens that it holds of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CachedRows:
     """The rows of `history` over a `RowCache`. Acting rows have the first places, so that decoding works on views.
 
     num_rollouts: consecutive rows with the same prompt. longest: maximum tokens of a row. seen: the rows' images, for a
-    model that sees.
+    vision-language model.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CachedRows:
         self._seen = seen
         self._cache: RowCache | None = None
         self._graphs: DecodingGraphs | None = None
-        """For the present cache, on CUDA."""
+        """Graphs for the current cache, on CUDA."""
         self._row_at = np.zeros(0, dtype=np.int64)
         """The row at each place."""
         self._held = np.zeros(len(history.length), dtype=np.int64)
@@ -83,11 +83,11 @@ class CachedRows:
         return self._decoder.forward(tokens, positions, self._cache, length, seen)
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Note the end of a turn. tokens: how many tokens of each row have been fed."""
+        """Record the end of a turn. tokens: how many tokens of each row have been fed."""
         self._held[rows] = tokens
 
     def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
-        """Keep only the places that are alive (bool `[n]`). Returns the old place of each, int64 `[living]`."""
+        """Keep only the alive places (bool `[n]`). Returns the old place of each, int64 `[living]`."""
         assert self._cache is not None, "`prepare` comes first"
         wanted = np.zeros(len(self._row_at), dtype=bool)
         wanted[: alive.numel()] = alive.cpu().numpy()
@@ -113,7 +113,7 @@ class CachedRows:
         return rows, logits[shared]
 
     def _rebuild(self, cache: RowCache, rows: np.ndarray, placed: np.ndarray, capacity: int) -> None:
-        """Keep only these rows. Rows that had no place get one, with no tokens held."""
+        """Keep only these rows. Rows without a place get one, with no tokens held."""
         place = {int(row): i for i, row in enumerate(self._row_at)}
         cache.keep(torch.tensor([place.get(int(row), 0) for row in rows]), capacity)
         self._held[np.setdiff1d(np.arange(len(self._held)), rows[placed])] = 0
@@ -125,7 +125,7 @@ class CachedRows:
             self._graphs = DecodingGraphs(self._decoder, cache)
 
     def _to_front(self, cache: RowCache, wanted: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Exchange the unwanted places among the first `n` with the wanted ones behind them; return both."""
+        """Swap the unwanted places among the first `n` with the wanted ones behind them; return both."""
         holes, movers = np.nonzero(~wanted[:n])[0], np.nonzero(wanted[n:])[0] + n
         self._row_at[holes], self._row_at[movers] = self._row_at[movers], self._row_at[holes]
         first, second = torch.as_tensor(holes), torch.as_tensor(movers)
@@ -143,7 +143,7 @@ class CachedRows:
         tokens = np.take_along_axis(self._history.ids[order], position.clip(0), axis=1).astype(np.int64)
         longest, seen = int(lengths.max()), None
         if self._seen is not None:
-            tokens[position < 0] = self._seen.filler  # padding is never a piece of an image
+            tokens[position < 0] = self._seen.filler  # padding is never an image token
         fed = torch.as_tensor(tokens, device=device)
         if self._seen is not None:
             seen = self._seen.new_tokens(order, held, fed, position, longest)

@@ -20,9 +20,9 @@ from ..policy.vision.processor import Encoded, VisionError, VisionProcessor
 
 AGENT, OBSERVATION = "SENTINELAGENTTURN", "SENTINELOBSERVATION"
 KEPT = 1000
-"""Characters of an observation whose tokens are kept. Longer ones rarely come again, and would take much memory."""
+"""The longest observation, in characters, whose tokens are cached. Longer ones rarely recur and take much memory."""
 NO_PICTURE = Picture("none", lambda: np.zeros((1, 1, 3), np.uint8))
-"""A placeholder where only the text around a picture is needed."""
+"""A placeholder for when only the text around a picture is needed."""
 
 
 class ChatTemplateError(GrpoTuiError, ValueError):
@@ -32,8 +32,8 @@ class ChatTemplateError(GrpoTuiError, ValueError):
 class ChatBridge:
     """Prompts and bridges of one tokenizer, as token ids.
 
-    stop_ids: the ids that end an agent's turn. end_of_turn: the id that the template itself writes there, None when its
-    closing text does not begin with one. vision: of a model that takes images; then the template is its processor's.
+    stop_ids: the ids that end an agent's turn. end_of_turn: the id that the template itself writes there, None if its
+    closing text does not begin with one. vision: for a model that takes images; the template is then its processor's.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ChatBridge:
             ends.add(cast(int, tokenizer.eos_token_id))
         special = set(tokenizer.all_special_ids) | ends
         first = next((i for i, token in enumerate(close) if token in special), None)
-        # Some templates put white space before the end-of-turn token; agents end their turn without it.
+        # Some templates put white space before the end-of-turn token. Agents end their turn without it.
         found = first is not None and not tokenizer.decode(close[:first]).strip()  # type: ignore[union-attr]
         self.end_of_turn: int | None = close[first] if first is not None and found else None
         if self.end_of_turn is not None:
@@ -73,9 +73,8 @@ class ChatBridge:
         self.bridge = lru_cache(maxsize=4096)(self._bridge)
 
     def answering_tools(self) -> ChatBridge:
-        """Return a bridge with observations as answers of tools, or this one if the template does not support them (or
-        their images).
-        """
+        """Return a bridge that presents observations as tool answers, or this one if the template does not support them
+        (or images in them)."""
         try:
             bridge = ChatBridge(
                 self.tokenizer,
@@ -93,7 +92,7 @@ class ChatBridge:
         return self.seen(messages, tools).ids
 
     def seen(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> Encoded:
-        """Return the prompt with its images. Raises VisionError when one cannot be shown."""
+        """Return the prompt with its images. Raises VisionError if one cannot be shown."""
         text = self.prompt_text(messages, tools)
         if self.vision is None:
             return Encoded(self.encode(text), ())
@@ -156,7 +155,7 @@ class ChatBridge:
     def _bridge(self, last_token: int | None, observation: str) -> tuple[int, ...]:
         """Return the token ids between a turn that ended with `last_token` and the agent's next turn.
 
-        They close a turn that a limit cut, and do not close twice a turn that the agent ended.
+        They close a turn that a limit cut, and do not close a turn again that the agent ended.
         """
         close, opening = self._around(0)
         return tuple(self._after_own_end(self.encode(close + observation + opening), last_token))
@@ -172,9 +171,8 @@ class ChatBridge:
         return str(self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _cut(self, role: str, images: int) -> tuple[str, str]:
-        """Return the text between the agent's text and an observation (with signs for the images), and the text after
-        it.
-        """
+        """Return the text between the agent's text and an observation (with placeholders for the images), and the text
+        after it."""
         opening: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": AGENT}]
         shown: list[Block] = [ImageBlock(type="image", image=NO_PICTURE)] * images
         content: Content = [*shown, TextBlock(type="text", text=OBSERVATION)] if images else OBSERVATION
@@ -195,7 +193,7 @@ class ChatBridge:
                 return self.vision.render(messages, **kwargs)
             told = [{**m, "content": text_of(m.get("content", ""))} for m in messages]
             text = self.tokenizer.apply_chat_template(told, tokenize=False, **kwargs)
-        except Exception as error:  # templates raise whatever they like (jinja's raise_exception)
+        except Exception as error:  # templates may raise anything (jinja's raise_exception)
             raise ChatTemplateError(
                 f"the chat template refused the conversation ({error}); model.chat_template names another"
             ) from error

@@ -22,10 +22,10 @@ from .tool_calls import NativeCalls
 
 
 class ChatAgent(ABC):
-    """An `Agent` (`envs.agent`). Subclasses write `_open`.
+    """An `Agent` (`envs.agent`). Subclasses implement `_open`.
 
-    native_calls: environments that the model was not trained on show their tools through its chat template, if that
-    supports tools, and read its native calls. Settings hold for the calling thread.
+    native_calls: for environments that the model was not trained on, show the tools through the chat template, if it
+    supports tools, and read the model's native calls. Settings hold for the calling thread.
     """
 
     def __init__(self, chat: ChatBridge, settings: AgentSettings, *, native_calls: bool) -> None:
@@ -63,9 +63,9 @@ class ChatAgent(ABC):
         tools: Sequence[Mapping[str, object]] | None = None,
         seed: Seed = None,
     ) -> AgentSession:
-        """Open a session (`Agent.start`). Without a seed, one is drawn from torch's global generator.
+        """Open a session (`Agent.start`). Without a seed, draw one from torch's global generator.
 
-        A policy without vision reads a sign in the place of a picture.
+        A text-only policy reads a placeholder instead of a picture.
         """
         begun = [self.chat.begun(messages, tools) for messages in prompts]
         watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)

@@ -1,4 +1,4 @@
-"""The base of all sessions: the tokens and images of each row, and the end of rows without room."""
+"""The base of all sessions: stores the tokens and images of each row, and ends rows without room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..policy.vision.processor import Encoded, VisionError
 from .chat import ChatBridge
 
 LONGEST_TOKEN = 1024
-"""No token has more characters. So a text may be too long for a row without being tokenised."""
+"""An upper bound of the characters per token, by which a text may be rejected as too long without tokenising it."""
 
 
 class TokenHistory:
@@ -55,7 +55,7 @@ class TokenHistory:
         self.length[row] = end
 
     def branch(self, row: int, source: int, turns: int) -> None:
-        """Begin `row` with the prompt and first turns of another row, none of whose tokens count as the agent's."""
+        """Begin `row` with the prompt and first turns of another row. None of these tokens count as the agent's."""
         end = int((self.turn[source, : self.length[source]] < turns).sum())
         self._widen(end)
         self.ids[row, :end], self.turn[row, :end] = self.ids[source, :end], self.turn[source, :end]
@@ -63,7 +63,7 @@ class TokenHistory:
         self.written[row] = self.agent[source, :end].sum()
 
     def alike(self, rows: np.ndarray, num_rollouts: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return one row of each set of equal conversations of one prompt, and for each of `rows` its set's number.
+        """Group equal conversations of one prompt. Returns one row per group, and the group number of each of `rows`.
 
         num_rollouts: consecutive rows with the same prompt, and so with the same images in it.
         """
@@ -117,7 +117,7 @@ class ChatSession:
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append observations, with the chat template's text around them.
 
-        A row whose observation leaves no room for a token of the agent is exhausted; the observation is left out.
+        A row whose observation leaves no room for a token of the agent is exhausted; the observation is dropped.
         """
         self.observe_seen(rows, observations, [()] * len(rows))
 

@@ -1,4 +1,4 @@
-"""One forward pass of a causal language model of `transformers` over a `RowCache`. Attention is fast on the CPU."""
+"""One forward pass of a causal `transformers` language model over a `RowCache`, with fast attention on the CPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cached_attention(
     query = query.to(value.dtype)
     n, heads, tokens, _ = query.shape
     shared = key.shape[1]
-    if tokens == 1:  # heads that share keys are as good as further queries: the keys are read once
+    if tokens == 1:  # heads that share keys can act as additional queries, so the keys are read only once
         query = query.reshape(n, shared, heads // shared, -1)
     attended = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=tokens > 1 and heads != shared
@@ -61,7 +61,7 @@ class Decoder:
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
-        # An adapter's wrapper adds a call a step; its layers are in the base model already.
+        # An adapter's wrapper adds a call per step, and its layers are already in the base model.
         self.base = base_of(model)
         config = self.base.config.get_text_config(decoder=True)
         layers = cache_layers(config)

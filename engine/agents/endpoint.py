@@ -1,4 +1,4 @@
-"""An `Agent` whose turns a server with OpenAI's API of chat completions writes. Only evaluations use it."""
+"""An `Agent` whose turns a server with OpenAI's chat completions API writes. Only evaluations use it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ...rewards.chat_completions import ChatCompletions, ChatError
 from .chat_agent import seeds_of
 
 TIMEOUT_S = 600.0
-"""Of one request. A model that thinks may write for minutes."""
+"""Time limit of one request. A reasoning model may write for minutes."""
 FIRST_TRIES = 2
-"""Tries of the first request, so that a wrong address is reported soon."""
+"""Tries of the first request. Few, so that a wrong address is reported soon."""
 REFUSED = frozenset({400, 413, 422})
-"""HTTP codes for a request that the server will never take."""
+"""HTTP codes for a request that the server will never accept."""
 _REFUSED = (
     "; if it takes no tools, --set model.tool_calls=json explains them in the prompt, and "
     "evaluation.request.FIELD=VALUE changes another field"
@@ -37,18 +37,18 @@ ADVICE = {
     404: "; the address is the base of the API, such as http://127.0.0.1:8000/v1, and NAME a model that it serves",
     **dict.fromkeys(REFUSED, _REFUSED),
 }
-"""The fix by HTTP code, where the first request fails."""
+"""The fix by HTTP code, if the first request fails."""
 MOST_TOKENS = 2**24
-"""Larger numbers of tokens in an answer are not believed."""
+"""Larger token counts in an answer are ignored as implausible."""
 FULL = ("context length", "context_length", "context window", "maximum context", "context size")
-"""Parts of the message about a conversation that is too long for the model."""
+"""Parts of error messages about a conversation that is too long for the model."""
 
 
 class EndpointAgent:
     """The model `NAME` of `model.base: URL@NAME`. It reads text only.
 
     The environment's tools are sent in the field `tools`, or with `model.tool_calls: json` in the prompt. A turn has at
-    most `training.max_turn_tokens` tokens. The server alone limits a conversation.
+    most `training.max_turn_tokens` tokens. Only the server limits a conversation.
     """
 
     sees = False
@@ -88,7 +88,7 @@ class EndpointAgent:
         return session
 
     async def _check(self, body: dict[str, object]) -> None:
-        """Find out whether the server takes our requests, before single rollouts may be refused."""
+        """Check that the server accepts our requests, before single rollouts may be refused."""
         limits = {name: 1 for name in ("max_tokens", "max_completion_tokens") if name in body}
         try:
             await self.api.ask({**body, **limits}, FIRST_TRIES)
@@ -146,7 +146,7 @@ class EndpointSession(AsyncAgentSession):
         return AgentTurn(_text(message), (start, len(said.tokens)), reason, server=self.agent.api.url)
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
-        """Append observations: as the answer to the first call of the turn, or as the user's."""
+        """Append observations: as the answer to the first call of the turn, or as a user message."""
         for row, text in zip(rows, observations, strict=True):
             said = self.rows[row]
             if not said.ids:
@@ -166,7 +166,7 @@ class EndpointSession(AsyncAgentSession):
         )
 
     def _count(self, said: _Conversation, usage: Mapping[str, object]) -> int:
-        """Add the tokens of a turn and of the text before it. Returns the place of its first token."""
+        """Count the tokens of a turn and of the text before it. Returns the index of its first token."""
         before, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if not (isinstance(before, int) and isinstance(written, int) and 0 < max(before, written) < MOST_TOKENS):
             before, written, self.agent.counted = 0, 1, False
@@ -182,7 +182,7 @@ def _text(message: Mapping[str, Any]) -> str:
     thought = message.get("reasoning_content") or message.get("reasoning")
     parts = [f"<think>\n{thought}\n</think>"] if isinstance(thought, str) and thought.strip() else []
     content = message.get("content")
-    if isinstance(content, list):  # Mistral's models that think answer with parts
+    if isinstance(content, list):  # Mistral's reasoning models answer with parts
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     if content:
         parts.append(str(content))

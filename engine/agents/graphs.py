@@ -1,8 +1,8 @@
-"""CUDA graphs for decoding. A pass over one token a row starts hundreds of short kernels, and starting them from Python
-takes several times as long as they run; a graph starts all of them with one call.
+"""CUDA graphs for decoding. A pass over one token per row launches hundreds of short kernels, and launching them from
+Python takes several times as long as running them. A graph launches all of them with one call.
 
-A graph belongs to a number of rows, a number of visible slots and the storage of one cache. Visible slots are rounded
-up, so that a few graphs serve a turn; the mask hides those beyond a row's tokens.
+A graph is bound to a number of rows, a number of visible slots and the storage of one cache. Visible slots are rounded
+up, so that a few graphs serve a turn. The mask hides slots beyond a row's tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .row_cache import RowCache
 logger = logging.getLogger(__name__)
 
 SLOTS = 256
-"""Visible slots are multiples of this."""
+"""Visible slots are rounded up to a multiple of this."""
 WORTH = 3
-"""Passes of one shape that run from Python before it gets a graph. Making one takes about as long."""
+"""Passes of one shape that run from Python before it gets a graph. Capturing one takes about as long."""
 
 
 class DecodingGraphs:
-    """The graphs of a decoder over the present storage of `cache`; of no use after it was rebuilt.
+    """The graphs of a decoder over the current storage of `cache`. Useless after a rebuild of the cache.
 
-    Where a model's pass cannot be captured (it reads a number back, say), all passes run from Python.
+    If a model's pass cannot be captured (because it reads a number back, say), all passes run from Python.
     """
 
     def __init__(self, decoder: Decoder, cache: RowCache) -> None:
@@ -40,9 +40,9 @@ class DecodingGraphs:
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         """Run `Decoder.forward` for tokens and positions int64 `[n, 1]`. Returns logits `[n, V]`, which the next call
-        overwrites. length: as `kv_length` there."""
+        overwrites. length: the `kv_length` of `Decoder.forward`."""
         if (block := getattr(self._decoder.base, "acting_block", None)) is not self._block:
-            self._block = block  # copies of weights that the graphs read are gone
+            self._block = block  # the weight copies that the graphs read are gone
             self._captured.clear()
         length = min(-(-length // SLOTS) * SLOTS, self._cache.capacity)
         shape = len(tokens), length
@@ -79,7 +79,7 @@ class _Captured:
     ) -> None:
         self._tokens, self._positions = tokens.clone(), positions.clone()
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile.
+        # Other threads may use the device during capture.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._logits = decoder.forward(self._tokens, self._positions, cache, length)
 

@@ -1,7 +1,7 @@
 """Continuous batching: rows join and leave a running batch between two tokens.
 
-Foreground rows have the first places of the cache, background rows those behind them. A step runs on the first places
-only, so background rows wait while a foreground row writes, without a copy.
+Foreground rows have the first places of the cache, background rows those behind them. A step runs only on the first
+places, so background rows wait, without a copy, while a foreground row writes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .row_cache import RowCache
 from .sampling import SamplingSettings, TokenLogprobs, float64_device, sample
 
 KEPT_TOKENS = 2048
-"""Most tokens of the prompts that are kept for later rows."""
+"""The most tokens of prompts kept for later rows."""
 
 
 @dataclass(eq=False)
 class LiveRow:
     """One text in progress. limit: maximum tokens to write. on_token: called after each token, and may set `ended`.
 
-    likeliest: number of likeliest tokens whose log-probs are kept for each token; None keeps no scores. keep: `Prompts`
-    keeps this prompt for later rows.
+    likeliest: number of likeliest tokens whose log-probs are kept for each token; None keeps no scores. keep: store
+    this prompt in `Prompts` for later rows.
     """
 
     prompt: Sequence[int]
@@ -48,7 +48,7 @@ class LiveRow:
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens that the row may come to have."""
+        """The largest number of tokens that the row may reach."""
         return len(self.prompt) + self.limit
 
     @property
@@ -57,7 +57,7 @@ class LiveRow:
 
 
 class Prompts(dict[tuple[int, ...], tuple[RowCache, int, torch.Tensor]]):
-    """Encoded prompts: a cache, the place of the prompt in it, and the logits `[V]` after it. The oldest leave when
+    """Encoded prompts: a cache, the place of the prompt in it, and the logits `[V]` after it. The oldest are dropped if
     there is no more room."""
 
     def keep(self, prompt: tuple[int, ...], source: RowCache, place: int, logits: torch.Tensor) -> None:
@@ -95,12 +95,12 @@ class LiveBatch:
 
     @property
     def background_tokens(self) -> int:
-        """The largest number of tokens that the background rows may come to have."""
+        """The largest number of tokens that the background rows may reach."""
         return sum(row.longest for row in self._rows if row.background)
 
     @torch.inference_mode()
     def join(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
-        """Encode each different prompt once, and draw the first tokens. Returns the rows that are done."""
+        """Encode each distinct prompt once, and draw the first tokens. Returns the rows that are done."""
         if not rows:
             return []
         with self._decoder.sampling(cached=True):
@@ -122,8 +122,7 @@ class LiveBatch:
     @torch.inference_mode()
     def step(self) -> list[LiveRow]:
         """Write one token for every foreground row, or for the background rows if there are none. Returns the rows that
-        are done, which have left the batch.
-        """
+        are done, which have left the batch."""
         gone = [row for row in self._rows if row.cancelled]
         self._leave(gone)
         running = self._rows[: self.foreground] or self._rows
@@ -197,7 +196,7 @@ class LiveBatch:
         self._cache.copy_row(source, place, at)
 
     def _leave(self, rows: Sequence[LiveRow]) -> None:
-        """Fill the places of finished rows: with the last foreground row, whose place goes to the last row."""
+        """Fill the place of each finished row with the last foreground row, and that one's place with the last row."""
         for row in rows:
             at, front, last = self._rows.index(row), self.foreground - 1, len(self._rows) - 1
             holes = [at, last] if row.background else [at, front, last]

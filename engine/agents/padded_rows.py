@@ -1,6 +1,6 @@
-"""Rows of a model with other states than keys and values (recurrent layers, its own positions).
+"""Rows of a model with states other than keys and values (recurrent layers, its own positions).
 
-Such a state cannot be cut back to the end of a row's tokens, so no state is kept over turns. Each turn encodes its
+Such a state cannot be cut back to the end of a row's tokens, so no state is kept between turns. Each turn encodes its
 conversations again, padded on the left, and continues on the model's own cache.
 """
 
@@ -20,7 +20,7 @@ from .seen_rows import SeenRows
 
 
 class PaddedRows:
-    """The same as `CachedRows`, without a cache over turns. Equal prompts are encoded once."""
+    """The interface of `CachedRows`, without a cache between turns. Equal prompts are encoded once."""
 
     def __init__(
         self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int, seen: SeenRows | None = None

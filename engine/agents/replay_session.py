@@ -22,7 +22,7 @@ class RecordedTurn:
 
 
 class ReplaySession(TransformersSession):
-    """Each row begins with the turns of `recorded`, of which only the last may be unfinished."""
+    """Begins each row with the turns of `recorded`, of which only the last may be unfinished."""
 
     def __init__(self, *arguments: Any, recorded: Sequence[RecordedTurn]) -> None:
         super().__init__(*arguments)

@@ -1,7 +1,7 @@
 """A KV cache with rows of different lengths. The slot of a key is its position in its conversation.
 
 A token at position p of a row has slot p of that row, so rows have no gaps, and the mask is one comparison: slot <=
-position. Slots beyond a row's length are never attended, and are overwritten when the row grows. Padding goes to a
+position. Slots beyond a row's length are never attended to, and are overwritten when the row grows. Padding goes to a
 spare slot that is never read. Acting rows have the first places (`swap`), so that decoding works on views.
 """
 
@@ -50,13 +50,13 @@ class RowCache(Cache):
         self._index.clear()
         self.active, self.kv_length = positions.shape[0], kv_length
         keys = torch.arange(kv_length, device=positions.device)
-        # Padding looks at slot 0: a row of the mask without any True would make NaN.
+        # Padding attends to slot 0: a mask row without any True would give NaN.
         return (keys <= positions.clamp_min(0)[..., None])[:, None]
 
     def index(self, heads: int) -> torch.Tensor:
         """Return where the current pass writes in a flattened storage of `heads` heads, int64 `[active * heads * q]`.
 
-        Layers with equally many heads share it.
+        Layers with the same number of heads share it.
         """
         if heads not in self._index:
             assert self._slots is not None, "`at` comes first"
@@ -75,8 +75,7 @@ class RowCache(Cache):
 
     def reserve(self, rows: int, capacity: int, like: RowCache | None = None) -> None:
         """Make room for `rows` rows of `capacity` tokens and keep the content. like: a filled cache of the same model,
-        for the shapes of an empty one.
-        """
+        for the shapes of an empty one."""
         stride = _rounded(capacity) + 1
         held, kept = self.rows, min(self.capacity, _rounded(capacity))
         for layer, other in zip(self._row_layers, like._row_layers if like else self._row_layers, strict=True):
@@ -115,13 +114,13 @@ class RowLayer(CacheLayerMixin):
 
     def __init__(self, cache: RowCache):
         super().__init__()
-        # Not a reference, which would make a cycle: gigabytes would wait for the garbage collector.
+        # A strong reference would make a cycle, and gigabytes would wait for the garbage collector.
         self.cache: RowCache = weakref.proxy(cache)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate zeros once the shapes are known, since masked values must be finite."""
         rows, slots = self.cache.rows, self.cache.stride
-        # Keys that were rotated in float32 are kept in the format of the values.
+        # Keys rotated in float32 are stored in the format of the values.
         self.keys = value_states.new_zeros(rows, key_states.shape[1], slots, key_states.shape[3])
         self.values = value_states.new_zeros(rows, value_states.shape[1], slots, value_states.shape[3])
         self.is_initialized = True

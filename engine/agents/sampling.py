@@ -1,9 +1,9 @@
-"""The settings of an agent, and the way from logits to tokens and their exact log-probs.
+"""The settings of an agent, and the conversion of logits to tokens and their exact log-probs.
 
 The log-prob of a token is that of `softmax(logits / temperature)` over the whole vocabulary, in float32. TRL's
 `GRPOTrainer` computes the same in its loss, so on-policy ratios are exactly one. Truncation (top-k, top-p, min-p) and
-the penalty of repetition change which tokens are drawn, not the recorded log-prob: the trained policy is the one
-without them. Greedy decoding records the log-prob at temperature 1.
+the repetition penalty change which tokens are drawn, not the recorded log-prob: the trained policy is the one without
+them. Greedy decoding records the log-prob at temperature 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """Settings of drawing a token. `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole
+    """Settings for drawing a token. `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole
     vocabulary. `repetition_penalty` lowers the logits of earlier tokens (CTRL, arXiv 1909.05858)."""
 
     temperature: float = 1.0
@@ -38,9 +38,8 @@ class SamplingSettings:
 class AgentSettings(SamplingSettings):
     """How tokens are drawn, and when a turn or a trajectory ends.
 
-    A turn ends with the model's end-of-turn token, or after `max_turn_tokens` tokens. A
-    trajectory (prompt, turns and observations) has at most `max_trajectory_tokens` tokens, and all its turns at most
-    `max_new_tokens`.
+    A turn ends with the model's end-of-turn token, or after `max_turn_tokens` tokens. A trajectory (prompt, turns and
+    observations) has at most `max_trajectory_tokens` tokens, and all its turns together at most `max_new_tokens`.
     """
 
     max_turn_tokens: int = 256
@@ -56,7 +55,7 @@ class AgentSettings(SamplingSettings):
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """The log-probs of a written token and of the likeliest tokens of its place, in nats at temperature 1."""
+    """The log-probs of a written token and of the likeliest tokens at its position, in nats at temperature 1."""
 
     token: int
     logprob: float
@@ -64,7 +63,7 @@ class TokenLogprobs:
 
     @classmethod
     def of(cls, logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-        """Score a token by the logits `[V]` of its place, with the `count` likeliest tokens there."""
+        """Score a token by the logits `[V]` at its position, with the `count` likeliest tokens there."""
         logprobs = logits.float().log_softmax(-1)
         best = logprobs.topk(min(count, len(logprobs)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -85,9 +84,9 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row by inverting the cumulative distribution.
 
-    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1) on `float64_device`; None when greedy. never:
+    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1) on `float64_device`; None if greedy. never:
     int64 `[k]`, tokens that are not drawn, without an effect on the log-probs. seen: bool `[n, V]`, tokens of prompt
-    and turns, for the penalty of repetition. Returns tokens int64 `[n]` and log-probs float32 `[n]`.
+    and turns, for the repetition penalty. Returns tokens int64 `[n]` and log-probs float32 `[n]`.
     """
     logits = logits.float()
     greedy = settings.temperature == 0
@@ -122,7 +121,7 @@ def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tens
     if settings.top_p < 1:
         ordered, order = logprobs.sort(-1, descending=True)
         probs = ordered.softmax(-1)
-        # A token stays while the mass before it is below top_p; so the most likely one always stays.
+        # A token stays while the mass before it is below top_p, so the most likely one always stays.
         outside = probs.cumsum(-1) - probs >= settings.top_p
         logprobs = logprobs.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
     if settings.min_p > 0:

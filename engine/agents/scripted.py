@@ -18,14 +18,13 @@ from .sampling import AgentSettings
 
 Script = Callable[[int, int, str | None], str | None] | Sequence[Sequence[str]]
 """`script(row, turn, observation) -> text`, or `script[row][turn]` (rows and turns wrap around). The observation is
-None in the first turn. The text None ends the rollout.
-"""
+None in the first turn. Returning None as text ends the rollout."""
 
 
 class ScriptedAgent(ChatAgent):
     """An `Agent` (`envs.agent`) that plays a script. Its log-probs are 0.
 
-    knows: see `envs.agent.knows`; a script needs no explanation of the tools, one in place of a policy needs the
+    knows: see `envs.agent.knows`. A script needs no explanation of the tools; one that replaces a policy needs the
     policy's. vision: of the policy that it replaces, if that takes images.
     """
 

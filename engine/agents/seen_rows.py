@@ -19,9 +19,9 @@ from .chat_session import TokenHistory
 class SeenPass:
     """Inputs of a forward pass over tokens [n, q] of a cache with L tokens per row.
 
-    arguments: further arguments of the model (features of images in these tokens). position_ids: int64 [3, n, q], None
-    where positions are places. query_runs [n, q], key_runs [n, L]: the image of each token (-1: none) where a model
-    attends both ways over an image, else None.
+    arguments: additional arguments of the model (features of images in these tokens). position_ids: int64 [3, n, q],
+    None if positions equal places. query_runs [n, q], key_runs [n, L]: the image of each token (-1: none) if the model
+    has bidirectional attention over an image, else None.
     """
 
     arguments: dict[str, Any]

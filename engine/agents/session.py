@@ -108,7 +108,7 @@ class TransformersSession(ChatSession):
         """Decode until all `rows` (int64 `[n]`) have ended their turn, and append it. Returns which rows wrote a stop
         token.
 
-        All work per token is on tensors: place p of the batch writes column `column[p]` of the outputs. Places move
+        All per-token work is on tensors. Place p of the batch writes column `column[p]` of the outputs. Places move
         when finished rows leave the batch, columns do not.
         """
         device = self.decoder.device
@@ -156,12 +156,12 @@ class TransformersSession(ChatSession):
                 if living <= COMPACT_BELOW * alive.numel():
                     kept = self._rows.compact(alive, living)
                     column, token, position, limit, alive = (x[kept] for x in (column, token, position, limit, alive))
-            # A row that has ended stays where it is; what it writes there now, its next turn overwrites.
+            # A row that has ended keeps its place. Its next turn overwrites what it writes there now.
             logits = self._rows.feed(token[:, None], position[:, None], int(lengths.max()) + step + 1)
             position = position + alive
 
         self.history.append_turn(order, tokens.T.cpu().numpy(), logprobs.T.cpu().numpy(), counts.cpu().numpy())
-        # The last token of a turn has not been fed yet; it goes in together with the observation.
+        # The last token of a turn has not been fed yet. It is fed together with the observation.
         self._rows.fed(order, self.history.length[order] - 1)
         return np.isin(rows, order[ended.cpu().numpy()])
 

@@ -1,8 +1,8 @@
 """Tool calls in the model's native syntax, if its chat template shows tools.
 
 transformers' `parse_response` reads a turn, with the tokenizer's response template or TRL's for its chat template.
-Further parsers read the forms that it misses: JSON in tags (Hermes, Qwen), bare JSON (Llama), `[TOOL_CALLS]` (Mistral),
-`<function=…>` with JSON or XML parameters (Qwen Coder), Python calls (LFM2), `to=functions.…` (gpt-oss).
+Additional parsers read the forms that it misses: JSON in tags (Hermes, Qwen), bare JSON (Llama), `[TOOL_CALLS]`
+(Mistral), `<function=…>` with JSON or XML parameters (Qwen Coder), Python calls (LFM2), `to=functions.…` (gpt-oss).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _HARMONY = re.compile(r"to=functions\.([^\s<]+)[^{\[]*?<\|message\|>\s*")
 _PYTHON = re.compile(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|\Z)", re.DOTALL)
 _MARKS = (*MARKERS, "<|tool_list_start|>")
-"""Parts of a chat template, or of its prompts, that belong to a supported form."""
+"""Parts of a chat template, or of its prompts, that identify a supported form."""
 _MARK = re.compile(r"(?:<\|(?:start|channel)\|>(?:assistant|analysis|commentary|final)?|<\|[a-z]+\|>)+")
-"""Marks of harmony around thoughts."""
+"""Harmony's marks around thoughts."""
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
@@ -42,7 +42,7 @@ class NativeCalls:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, response_template: Any, prefix: str) -> None:
         self._tokenizer, self._template, self._prefix = tokenizer, response_template, prefix
         self.problem = ""
-        """Why the model's calls may be taken for answers; empty where a parser fits."""
+        """Why the model's calls may be taken for answers; empty if a parser fits."""
 
     @classmethod
     def of(cls, chat: ChatBridge) -> NativeCalls | None:
@@ -65,7 +65,7 @@ class NativeCalls:
         return made
 
     def _fits(self, chat: ChatBridge, shown: str, asked: Sequence[Message], probe: Mapping[str, object]) -> bool:
-        """Return whether a call of the template is read, or for a template without calls whether its form is known.
+        """Return whether a call by the template can be read, or for a template without calls whether its form is known.
 
         shown: the prompt with the probe.
         """
@@ -91,10 +91,10 @@ class NativeCalls:
     def read(self, text: str, tools: Sequence[Mapping[str, object]]) -> ToolCall:
         """Return the first call of a turn, with the others as `further`. Without a call, the result has no name.
 
-        tools: their schemas, which give arguments their types. Never raises.
+        tools: their schemas, which determine the types of arguments. Never raises.
         """
         text = clean_text(text)
-        # TRL's template of LFM2 reads `False` as a text.
+        # TRL's template of LFM2 reads `False` as text.
         calls = _python_calls(text, tools) or list(self._parsed(text, tools)) or list(_written(text, tools))
         if not calls:
             return parse_calls(text)
@@ -113,7 +113,7 @@ class NativeCalls:
             )
             found = [call["function"] for call in parsed.get("tool_calls") or ()]
             found = [function for function in found if isinstance(function, dict)]
-        except Exception:  # whatever a malformed turn trips: it is read as plain text
+        except Exception:  # a malformed turn may raise anything: read it as plain text
             return
         said = [parsed.get("reasoning_content"), parsed.get("content")]
         thought = "\n".join(part.strip() for part in said if isinstance(part, str) and part.strip())
@@ -133,7 +133,7 @@ def _rendered(
     calls: Sequence[ToolCall],
     tools: Sequence[Mapping[str, object]],
 ) -> str:
-    """Return the turn with these calls after `shown`, the prompt. It is empty where the template writes no calls."""
+    """Return the turn with these calls after `shown`, the prompt. It is empty if the template writes no calls."""
     made = [
         {"id": f"a1b2c3d4{i}", "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
         for i, call in enumerate(calls)
@@ -160,7 +160,7 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> object:
 
 
 def _written(text: str, tools: Sequence[Mapping[str, object]]) -> Iterator[ToolCall]:
-    """Yield calls in forms without a JSON object that has a name."""
+    """Yield calls in forms other than a JSON object with a name."""
     said = without_thoughts(text)
     for match in (*_MISTRAL.finditer(said), *_HARMONY.finditer(said)):
         try:
@@ -179,8 +179,7 @@ def _written(text: str, tools: Sequence[Mapping[str, object]]) -> Iterator[ToolC
 
 def _python_calls(text: str, tools: Sequence[Mapping[str, object]]) -> list[ToolCall]:
     """Read calls such as `<|tool_call_start|>[look_up(word='a', times=2)]<|tool_call_end|>` (LFM2). Unreadable calls
-    give one call without a name.
-    """
+    give one call without a name."""
     calls: list[ToolCall] = []
     for match in _PYTHON.finditer(without_thoughts(text)):
         written, thought = match[1].strip(), text[: match.start()].strip()

@@ -1,7 +1,7 @@
 """A transformers model as an agent. All live rollouts decode together, with one KV cache over all turns.
 
-A conversation is encoded once. Each prompt is prefilled once per group and copied to its rollouts. An observation is
-fed when its row acts again. Rows that finish a turn early leave the batch.
+Each conversation is encoded only once. Each prompt is prefilled once per group and copied to its rollouts. An
+observation is fed when its row acts again. Rows that finish a turn early leave the batch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class TransformersAgent(ChatAgent):
 
     The model may be in training: sessions run in eval mode without gradients and restore the mode. The weights must not
     change while a session is open. template_kwargs: for the chat template (`enable_thinking=False` for Qwen3). vision:
-    the processor of a model that takes images; without it such a model reads text only. Raises `ChatTemplateError` for
-    an unsuitable tokenizer; `start` raises `UnsupportedModelError` for an unsuitable model.
+    the processor of a model that takes images; without it such a model reads only text. Raises `ChatTemplateError` for
+    an unsuitable tokenizer. `start` raises `UnsupportedModelError` for an unsuitable model.
     """
 
     def __init__(
@@ -88,5 +88,5 @@ class TransformersAgent(ChatAgent):
 
     @cached_property
     def _rows_of(self) -> RowsOf:
-        """The form of rows, selected at the first session. For a model that sees, `vision_check` verifies it."""
+        """The form of rows, selected at the first session. `vision_check` verifies it for a vision-language model."""
         return fitting_rows(self.decoder) if self.chat.vision is None else CachedRows

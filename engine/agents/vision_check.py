@@ -1,7 +1,7 @@
-"""Checks, before a policy that sees is trained, that acting gives the log-probs of its own forward pass.
+"""Checks, before training a vision-language policy, that acting gives the log-probs of its own forward pass.
 
-Positions, masks over images and states in the module depend on the model's code, and most errors there are silent. So a
-short session with two pictures is compared with one plain pass over it.
+Positions, masks over images and states in the module depend on the model's code, and most errors there are silent. So
+compare a short session with two pictures to one plain pass over it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COARSE = 0.3
 
 
 def check_vision(agent: TransformersAgent) -> None:
-    """Raise VisionError when acting on a cache gives other log-probs than the model's own forward pass."""
+    """Raise VisionError if acting on a cache gives other log-probs than the model's own forward pass."""
     seeing = agent.decoder.seeing
     if agent.chat.vision is None or seeing is None:
         return
@@ -57,8 +57,7 @@ def check_vision(agent: TransformersAgent) -> None:
 
 def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list[ModelImage]) -> np.ndarray:
     """Return the log-probs of every token after the first, float64 [T - 1], by the model's own forward pass on ids,
-    pixels and token types.
-    """
+    pixels and token types."""
     seeing = agent.decoder.seeing
     assert seeing is not None
     model, device = seeing.model, agent.decoder.device

@@ -38,7 +38,7 @@ TEMPORARY = ".tmp-"
 CLOSE_S = 10.0
 """Time for servers to unload the last versions when a run ends."""
 PROBE_TOKENS = 4
-"""Drawn at a temperature other than 1, where raw log-probs of a server would differ."""
+"""Tokens drawn at a temperature other than 1, where a server's raw log-probs would differ."""
 
 
 class AdapterError(GrpoTuiError, RuntimeError):
@@ -47,10 +47,10 @@ class AdapterError(GrpoTuiError, RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """The log-probs of a policy on a fixed text, by which a server is recognised as serving the same policy.
+    """The log-probs of a policy on a fixed text, which verify that a server serves the same policy.
 
     token_ids: the text, N tokens. logprobs: float32 [N - 1], nats, of each token but the first, at temperature 1.
-    next_logprobs: float32 [V], nats, of every token that could come next, at `temperature`, which is not 1."""
+    next_logprobs: float32 [V], nats, of every possible next token, at `temperature`, which is not 1."""
 
     token_ids: tuple[int, ...]
     logprobs: np.ndarray
@@ -71,8 +71,7 @@ def probe(model: torch.nn.Module, token_ids: Sequence[int], temperature: float =
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """One policy version. name: on every server. served: its folder on the servers. step: its optimiser steps. probe:
-    its log-probs of the fixed text.
-    """
+    its log-probs of the fixed text."""
 
     name: str
     step: int
@@ -86,7 +85,7 @@ class AdapterPublisher:
 
     run: prefix of version names. counted: the letter before the number, s for optimiser steps. folder: for the
     adapters. served: the same folder on the servers. text: token ids of the fixed text. tolerance: allowed mean
-    difference of log-probs in nats per token. `offer` and `retire` are called from one thread at a time. Servers act in
+    difference of log-probs in nats per token. Call `offer` and `retire` from one thread at a time. Server calls run in
     the pool's loop.
     """
 
@@ -114,7 +113,7 @@ class AdapterPublisher:
         self._wanted: list[Adapter] = []
         """Versions that every server has to serve, oldest first."""
         self._proved: dict[str, Adapter] = {}
-        """Those that every available server serves, by name."""
+        """Versions that every available server serves, by name."""
         self._unloaded = self._left_over()
         """Folders of versions that no server serves any more."""
         self._users = Counter[str]()
@@ -124,7 +123,7 @@ class AdapterPublisher:
         pool.admit = self._admit
 
     def publish(self, model: PeftModel, step: int) -> Adapter:
-        """Make the model's adapters the current version, once every available server has proved it.
+        """Make the model's adapters the current version, once every available server has verified it.
 
         Does nothing if the current version has this step. Waits while no server is available. Raises NoServersLeft,
         AdapterError (the folder cannot be written), ServerRefusal.
@@ -150,10 +149,10 @@ class AdapterPublisher:
         *,
         patient: bool = False,
     ) -> Adapter:
-        """Return a version that every available server has loaded and proved.
+        """Return a version that every available server has loaded and verified.
 
         It is in use until the caller releases it. text: `probe` of this version. tensors: its adapters by parameter
-        name, if they are not in the model. patient: wait for a server without a limit. Raises as `publish` does.
+        name, if they are not in the model. patient: wait for a server without a limit. Raises the errors of `publish`.
         """
         try:
             name, folder = self._write(model, step, tensors)
@@ -241,7 +240,7 @@ class AdapterPublisher:
             final = self.folder / name
             if final in self._unloaded:
                 self._unloaded.remove(final)
-            if final.is_dir():  # of a run that was stopped here and goes on: names say what is inside
+            if final.is_dir():  # from an earlier part of this run; the checksum in the name identifies its content
                 return name, final
             sync_tree(temporary)
             os.rename(temporary, final)
@@ -287,7 +286,7 @@ class AdapterPublisher:
         await self.pool.each(unload)
 
     async def _admit(self, client: ServerClient) -> None:
-        """Load and prove every wanted version; unload other versions of this run."""
+        """Load and verify every wanted version; unload other versions of this run."""
         proved: set[str] = set()
         while missing := [a for a in self._wanted if a.name not in proved]:
             served = await client.models()

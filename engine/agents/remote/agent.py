@@ -24,10 +24,10 @@ from .protocol import GenerateRequest
 
 
 class RemoteSession(ChatSession, AsyncAgentSession):
-    """An `AsyncAgentSession` with prompt-major rows. `placement.py` chooses the server of each.
+    """An `AsyncAgentSession` with prompt-major rows. `placement.py` chooses the server of each row.
 
-    A turn depends only on the seed of its prompt, the row's index in its group and the turn's number, so a repeated
-    request to another server gives the same tokens.
+    A turn depends only on the seed of its prompt, the row's index in its group and the turn's number, so repeating a
+    request on another server gives the same tokens.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
 class RemoteAgent(ChatAgent):
     """An `Agent`. The acting version is the last published one, or that of `acting_as`.
 
-    model: the policy in training here, whose adapters the servers get. Settings and version hold for the calling
+    model: the policy being trained here, whose adapters the servers get. Settings and version hold for the calling
     thread, so that an evaluation and rollouts of the next step can run in parallel.
     """
 
@@ -147,7 +147,7 @@ class RemoteAgent(ChatAgent):
             self.publisher.release(version)
 
     def publish(self, step: int) -> Adapter:
-        """Make the present policy, after `step` optimiser steps, the acting version."""
+        """Make the current policy, after `step` optimiser steps, the acting version."""
         return self.publisher.publish(self.model, step)
 
     def _open(

@@ -48,7 +48,7 @@ class ServerClient:
         self._probed = False
         self._probes_alone: bool | None = None
         self.proved_in_s = 0.0
-        """Duration of proving the last version; 0 before the first."""
+        """Seconds it took to verify the last version; 0 before the first."""
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -56,8 +56,8 @@ class ServerClient:
     async def generate(self, request: GenerateRequest, timeout_s: float | None = None) -> GenerateAnswer:
         """Write one turn within `timeout_s` (None: no limit).
 
-        On a CPU, a request for prompt log-probs runs alone, because vLLM's LoRA crashes when one is among others (0.32:
-        "einsum(): subscript b has size ...": the rows of the prompt are looked up in a table of the requests;
+        On a CPU, a request for prompt log-probs runs alone, because vLLM's LoRA crashes if other requests run with it
+        (0.32: "einsum(): subscript b has size ...": it looks up the rows of the prompt in a table of the requests;
         github.com/vllm-project/vllm, 16668 and 51594, are open).
         """
         alone = request.prompt_logprobs and await self._is_on_cpu()
@@ -66,7 +66,7 @@ class ServerClient:
         return GenerateAnswer.from_json(body, request)
 
     async def patiently(self, ask: Callable[[], Awaitable[T]], patience_s: float = ADMIN_TIMEOUT_S) -> T:
-        """Return the result of `ask`, with pauses while the server is busy. Raises ServerBusy after `patience_s`."""
+        """Return the result of `ask`, pausing while the server is busy. Raises ServerBusy after `patience_s`."""
         until = time.monotonic() + patience_s
         for pauses in itertools.count():
             try:
@@ -82,7 +82,7 @@ class ServerClient:
         self._probes_alone = None
 
     async def _is_on_cpu(self) -> bool:
-        """Return whether the server runs on a CPU; then it reports the memory of its CPU cache."""
+        """Return whether the server runs on a CPU, in which case it reports the memory of its CPU cache."""
         if self._probes_alone is None:
             with contextlib.suppress(ServerRefusal, ServerTrouble):
                 found = await self.patiently(lambda: self._call("GET", "/metrics"))
@@ -125,7 +125,7 @@ class ServerClient:
     async def load(self, name: str, folder: str) -> None:
         """Load the adapters in `folder`, a path on the server's machine, as `name`."""
         if (await self.models()).get(name) == folder:
-            return  # names are never used twice, so it is the same
+            return  # names are never reused, so it is the same
         body = json.dumps({"lora_name": name, "lora_path": folder}).encode()
         await self._admin("POST", "/v1/load_lora_adapter", body)
 
@@ -183,7 +183,7 @@ def open_http() -> httpx.AsyncClient:
             "rollouts on servers need an HTTP client, which is not installed: pip install 'grpo-tui[vllm]'"
         ) from None
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-    # Servers are named by address: proxies of the environment are for the world outside.
+    # Servers are named by address. The environment's proxies are for the outside world.
     return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
 

@@ -1,4 +1,4 @@
-"""Creates the agent of a run whose turns servers write."""
+"""Creates the agent of a run whose turns are written by servers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .agent import RemoteAgent
 from .pool import ServerPool
 
 SERVED = "served"
-"""The default folder of a run for adapter versions."""
+"""A run's default folder for adapter versions."""
 FLOAT32_TOLERANCE, HALF_TOLERANCE = 1e-3, 0.05
-"""Allowed nats per token between two implementations of one policy."""
+"""Allowed difference between two implementations of one policy, in nats per token."""
 PROBE_TOKENS = 60
 PROBE: list[Message] = [
     {
@@ -49,15 +49,15 @@ def open_remote_agent(
     """Create the agent, without a request to any server.
 
     name: prefix of version names (default: the run's). counted: see `AdapterPublisher`. request_timeout_s, wait_s: see
-    `ServerPool`; None: as configured. Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, since
-    servers get text only.
+    `ServerPool`; None: as configured. Raises MissingHTTPClient, and UnsupportedModelError for a vision-language model,
+    since servers get only text.
     """
     rollouts = config.rollouts
     if VisionModel.of(base_of(model)) is not None:
         raise UnsupportedModelError(
             "rollouts.engine: vllm sends only token ids, and this policy sees images. Use transformers instead."
         )
-    assert isinstance(model, PeftModel)  # servers are given adapters: `configs/checks.py` refuses the rest
+    assert isinstance(model, PeftModel)  # servers get adapters: `configs/checks.py` refuses everything else
     chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=config.model.chat_template_kwargs)
     folder = Path(rollouts.adapter_folder).expanduser() if rollouts.adapter_folder else run_dir.absolute() / SERVED
     pool = ServerPool(

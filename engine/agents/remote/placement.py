@@ -1,7 +1,7 @@
-"""Distributes rollouts over servers so that all servers take equally long for a token.
+"""Distributes rollouts over servers so that all servers take equally long per token.
 
-After each turn, a server's share is multiplied by its relative speed. Where servers slow down with their load, this
-converges to equal speeds. A server that is always slow ends without a share (the equilibrium of Wardrop, "Some
+After each turn, a server's share is multiplied by its relative speed. If servers slow down with their load, this
+converges to equal speeds. A server that is always slow ends up with almost no share (the equilibrium of Wardrop, "Some
 theoretical aspects of road traffic research", 1952). No model of a server is needed.
 """
 
@@ -17,10 +17,10 @@ REMEMBERED = 0.9
 ALIKE = 1.25
 """Servers within this ratio of seconds per token count as equally fast."""
 MOST = 4.0
-"""The largest ratio that one turn can show."""
+"""The largest speed ratio that one turn can show."""
 LEAST_SHARE = 1e-3
 MOVE = 1.5
-"""A rollout moves when its server has this many times the load of another, because it loses its cache."""
+"""A rollout moves if its server has this many times the load of another. Moving costs the rollout its cache."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Load:
         return now
 
     def end(self, began: float, tokens: int = 0) -> None:
-        """End a turn with this many tokens; 0: it failed."""
+        """End a turn with this many tokens (0: it failed)."""
         now = self._average()
         self.in_flight -= 1
         self._begun -= began
@@ -90,7 +90,7 @@ def balance(loads: Sequence[Load]) -> None:
     """Adjust the shares after a turn."""
     turns = sum(load.turns for load in loads)
     usual_tokens = sum(load.tokens for load in loads) / turns if turns else 0.0
-    working = [load for load in loads if load.in_flight and usual_tokens]  # what another took long ago shows nothing
+    working = [load for load in loads if load.in_flight and usual_tokens]  # idle servers only have old measurements
     known = [(load, slow, load.crowd() * load.share) for load in working if (slow := load.slowness(usual_tokens))]
     turns_now = sum(turns for _, _, turns in known)
     if len(known) < 2 or not turns_now:
@@ -130,9 +130,8 @@ def spread(loads: Sequence[Load], prompts: int, rollouts: int, first: int) -> li
 
 
 def better(loads: Sequence[Load], home: int, rollouts: int) -> int:
-    """Return the server for a rollout's next turn. rollouts: of its prompt; loads of similar servers may differ by
-    that.
-    """
+    """Return the server for a rollout's next turn. rollouts: number of rollouts of its prompt, by which the loads of
+    similar servers may differ."""
     best = min(range(len(loads)), key=lambda i: (loads[i].crowd() + 1 / loads[i].share, i != home))
     slack = rollouts if _alike(loads) else 0
     if best == home or loads[home].crowd() - slack <= MOVE * (loads[best].crowd() + 1 / loads[best].share):

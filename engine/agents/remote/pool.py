@@ -1,10 +1,10 @@
-"""All servers as one pool: their availability, the distribution of rollouts, and the handling of failures.
+"""All servers as one pool: their availability, the distribution of rollouts, and failure handling.
 
 Everything runs in one event loop on its own thread. Trainers call `run`, sessions of any loop call `generate`. A failed
-server is out: its requests go to another server with the same seeds, and so give the same tokens. Every `PROBE_S`
+server is out: its requests go to another server with the same seeds, which gives the same tokens. Every `PROBE_S`
 seconds (less often after repeated failures) a task checks it, loads the adapters in use, and compares its log-probs of
-a fixed text. Then it is in again. A busy server (429, 503) stays in and gets a pause. A long turn is no failure while
-its server works.
+a fixed text. Then it is in again. A busy server (429, 503) stays in and gets a pause. A long turn is not a failure
+while its server works.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ SIGN_TOKENS = 4
 OVERDUE = 4.0
 """A turn is abandoned after this many times its expected duration."""
 ATTEMPTS = 4
-"""A request that failed on this many servers in a row is at fault itself."""
+"""A request that failed on this many servers in a row is considered faulty itself."""
 
 Admit = Callable[[ServerClient], Awaitable[None]]
-"""Prepare and prove a server; raises ServerTrouble when it is not ready."""
+"""Prepares and verifies a server. Raises ServerTrouble if it is not ready."""
 Tell = Callable[[str, bool], None]
 """Receives a message about a server, and whether it is good news."""
 
@@ -64,7 +64,7 @@ class NoServersLeft(GrpoTuiError, RuntimeError):
 class Server:
     """One server of the pool.
 
-    why_out: empty while it is in. refusal: set when waiting does not help. retried: whether a task tries to readmit it.
+    why_out: empty while it is in. refusal: set if waiting does not help. retried: whether a task tries to readmit it.
     failures: in a row, with fewer than `FORGIVEN` turns (`since_failure`) in between. heard: time of its last answer.
     """
 
@@ -96,14 +96,14 @@ class Server:
         return self.client.url
 
     def pause(self, busy: ServerBusy, asked: float) -> None:
-        """Note a requested pause. Of requests that were sent together one counts. asked: the time of the request."""
+        """Record a requested pause. Requests sent together count once. asked: the time of the request."""
         if asked >= self._pause_began:
             self.pauses += 1
             self._pause_began = time.monotonic()
         self.busy_until = max(self.busy_until, time.monotonic() + busy.pause_s(self.pauses - 1))
 
     def answered(self, asked: float, tokens: int) -> None:
-        """Note a turn with this number of tokens."""
+        """Record a turn with this number of tokens."""
         self.heard = time.monotonic()
         self.turns += 1
         self.tokens += tokens
@@ -116,7 +116,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Standing:
-    """The number of available servers, and the reason for each other one by address."""
+    """The number of available servers, and the reason for each unavailable one by address."""
 
     up: int
     all: int
@@ -130,7 +130,7 @@ class Standing:
 class ServerPool:
     """Servers at `urls`.
 
-    request_timeout_s: a longer turn is checked. wait_s: how long to wait while no server is in. tell: receives a
+    request_timeout_s: longer turns are checked. wait_s: how long to wait while no server is in. tell: receives a
     message when a server goes out or comes back, on the pool's thread.
     """
 
@@ -147,7 +147,7 @@ class ServerPool:
         self.wait_s = wait_s
         self.tell: Tell = tell or _log
         self.admit: Admit | None = None
-        """Prepares and proves a server before it is in."""
+        """Prepares and verifies a server before it is in."""
         self.spans = Spans()
         """When each server wrote turns, by its address."""
         self._http = open_http()
@@ -185,21 +185,20 @@ class ServerPool:
     async def generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:
         """Return the answer to a request from `home` or another server; awaitable in any loop.
 
-        Raises NoServersLeft, and ServerRefusal when every available server refuses.
+        Raises NoServersLeft, and ServerRefusal if every available server refuses.
         """
         return await asyncio.wrap_future(self.begin(self._generate(request, home)))
 
     def homes(self, prompts: int, rollouts: int) -> list[Home]:
-        """Return places for the rollouts of each prompt, prompt-major. `placement.spread` assigns servers at the first
-        turn.
-        """
+        """Return homes for the rollouts of each prompt, prompt-major. `placement.spread` assigns servers at the first
+        turn."""
         self._turn += 1
         homes: list[Home] = []
         homes += [Home(homes, prompts, rollouts, self._turn) for _ in range(prompts * rollouts)]
         return homes
 
     async def take_in(self) -> None:
-        """Try to admit every server that was not asked yet. In the pool's loop."""
+        """Try to admit every server that was not asked yet. Call it in the pool's loop."""
         new = [s for s in self.servers if not s.up and not s.retried and not s.left]
         await asyncio.gather(*(self._try(s) for s in new))
         for server in new:
@@ -209,7 +208,7 @@ class ServerPool:
                 self._keep_trying(server)
 
     def leave(self, url: str, reason: str) -> bool:
-        """Remove a server, unless it is the last one; return whether it was removed. On any thread."""
+        """Remove a server, unless it is the last one. Returns whether it was removed. Call it on any thread."""
 
         async def leave() -> bool:
             server = next(s for s in self.servers if s.url == url)
@@ -224,7 +223,7 @@ class ServerPool:
         return self.run(leave())
 
     def weigh_anew(self) -> None:
-        """Restore the share of slow servers that proved a version as fast as others. In the pool's loop."""
+        """Restore the share of slow servers that verified a version as fast as others. Call it in the pool's loop."""
         proving = [s.client.proved_in_s for s in self.servers if s.up and s.client.proved_in_s]
         for server in self.servers:
             if server.up and server.load.share < SLOW_SHARE and server.client.proved_in_s <= ALIKE * min(proving):
@@ -232,7 +231,7 @@ class ServerPool:
                 server.load.forget()
 
     async def each(self, action: Callable[[ServerClient], Awaitable[None]]) -> None:
-        """Run an action on each available server; one that fails goes out. In the pool's loop."""
+        """Run an action on each available server; one that fails goes out. Call it in the pool's loop."""
 
         async def one(server: Server) -> None:
             try:
@@ -243,12 +242,12 @@ class ServerPool:
         await asyncio.gather(*(one(s) for s in self.servers if s.up))
 
     def standing(self) -> Standing:
-        """Return the available servers and the reasons for others. On any thread."""
+        """Return the available servers and the reasons for others. Call it on any thread."""
         out = {s.url: s.why_out for s in self.servers if not s.up}
         return Standing(len(self.servers) - len(out), len(self.servers), out)
 
     def measured(self, found: Mapping[str, tuple[float, float]]) -> None:
-        """Note the mismatch and the age of the turns that each server wrote for a step (`ServerState`)."""
+        """Record the mismatch and the age of the turns that each server wrote for a step (`ServerState`)."""
         for server in self.servers:
             server.mismatch, server.behind = found.get(server.url, (None, None))
 
@@ -263,9 +262,9 @@ class ServerPool:
         ]
 
     async def wait_for_one(self, wait_s: float | None) -> None:
-        """Return when a server is available. In the pool's loop.
+        """Return when a server is available. Call it in the pool's loop.
 
-        Raises NoServersLeft after `wait_s` seconds (None: never), and ServerRefusal at once when each server refuses.
+        Raises NoServersLeft after `wait_s` seconds (None: never), and ServerRefusal at once if each server refuses.
         """
         if any(s.up for s in self.servers):
             return
@@ -353,9 +352,8 @@ class ServerPool:
                 )
 
     async def _look_after(self, server: Server, request: GenerateRequest, began: float) -> None:
-        """Raise ServerTrouble for a long turn when its server writes nothing else either, or would have finished it at
-        its usual pace.
-        """
+        """Raise ServerTrouble for a long turn if its server writes nothing else either, or would have finished it at
+        its usual pace."""
         asked, pace = time.monotonic(), server.load.pace or 0.0
         if asked - server.heard > self.request_timeout_s:
             sign = dataclasses.replace(
@@ -419,7 +417,7 @@ class ServerPool:
     def _tell(self, sentence: str, good: bool) -> None:
         try:
             self.tell(sentence, good)
-        except Exception:  # whoever listens must not end the servers' loop
+        except Exception:  # a listener must not end the servers' loop
             logger.exception("telling of a server")
 
 
@@ -436,8 +434,7 @@ def _log(sentence: str, good: bool) -> None:
 @dataclass
 class Home:
     """The server of a rollout. together: the homes of its session, `prompts` times `rollouts`. turn: the session's
-    number.
-    """
+    number."""
 
     together: list[Home]
     prompts: int

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ....configs.errors import GrpoTuiError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
-"""Pauses before a busy server without `Retry-After` is asked again."""
+"""The first and the longest pause before asking a busy server without `Retry-After` again."""
 LOGPROB_SLACK = 1e-3
 """Log-probs may exceed 0 by this rounding error."""
 
@@ -51,8 +51,7 @@ class GenerateRequest:
     """A request for one turn.
 
     model: the adapter's name, or the base model's. token_ids: the conversation so far. seed: gives the same tokens on
-    every server. stop_token_ids: end the turn and are part of it. prompt_logprobs: also return
-    those of `token_ids`.
+    every server. stop_token_ids: end the turn and are part of it. prompt_logprobs: also return those of `token_ids`.
     """
 
     model: str
@@ -78,8 +77,8 @@ class GenerateRequest:
             "frequency_penalty": 0.0,
             "seed": self.seed,
             "stop_token_ids": list(self.stop_token_ids),
-            "ignore_eos": True,  # `stop_token_ids` says all
-            "logprobs": 0,  # of the token that was drawn
+            "ignore_eos": True,  # `stop_token_ids` has all stop tokens
+            "logprobs": 0,  # only of the drawn token
             "detokenize": False,
         }
         if self.prompt_logprobs:
