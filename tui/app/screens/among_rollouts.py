@@ -1,4 +1,4 @@
-"""Going from rollout to rollout: along the list that one came from, within the group, from match to match."""
+"""Move between rollouts: along the list that led here, within the group, and from match to match."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .base import PagedScreen
 
 
 class AmongRollouts(PagedScreen):
-    """A screen on one rollout, read on the reading thread. The next one in the same direction is prefetched. Subclasses
-    display it in `show_rollout`."""
+    """A screen on one rollout. The reading thread reads it and prefetches the next one in the same direction.
+    Subclasses display it in `show_rollout`."""
 
     def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.reads = reads
         self.list_query = query
         self.find = find
-        """The searched words and phrases."""
+        """The words and phrases searched for."""
         self.cursor = RolloutCursor()
         self.wanted = 0
         """The last requested rollout. It differs from the open one during a read."""
@@ -67,7 +67,7 @@ class AmongRollouts(PagedScreen):
         try:
             row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.list_query))
         except RecordError:
-            return  # it is said when somebody goes there
+            return  # reported when the user goes there
         if row is None:
             return
         self._beside[n, direction] = row
@@ -93,7 +93,7 @@ class AmongRollouts(PagedScreen):
             self.run_worker(self._seek(n, direction, query, none), exclusive=True, group="seek")
 
     async def _seek(self, n: int, by: int, query: Query, none: str, find: int = 0) -> None:
-        """Open the next or previous rollout of a query. `none` is said if there is none."""
+        """Open the next or previous rollout of a query. If there is none, show the message `none`."""
         try:
             row = await self.reads.later(lambda reader: reader.rollouts.seek(n, by, query))
         except RecordError as error:

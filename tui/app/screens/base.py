@@ -1,4 +1,4 @@
-"""What all screens share: the frame with header and hints, scroll keys, messages, help and back."""
+"""The shared parts of all screens: the frame with header and hints, scroll keys, messages, help and back."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
 
 
 def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destination:
-    """Return the screen for a typed text. Raises LookupError with a message for the user."""
+    """Return the destination for a typed text. Raises LookupError with a message for the user."""
     text = text.strip()
     run, matching = reads.path, Query(query.filter, query.search)
-    query = query if query.sort in SORTS else matching  # groups have other orders
+    query = query if query.sort in SORTS else matching  # groups sort by other columns
     screens = {
         "runs": Runs(),
         "live": Live(run),
@@ -59,12 +59,12 @@ def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destinati
 
 
 PATIENCE_S = 0.1
-"""Seconds until a read in progress is shown."""
+"""Seconds until the screen shows that a read is in progress."""
 ALWAYS = ("?", "esc", "q")
-"""Keys that are shown at every width, without labels on narrow screens."""
+"""Keys shown at every width, without labels on narrow screens."""
 GROW_SECONDS = 2.0
 READ_A_SECOND = 15
-"""Characters of a message that a person reads in a second."""
+"""Characters of a message that people read per second."""
 MESSAGES = 2
 """The most messages on a screen at once."""
 
@@ -146,7 +146,7 @@ class AppScreen(Screen[Any]):
         return line if line.width <= width else Line(p)
 
     def hint_label(self, action: str, label: str) -> str:
-        """Return the present label of a hint; empty hides it."""
+        """Return the current label of a hint. An empty label hides it."""
         return label
 
     def status(self, width: int) -> Line:
@@ -156,7 +156,7 @@ class AppScreen(Screen[Any]):
         self.app.clear_notifications()
 
     def come_back_from(self, n: int) -> None:
-        """Return from a screen that showed rollout `n`."""
+        """Handle the return from a screen that showed rollout `n`."""
 
     @property
     def scrolled(self) -> Pane:
@@ -212,7 +212,7 @@ class AppScreen(Screen[Any]):
         return ask(self, "Go to", "", go, hint=HINT)
 
     def gone_to(self, text: str) -> bool:
-        """Try to go to a place on this screen. Returns whether the text names one."""
+        """Go to a place on this screen. Returns whether the text names one."""
         return False
 
     def action_back(self) -> None:
@@ -256,7 +256,7 @@ class AppScreen(Screen[Any]):
 
 
 class GrowingScreen(AppScreen):
-    """A screen over rollouts of a run, which calls `grown` when more of them were recorded."""
+    """A screen over the rollouts of a run. It calls `grown` when the run recorded more of them."""
 
     reads: Reads
     _recorded: int | None = None
@@ -266,7 +266,7 @@ class GrowingScreen(AppScreen):
 
     async def _grow(self) -> None:
         if self.app.screen is self:
-            with suppress(RecordError):  # a read for the screen shows it
+            with suppress(RecordError):  # the screen's own reads report it
                 before, self._recorded = self._recorded, await self.reads.later(lambda r: r.rollouts.total())
                 if before is not None and before != self._recorded:
                     self.grown()
@@ -297,7 +297,7 @@ class TableScreen(AppScreen):
 
 
 class PagedScreen(AppScreen):
-    """A screen whose content is also plain text: `shown_text` in a file `shown_name`."""
+    """A screen whose content also exists as plain text: `shown_text`, for a file `shown_name`."""
 
     reads: Reads
 
@@ -309,8 +309,8 @@ class PagedScreen(AppScreen):
 
     @contextmanager
     def patience(self, show: Callable[[], object]) -> Iterator[None]:
-        """Call `show` if the block takes longer than `PATIENCE_S`, and never after it: a timer that has fired is
-        delivered even if it is stopped meanwhile."""
+        """Call `show` if the block takes longer than `PATIENCE_S`, but never after the block: a timer that has fired
+        is delivered even if it was stopped meanwhile."""
         reading = [show]
         timer = self.set_timer(PATIENCE_S, lambda: [late() for late in reading])
         try:
@@ -320,7 +320,7 @@ class PagedScreen(AppScreen):
             timer.stop()
 
     def action_pager(self, variable: str = "PAGER") -> None:
-        from ...export import open_outside  # here: no first paint waits for it
+        from ...export import open_outside  # imported here to keep the first paint fast
 
         open_outside(self.app, self.shown_text(), variable, self.shown_name())
 

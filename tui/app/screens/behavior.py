@@ -1,4 +1,4 @@
-"""Behaviour from step to step: one row an action, end or component, one column a step or span of steps."""
+"""Behaviour from step to step: one row per action, end or component, one column per step or span of steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STEPS = re.compile(r"\s*(\d{1,15})\s*(\.\.|–|-)\s*(\d{1,15})\s*|[\d\s,]{1,200
 
 @dataclass(frozen=True)
 class BehaviorRow:
-    """One line: a value of each column, or the title of a section."""
+    """One line: a value per column, or the title of a section."""
 
     section: str
     name: str
@@ -47,21 +47,21 @@ class BehaviorRow:
 
 
 def rows_of(found: Sequence[SpanBehavior]) -> list[BehaviorRow]:
-    """Return the rows by section, the largest value of the last columns first."""
+    """Return the rows by section, largest values in the last columns first."""
     made = [BehaviorRow("", "rollouts", [float(b.rollouts) for b in found])]
     sections: dict[str, dict[str, list[float | None]]] = {}
     for section, name in dict.fromkeys(key for b in reversed(found) for key in b.values):
         sections.setdefault(section, {})[name] = [b.values.get((section, name)) for b in found]
     for section, rows in sorted(sections.items(), key=lambda item: SECTIONS.index(item[0])):
         made += [BehaviorRow(section, "")] if section else []
-        absent = 0.0 if section in ("actions", "ended by") else None  # of those, a missing one did not occur
+        absent = 0.0 if section in ("actions", "ended by") else None  # a missing action or end did not occur
         for name, values in rows.items():
             made.append(BehaviorRow(section, name, [absent if v is None else v for v in values]))
     return made
 
 
 class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
-    """Columns divide the shown steps. The last column is the change from the first of them to the last."""
+    """Columns divide the visible steps. The last column is the change from the first of them to the last."""
 
     view = BEHAVIOR
 
@@ -69,9 +69,9 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         super().__init__()
         self.reads, self.list_query = reads, query
         self.chart_view = ChartView()
-        """Its window holds the shown steps."""
+        """Its window holds the visible steps."""
         self.chosen: tuple[int, ...] = ()
-        """Single steps that the user typed; else all steps of the window."""
+        """Single steps that the user typed. If empty, all steps of the window."""
         self.steps: Sequence[int] = ()
         self.found: Sequence[SpanBehavior] = ()
         self.rows: Sequence[BehaviorRow] = ()
@@ -194,7 +194,7 @@ def _head(span: Span) -> str:
 def _text(row: BehaviorRow, value: float | None, signed: bool = False) -> str:
     if value is None:
         return "–"
-    if row.share:  # a difference of shares is in percentage points
+    if row.share:  # differences of shares are in percentage points
         sign = MINUS if round(100 * value) < 0 else "+" if signed and round(100 * value) > 0 else ""
         return f"{sign}{percent_number(abs(value))} {'pp' if signed else '%'}"
     return fitted(value, _CELLS, 0 if row.name == "rollouts" else 2, signed)

@@ -1,4 +1,4 @@
-"""The chart of the dashboard, its keys (metrics, steps, smoothing, axes) and the metric picker."""
+"""The chart of the dashboard with its keys (metrics, steps, smoothing, axes), and the metric picker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_ROWS = 26
 
 
 def matching(names: Sequence[str], typed: str) -> list[str]:
-    """Return names that hold every typed word. Names with the first word at the start of a part come first."""
+    """Return names that contain every typed word. Names with the first word at the start of a part come first."""
     words = typed.casefold().split()
     found = [n for n in names if all(w in n.casefold() for w in words)]
     if not words:
@@ -49,11 +49,11 @@ class PickerPane(Pane):
         self.typed = ""
         self.cursor = 0
         self.touched = False
-        """Whether anything was chosen by hand: only then a typed name joins the others."""
+        """Whether the user chose anything by hand. Only then does a typed name join the chosen ones."""
 
     @property
     def found(self) -> list[str]:
-        """Return the choices. Without a typed text, chosen names come first."""
+        """Return the choices. If nothing is typed, chosen names come first."""
         if self.typed:
             return matching(self.names, self.typed)
         return [*self.chosen, *(n for n in self.names if n not in self.chosen)]
@@ -85,7 +85,7 @@ class PickerPane(Pane):
 
 
 class MetricPicker(Modal[tuple[str, ...] | None]):
-    """Dismissed with the chosen metrics in order, or None for esc."""
+    """Dismissed with the chosen metrics in order, or with None on escape."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", show=False),
@@ -164,7 +164,7 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
             pane.changed()
 
     def action_accept(self) -> None:
-        """Accept the chosen names, or a typed one with the names that were chosen by hand."""
+        """Accept the chosen names, or a typed one together with the names chosen by hand."""
         pane = self.pane
         if pane.typed and pane.cursor < len(pane.found):
             name = pane.found[pane.cursor]
@@ -207,15 +207,15 @@ class WindowKeys(AppScreen):
 
 
 class ChartKeys(WindowKeys, FollowsRun):
-    """Loaded curves: all steps of the requested ones, and the window in more detail."""
+    """Loads the requested curves: all their steps, and the window in more detail."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
         self.chart_view = ChartView()
         self.curves: dict[str, Points] = {}
-        """Whole curves, by metric."""
+        """Whole curves by metric."""
         self.near: dict[str, Points] = {}
-        """The part of them that the window shows."""
+        """The part of each curve in the window, in more detail."""
         self.x = Along()
         self.chart = Chart("chart")
         self.kl = Chart("kl")
@@ -240,7 +240,7 @@ class ChartKeys(WindowKeys, FollowsRun):
         return along(view.axis, reading.kind, times, tokens, reading.info.created)
 
     def take_curves(self, extra: tuple[ChartView, dict[str, Points], dict[str, Points], Along]) -> None:
-        """Store the curves, unless the window or axis changed during the read."""
+        """Store the curves, except those of a window or axis that changed during the read."""
         assert self.shown is not None
         self.chart_view = replace(self.chart_view, kind=self.shown.kind)
         asked, whole, near, x = extra
@@ -264,7 +264,7 @@ class ChartKeys(WindowKeys, FollowsRun):
         if self.shown is None:
             return
         names = metrics_of((*view.chart.metrics, *KL), self.shown.names)
-        # a few hundred rows are read at once: a second paint would be slower
+        # reads a few hundred rows on this thread, because a second paint would be slower
         self.near = read_curves(self.reads.now, names, view.window) if view.window is not None else {}
         self.curves.update(read_curves(self.reads.now, [n for n in names if n not in self.curves]))
         if before.axis != view.axis:

@@ -1,7 +1,7 @@
-"""Chat with the policy of an online run, and judge its answers.
+"""Chat with the policy of an online run, and rate its answers.
 
-An answer can be rated and corrected. The screen shows when a version that learnt from it serves, and then asks that
-version the same again. `i` takes the answer without feedback that the policy is least certain of.
+The user can rate and correct an answer. The screen shows when a version that learnt from it serves, and asks that
+version the same question again. `i` shows the answer without feedback that the policy is least certain of.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 TIMEOUT_S = 180.0
 _OPENER = build_opener(ProxyHandler({}))
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, http.client.HTTPException)
-"""What a broken connection raises, or reading another reply than that of our server."""
+"""Errors of a broken connection, or of a reply that is not from our server."""
 
 
 class ServerProblem(Exception):
-    """The server cannot be reached or refuses; the message is for a person."""
+    """The server cannot be reached or refuses. The message is for the user."""
 
 
 class ChatClient:
-    """The server whose address is in the folder of a run. Every method raises ServerProblem."""
+    """The server whose address is in a run's folder. Every method raises ServerProblem."""
 
     def __init__(self, run: Path) -> None:
         self.address = run / "online" / "address.json"
-        """Written by the server once it answers."""
+        """The server writes this file once it answers requests."""
 
     def models(self) -> list[str]:
-        """The served policy's name first, then `name@version` for each version that can be asked."""
+        """Return the served policy's name, then `name@version` for each version that can be asked."""
         with _readable("the reply cannot be read"):
             served, *versions = self._json("GET", "/v1/models")["data"]
             return [str(model["id"]) for model in (served, *versions)]
 
     def write(self, model: str, messages: list[dict[str, str]], on_text: Callable[[str], None]) -> dict[str, object]:
-        """Stream an answer; returns its `id` and `policy_version`."""
+        """Stream an answer. Returns its `id` and `policy_version`."""
         body = {"model": model, "messages": messages, "stream": True}
         found: dict[str, object] = {}
         with self._open("POST", "/v1/chat/completions", body) as response, _readable("the answer broke off"):
@@ -78,15 +78,15 @@ class ChatClient:
         raise ServerProblem("the answer broke off: the server has ended")
 
     def feedback(self, **said: object) -> dict[str, Any]:
-        """Send feedback; returns its outcome so far."""
+        """Send feedback. Returns its outcome so far."""
         return self._json("POST", "/v1/feedback", said)
 
     def outcome(self, identifier: str) -> dict[str, Any]:
-        """How far earlier feedback is."""
+        """Return the outcome so far of earlier feedback."""
         return self._json("GET", f"/v1/feedback/{identifier}")
 
     def unjudged(self) -> list[dict[str, object]]:
-        """Answers without feedback, the least certain first."""
+        """Return answers without feedback, least certain first."""
         return list(self._json("GET", "/v1/feedback")["answers"])
 
     def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class ChatClient:
             with error, suppress(*_BROKEN):
                 said = str(json.loads(error.read())["error"]["message"])
             raise ServerProblem(said) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a token that no header takes
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a token that no header accepts
             raise ServerProblem(f"the server cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
@@ -122,7 +122,7 @@ def _readable(problem: str) -> Iterator[None]:
 
 
 async def _on_a_thread(do: Callable[[], T]) -> T:
-    """Call on a thread that the end of the app does not wait for: a server may take minutes to answer."""
+    """Call on a thread that the app does not wait for when it ends: a server may take minutes to answer."""
     found = Future[T]()
     found.set_running_or_notify_cancel()
 
@@ -137,9 +137,9 @@ async def _on_a_thread(do: Callable[[], T]) -> T:
 
 
 _WITHOUT_LEARNING = ("write", "new", "help", "back", "app.quit")
-"""Keys that serve a chat without learning."""
+"""Keys of a chat without learning."""
 LOOK_S = 2.0
-"""How often the outcome of feedback is asked for."""
+"""Seconds between two requests for the outcome of feedback."""
 
 
 @dataclass
@@ -191,7 +191,7 @@ class ChatPane(Pane):
 
 
 class ChatScreen(AppScreen):
-    """A chat with the policy that a run serves. started: whether the app started the server for it: then nothing learns
+    """A chat with the policy that a run serves. started: whether the app started the server for it. Then nothing learns
     from feedback, and the server stops with the screen."""
 
     view = CHAT
@@ -204,7 +204,7 @@ class ChatScreen(AppScreen):
         self._followed: dict[str, ChatExchange] = {}
         """Exchanges with feedback that no version contains yet, by id."""
         self._seen: set[str] = set()
-        """Answers that the inbox has shown."""
+        """Ids of answers that the inbox skips: it has shown them, or they were written here."""
 
     def panes(self) -> list[Pane]:
         return [self.chat]
@@ -227,7 +227,7 @@ class ChatScreen(AppScreen):
                 request(self.reads.path, "stop")
 
     def _connect(self) -> None:
-        """Ask for the served policy, again and again while a started server loads it."""
+        """Ask for the served policy, repeatedly while a started server loads it."""
 
         def known(_: str) -> None:
             self.chat.note = ""
@@ -240,7 +240,7 @@ class ChatScreen(AppScreen):
             self._show()
 
     def _served(self) -> str:
-        """Return the name of the served policy; on a thread. The server may be one that began after the screen."""
+        """Return the name of the served policy. Runs on a thread. The server may have started after the screen."""
         self.model = self.model or self.client.models()[0]
         return self.model
 
@@ -350,7 +350,7 @@ class ChatScreen(AppScreen):
     def _look(self) -> None:
         if self.started and not self.model:
             self._connect()
-        followed, self._followed = self._followed, {}  # until each is answered: `_note` follows it again
+        followed, self._followed = self._followed, {}  # cleared during the requests: `_note` adds an exchange again
         for identifier, exchange in followed.items():
             self._call(
                 lambda i=identifier: self.client.outcome(i),
@@ -369,7 +369,7 @@ class ChatScreen(AppScreen):
             if outcome.get("accepted"):
                 self._followed[exchange.id] = exchange
             exchange.feedback = f"feedback {accepted}: {outcome.get('reason', '')}"
-        if exchange.feedback != before:  # else somebody may read further up
+        if exchange.feedback != before:  # otherwise keep the place of a user who reads further up
             self._show()
 
     def _show(self) -> None:

@@ -45,7 +45,7 @@ def flatten(value: object, prefix: str = "") -> dict[str, str]:
 
 
 def read_config(run: Path) -> dict[str, str]:
-    """Return the run's resolved configuration, flat; empty if unreadable."""
+    """Return the run's resolved configuration, flattened. Empty if it is unreadable."""
     import yaml
 
     dump = read_json(run / RUN_FILE)
@@ -58,7 +58,7 @@ def read_config(run: Path) -> dict[str, str]:
 
 
 def _of_dump(facts: object) -> dict[str, str]:
-    """Describe a dump: its source and means over all rollouts. It has no configuration."""
+    """Describe a dump by its source and means over all rollouts, because it has no configuration."""
     facts = facts if isinstance(facts, dict) else {}
     means = facts.get("means")
     told = {name: facts.get(name) for name in ("formats", "rollouts", "last_step", "skipped_in_all")}
@@ -74,7 +74,7 @@ def _compared(runs: Sequence[RunInfo]) -> tuple[list[Evaluation], list[Compariso
 
 
 class ConfigTable(Pane):
-    """One line a setting, one column a run. Differences are marked."""
+    """One line per setting, one column per run. Differences are marked."""
 
     title = "Settings that differ"
 
@@ -110,7 +110,7 @@ class ConfigTable(Pane):
             alike = next((i for i, signs in enumerate(zip_longest(*map(str, values))) if len(set(signs)) > 1), 0)
             for value in values:
                 if value and len(value) >= cells and alike > cells // 2:
-                    value = f"…{value[alike - cells // 4 :]}"  # the difference is visible
+                    value = f"…{value[alike - cells // 4 :]}"  # keeps the difference visible
                 line.add(
                     "(none)" if value is None else value or "null", p.faint if not value else p.text, cells=cells - 1
                 ).gap()
@@ -122,7 +122,7 @@ class ConfigTable(Pane):
 
 
 class EvaluationPane(Pane):
-    """The numbers of `grpo-tui eval` for the runs."""
+    """The results of `grpo-tui eval` for the runs."""
 
     title = "Evaluations"
 
@@ -159,7 +159,7 @@ class EvaluationPane(Pane):
 
 
 class CompareScreen(AppScreen):
-    """The runs that were marked in the list. `flips` are tasks whose success differs between evaluations of them."""
+    """The runs that were marked in the list. `flips`: tasks whose success differs between their evaluations."""
 
     view = COMPARE
 
@@ -177,7 +177,7 @@ class CompareScreen(AppScreen):
         self.flips: list[tuple[Comparison, int]] = []
         self.table = Table("flips", self._columns, self._fetch, lambda: ["No task flipped."])
         self.curves = True
-        """Whether curves are shown, and not evaluations."""
+        """Whether to show curves instead of evaluations."""
         self.hint = ""
 
     def panes(self) -> list[Pane]:

@@ -1,4 +1,4 @@
-"""Dialogs over a screen, as a box around one pane, and the question that is answered by yes or no."""
+"""Dialogs over a screen, as a box around one pane, and a yes-or-no question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class Modal(ModalScreen[Answer]):
-    """A dialog that closes once. Later keys would also close the screen below."""
+    """A dialog that closes only once. Otherwise, later keys would also close the screen below."""
 
     def __init__(self, pane: Pane, widest: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Two rollouts side by side: of one group, or of one prompt at two points of the run. What differs is marked."""
+"""Two rollouts side by side: of one group, or of one prompt at two points of the run. Differences are marked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .base import PagedScreen
 
 
 def candidates(reader: RunReader, n: int, of_prompt: bool) -> tuple[Sequence[TrajectoryRow], int]:
-    """Return the rollouts to compare with, and the place of the first one: the newest of a prompt, or the one of a
+    """Return the rollouts to compare with, and the index of the first to show: the newest of a prompt, or the one of a
     group whose reward differs most."""
     here = next(iter(reader.rollouts.rows([n])), None)
     if here is None:
@@ -43,7 +43,7 @@ class DiffScreen(PagedScreen):
         self.left: TrajectoryRecord | None = None
         self.rows: Sequence[TrajectoryRow] = ()
         self.at = 0
-        """The place of the other rollout in `rows`."""
+        """The index of the other rollout in `rows`."""
         self.of_prompt = False
         self.body = DiffPane()
 

@@ -27,10 +27,10 @@ class FollowsRun(AppScreen):
         self.shown: Reading | None = None
         self._busy = False
         self._outdated = False
-        """Whether a read in progress is outdated, so that another follows before anything is shown."""
+        """Whether the read in progress is outdated, and must be repeated before anything is shown."""
 
     def also(self) -> Callable[[RunReader, Reading], object]:
-        """Return a reader for extra data. It is made on the screen's thread and called on the reading one."""
+        """Return a reader for extra data. This runs on the screen's thread, and the reader on the reading thread."""
         return lambda reader, reading: None
 
     def show(self, extra: object) -> None:
@@ -52,7 +52,7 @@ class FollowsRun(AppScreen):
             self.run_worker(self._news(), group="follow")
 
     def changed(self) -> None:
-        """Read again after an own change. A read in progress may predate it."""
+        """Read again after a change by this screen. A read in progress may predate the change."""
         self._outdated = True
         self.follow()
 
@@ -61,7 +61,7 @@ class FollowsRun(AppScreen):
         if before is not None and not before.active and before.mode != "dump":
             now = await asyncio.to_thread(look, self.reads.path)
             if (before.status, before.ended, before.name) == (now.status, now.ended, now.name):
-                return  # the ended run neither resumed nor ended in another way
+                return  # the run neither resumed nor ended in another way
         await self._update()
 
     async def _update(self) -> None:

@@ -1,4 +1,4 @@
-"""Trajectories folded into their groups: where the rollouts of a prompt differ, there is something to learn."""
+"""Trajectories folded into their groups. Groups whose rollouts differ offer something to learn."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .query_list import QueryList
 
 T = TypeVar("T")
 _POINTS = 2000
-"""Groups of a prompt whose rewards are drawn at most."""
+"""The most groups of a prompt whose rewards are drawn."""
 
 
 class GroupsScreen(GrowingScreen, QueryList):
-    """One row a group. Enter opens its rollouts."""
+    """One row per group. Enter opens its rollouts."""
 
     view = GROUPS
     sorts = GROUP_SORTS
@@ -50,7 +50,7 @@ class GroupsScreen(GrowingScreen, QueryList):
 
     @property
     def one_prompt(self) -> bool:
-        """Whether the list is of one prompt, whose groups are those of its steps."""
+        """Whether the list shows one prompt, whose groups come from different steps."""
         return self.list_query.filter.startswith("prompt:")
 
     def panes(self) -> list[Pane]:
@@ -107,7 +107,7 @@ class GroupsScreen(GrowingScreen, QueryList):
             if len(first) == PAGE and at_once:
                 self._show(Count.of(PAGE, exact=False), 0, first, 0)
             total, at = await self._ask(lambda groups: (groups.count(), 0 if n is None else groups.position(n) or 0))
-            moved = len(first) == PAGE and at_once and self.table.cursor != 0  # somebody went on while it was counted
+            moved = len(first) == PAGE and at_once and self.table.cursor != 0  # the user moved on during the count
             if n is None or moved:
                 at = self.table.cursor if first else 0
             page = at // PAGE * PAGE
@@ -167,7 +167,7 @@ class GroupsScreen(GrowingScreen, QueryList):
 
 
 def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequence[TableColumn]:
-    """Return the columns. Prompts start where those of the rows `around` differ. Groups of one prompt have lengths and
+    """Return the columns. Prompts start where they differ in the rows `around`. Groups of one prompt have lengths and
     routes instead."""
     shared = shared_beginning(row.prompt for row in around)
 
@@ -211,7 +211,7 @@ def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequenc
 
 
 def _routes(row: GroupRow) -> str:
-    """Return the routes of a group with their counts. Rollouts that only wrote count by answer."""
+    """Return the routes of a group with their counts. Rollouts that only wrote text are counted by answer."""
     found: Counter[str] = Counter()
     for actions, answer, n in row.routes if isinstance(row, RoutedGroup) else ():
         found[" ".join(answer.split()) if not actions or set(actions) == {TEXT} else route(actions)] += n
