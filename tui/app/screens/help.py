@@ -1,4 +1,4 @@
-"""The keys of a screen, from the one table."""
+"""The keys of a screen, from the table in `bindings.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILTER_HELP = (
 )
 
 _NARROW = 36
-"""Cells below which the meaning is under its key."""
+"""Width in cells below which the meaning goes under its key."""
 
 
 class HelpPane(Pane):

@@ -13,19 +13,19 @@ from ..widgets.pane import Pane
 from .query_list import QueryList
 
 VALUES = {"reward": "rewards", "tokens": "tokens", "turns": "turns"}
-"""Columns that the histogram may show, with their names for people."""
+"""Columns that the histogram can show, with their display names."""
 _BINS = 24
 
 
 class HistogramKeys(QueryList):
-    """A chosen bar joins the filter as a range. The histogram keeps the other bars, so that one can go on to them."""
+    """A chosen bar joins the filter as a range. The histogram keeps the other bars, for moving on to them."""
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__(reads, query)
         self.histogram = HistogramPane()
         self.histogram_wanted = True
         self.counted = "reward"
-        """The column that is counted."""
+        """The counted column."""
         self._before = ""
         """The filter without the chosen bar."""
         self._chosen: tuple[int, str] | None = None
@@ -42,7 +42,7 @@ class HistogramKeys(QueryList):
         self.counted = next((name for name in VALUES if name == kept.get("counted")), "reward")
 
     async def read_bins(self) -> None:
-        """Count the bars of the list, without the range of the chosen one."""
+        """Count the bars of the list, as if no bar was chosen."""
         if not self.histogram_wanted:
             return
         query, column, chosen = self.list_query, self.counted, self.chosen_bar
@@ -71,7 +71,7 @@ class HistogramKeys(QueryList):
         self.run_worker(self.read_bins(), group="bins", exclusive=True)
 
     def action_bar(self, by: int) -> None:
-        """Choose the next bar with rollouts. After the last one, the whole list comes back."""
+        """Choose the next bar with rollouts. After the last one, show the whole list again."""
         at = self.chosen_bar
         filled = [i for i, (_, _, n) in enumerate(self.histogram.bins) if n]
         later = [i for i in filled if at is None or (i > at if by > 0 else i < at)]
@@ -81,7 +81,7 @@ class HistogramKeys(QueryList):
             self.choose_bar(at)
 
     def choose_bar(self, index: int) -> None:
-        """Filter by a bar; the chosen bar again takes its range out of the filter."""
+        """Filter by a bar. Choosing the same bar again removes its range from the filter."""
         at, bins = self.chosen_bar, self.histogram.bins
         if at is None:
             self._before = self.list_query.filter
@@ -105,7 +105,7 @@ class HistogramKeys(QueryList):
 
 
 def _edge(value: float, outwards: int) -> str:
-    """Format an edge in six digits. The outer edges of the run are rounded outwards, so that no rollout is lost."""
+    """Format an edge in six digits. The outermost edges are rounded outwards, so that no rollout is lost."""
     text = f"{value:.6g}"
     if outwards and (float(text) - value) * outwards < 0:
         text = f"{value + outwards * abs(value) * 1e-5:.6g}"

@@ -1,7 +1,7 @@
 """The dashboard of a run: learning, rewards, reward hacking, speed.
 
-Each kind of run has panels of its own (`live_layout.PANES`). `following` reads, `chart_keys` acts,
-`live_layout` places the panels, and `live_header` shows the progress.
+Each kind of run has its own panels (`live_layout.PANES`). `following` reads the run, `chart_keys` handles the keys of
+the chart, `live_layout` places the panels, and `live_header` shows the progress.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RequestKeys(FollowsRun):
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
         self._told: set[str] | None = None
-        """Ids of requests whose answer was shown, or existed when the screen opened."""
+        """Ids of requests whose answer was already shown, or existed when the screen opened."""
 
     @property
     def requests(self) -> Requests | None:
@@ -124,7 +124,7 @@ class RequestKeys(FollowsRun):
 
 
 _LOG_END = 2_000_000
-"""Bytes of a log that the pager gets."""
+"""The most bytes of a log that go to the pager."""
 
 
 class LiveScreen(ChartKeys, RequestKeys):
@@ -187,7 +187,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.frame.refresh_lines()
 
     def _empty(self, shown: Reading) -> frozenset[str]:
-        """Return the empty panels of an own run; others take their room."""
+        """Return the empty panels of a run that we recorded. The others take their room."""
         if shown.is_dump or shown.info.mode == "recorded":
             return frozenset()
         has = {
@@ -269,12 +269,12 @@ class LiveScreen(ChartKeys, RequestKeys):
         def start(step: str) -> None:
             self.say("Starting a process that serves this policy…")
             policy = f"{self.reads.path}@{step}" if step else str(self.reads.path)
-            self.app.run_worker(self._chat(policy), group="chat")  # also if this screen is left meanwhile
+            self.app.run_worker(self._chat(policy), group="chat")  # continues if the user leaves this screen meanwhile
 
         return ask(self, "Chat with the checkpoint", "", start, hint=hint)
 
     async def _chat(self, policy: str) -> None:
-        from ....engine.evaluation.chat import start_chat  # with the configuration's classes, for which no other waits
+        from ....engine.evaluation.chat import start_chat  # imported here: it loads the configuration classes
 
         try:
             run = await asyncio.to_thread(start_chat, policy, self.reads.path.parent)
@@ -297,7 +297,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.shell.open(Behavior(self.reads.path))
 
     def action_pager(self) -> None:
-        from ....engine.launch.logs import log_path  # here: the first paint does not wait for it
+        from ....engine.launch.logs import log_path  # imported here to keep the first paint fast
 
         newest = log_path(look(self.reads.path))
         if newest is None:

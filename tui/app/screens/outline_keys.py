@@ -1,4 +1,4 @@
-"""The outline of a rollout's steps with its keys, and the keys of the whole rollout: comparison, note, export."""
+"""The outline of a rollout's steps with its keys, and keys for the whole rollout: comparison, note, export."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _short(size: int) -> str:
 
 
 LONG = 500
-"""Tokens from which a thought is a long one."""
+"""Tokens from which a thought counts as long."""
 
 
 class OutlineKeys(AmongRollouts):

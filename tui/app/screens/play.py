@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HINT = "a call such as {call}, several calls, or plain words · tab completes · ↑ earlier turns · esc cancels"
 _IMAGE_ROOM = 18
-"""Rows of the text under which no image is shown."""
+"""The least rows of text and image together for which an image is shown."""
 
 
 class ToolsPanel(Pane):
@@ -36,7 +36,7 @@ class ToolsPanel(Pane):
     def __init__(self) -> None:
         super().__init__("tools")
         self.tools: Sequence[ToolSpec] | None = None
-        """None: not known yet."""
+        """None until they are known."""
 
     def put(self, tools: Sequence[ToolSpec]) -> None:
         if tools != self.tools:
@@ -62,7 +62,7 @@ class ToolsPanel(Pane):
 
 
 class PlayScreen(ReadingScreen):
-    """Displays events of the playing process and sends the user's turns to it."""
+    """Displays the events of the playing process, and sends it the user's turns."""
 
     view = PLAY
 
@@ -77,7 +77,7 @@ class PlayScreen(ReadingScreen):
         self.image = ImagePane()
         self.model = ReadingPanel("model", whole=True, heading="the model's own continuation")
         self._asked = False
-        """Whether the model continues the rollout now."""
+        """Whether the model is continuing the rollout."""
         self._model_text = ""
         """The first turn of the model's continuation, once it is known."""
         self._history: list[str] = []
@@ -131,7 +131,7 @@ class PlayScreen(ReadingScreen):
         self.game.send(leave=True)
 
     def _listen(self) -> None:
-        """Hand over the events of the process. Never wait for the app, which may be closing."""
+        """Pass on the events of the process. Never wait for the app, which may be closing."""
         for event in self.game.events():
             self.call_later(self._arrived, event)
         self.call_later(self._process_ended)
@@ -231,5 +231,5 @@ class PlayScreen(ReadingScreen):
 
 
 def template(tool: ToolSpec) -> str:
-    """Return a call to complete: `LOOK(x=, y=)`."""
+    """Return a call template to complete: `LOOK(x=, y=)`."""
     return f"{tool.name}({', '.join(f'{a.name}=' for a in tool.arguments if a.required)})"

@@ -1,4 +1,4 @@
-"""What lists under a query share: moving in the table, and asking for another filter, search or order."""
+"""The shared parts of lists under a query: moving in the table, and asking for another filter, search or order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueryList(TableScreen):
 
     sorts: Sequence[str] = ()
     downwards: Sequence[str] = ()
-    """Orders that begin with the largest."""
+    """Orders that start with the largest value."""
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class QueryList(TableScreen):
 
     @property
     def number(self) -> int:
-        """The number of the trajectory under the cursor, or of the first one of the group; 0 without a row."""
+        """The number of the trajectory under the cursor, or of the first one in its group; 0 without a row."""
         row = self.table.current
         return 0 if row is None else getattr(row, "n", 0) or row.first_n
 
@@ -57,13 +57,13 @@ class QueryList(TableScreen):
 
     async def _follow(self, n: int) -> None:
         query = self.list_query
-        with suppress(RecordError):  # the list says why it cannot be read
+        with suppress(RecordError):  # the list itself reports read errors
             at = await self.place_of(n)
             if at is not None and query == self.list_query:
                 self.table.move_to(at)
 
     def position(self) -> Line:
-        """Return the row of the cursor and the number of rows; nothing while they are counted."""
+        """Return the cursor's row and the number of rows, or nothing during the count."""
         p, line = self.palette, Line(self.palette)
         if self.total is None:
             return line

@@ -1,4 +1,4 @@
-"""A screen whose middle is the texts of a rollout, with other panes next to them or, on a small terminal, in turns."""
+"""A screen around the texts of a rollout, with other panes next to them or, on a small terminal, one at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..widgets.reading import ReadingPanel
 from .base import AppScreen
 
 _WIDE = (100, 14)
-"""Columns and rows for group, steps and reward next to the text; below them one pane fills the screen."""
+"""The least columns and rows for group, steps and reward next to the text. Below, one pane fills the screen."""
 
 
 def is_wide(width: int, height: int) -> bool:
@@ -21,7 +21,7 @@ class ReadingScreen(AppScreen):
     def __init__(self) -> None:
         super().__init__()
         self.tab = ""
-        """The pane that a small screen shows; empty for the usual one."""
+        """The pane that a small screen shows. Empty for the default one."""
 
     @property
     def reading(self) -> ReadingPanel:

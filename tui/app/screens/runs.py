@@ -1,4 +1,4 @@
-"""The list of runs: what runs, what ended how, and which is worth a look."""
+"""The list of runs: which are active, how the others ended, and which are worth a look."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CURVES = (
 )
 RELOAD_SECONDS = 2.0
 SHOWN_TOGETHER = 16
-"""Runs whose records are read before the list is shown with them."""
+"""Runs whose records are read between two updates of the list."""
 FIRST_HINT = "enter opens a run · space marks two to compare · ? shows all keys"
 
 
@@ -104,7 +104,7 @@ class RunsScreen(TableScreen):
         return left, right.add(" · ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts), p.muted)
 
     def _marked(self, width: int) -> Line:
-        """Return the number of marked runs, with the means over them that fit."""
+        """Return the number of marked runs, with as many of their means as fit."""
         headlines = [self.all[mark].headline for mark in self.marks if mark in self.all]
         line = Line(self.palette)
         for names in (("success", "reward"), ("success",), ()):
@@ -151,7 +151,7 @@ class RunsScreen(TableScreen):
                 self._looking = False
 
     async def _look_into(self, unknown: Sequence[RunRow]) -> None:
-        """Read the records of runs one after the other. The list may be loaded again meanwhile."""
+        """Read the records of runs one by one. The list may be reloaded meanwhile."""
         for number, row in enumerate(unknown, 1):
             if not self.is_attached:
                 return
@@ -218,9 +218,9 @@ class RunsScreen(TableScreen):
         self.chart.put(row.info.id, series, "nothing recorded yet")
 
     def _over_seeds(self, row: RunRow) -> str:
-        """Return the mean over the seeds of a run's configuration; empty for a single seed."""
+        """Return the mean over the seeds of a run's configuration. Empty for a single seed."""
         name = row.info.facts.get("configuration")
-        if not name:  # by a key press: not all runs are sorted for a run without seeds
+        if not name:  # keeps the key press fast: without seeds, there is no need to sort all runs
             return ""
         same = (r.info for r in self.all.values() if r.info.facts.get("configuration") == name)
         for seeds in by_configuration(same):

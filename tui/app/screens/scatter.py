@@ -1,4 +1,4 @@
-"""A scatter plot of two values of the rollouts. A point leads to its rollouts."""
+"""A scatter plot of two values of the rollouts. A point opens its rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = (200, 80)
 
 
 class ScatterScreen(GrowingScreen):
-    """Cells are counted on the reading thread, again after a resize."""
+    """Cells are counted on the reading thread, and again after a resize."""
 
     view = SCATTER
 

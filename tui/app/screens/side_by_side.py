@@ -1,4 +1,4 @@
-"""A whole group next to each other: as many rollouts as fit, in columns, and pages of them."""
+"""The rollouts of a group in columns: as many as fit, and the others on further pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEPT = 3 * MOST
 
 
 class SideBySideScreen(PagedScreen):
-    """The group of a rollout. The texts of the columns on screen are read on the reading thread."""
+    """The group of a rollout. The reading thread reads the texts of the columns on screen."""
 
     view = BESIDE
 
@@ -31,7 +31,7 @@ class SideBySideScreen(PagedScreen):
         self.rows: Sequence[TrajectoryRow] = ()
         self.cursor = 0
         self.first = 0
-        """The place in the group of the leftmost column."""
+        """The index in the group of the leftmost column."""
         self.records: dict[int, TrajectoryRecord | str] = {}
         self.columns = 1
         self.heads, self.bodies = Heads("heads"), ColumnBodies("bodies")

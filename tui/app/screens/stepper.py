@@ -28,11 +28,11 @@ from .outline_keys import OutlineKeys, RolloutKeys
 from .reading_screen import ReadingScreen, is_wide
 
 _THREE = 144
-"""Columns from which rewards of steps have a column of their own."""
+"""The least columns of a screen for a separate column of step rewards."""
 _TEXT = 72
-"""Columns of the text with both borders, at least."""
+"""The least columns of the text, including both borders."""
 _IMAGE_ROOM = 16
-"""Rows of the text under which no image is shown."""
+"""The least rows of text and image together for which an image is shown."""
 
 
 class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
@@ -198,7 +198,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         learning = Learning(opened.uses, opened.validations)
         other = recomputed_text(recomputed(record, opened.group)) if record is not None else ""
         self.reward.put(record, step, formula, learning, other)
-        if record is not self._planned:  # what stands beside the text takes as many rows as it has lines
+        if record is not self._planned:  # panes next to the text get as many rows as they have lines
             self._planned = record
             self.frame.replan()
         self.frame.refresh_lines()
@@ -254,7 +254,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
                 panel.toggle_raw()
         self.frame.refresh_lines()
 
-    # -- what is shown ------------------------------------------------------------------------------------------
+    # -- view keys ----------------------------------------------------------------------------------------------
 
     def action_tokens(self) -> None:
         if self._body != "tokens":
@@ -266,10 +266,10 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             self._show_body("step")
 
     def action_mismatch(self) -> None:
-        """Go to the token on which sampler and trainer differ most; again for the next."""
+        """Go to the token on which sampler and trainer differ most. Pressed again, go to the next one."""
         if self._body != "tokens":
             self._show_body("tokens")
-            self.frame.boxes  # noqa: B018  places the pane, whose size decides where it scrolls to
+            self.frame.boxes  # noqa: B018  places the pane, whose size determines its scroll position
         if self.tokens.next_worst():
             self.frame.refresh_lines()
         else:

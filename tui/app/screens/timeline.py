@@ -1,4 +1,4 @@
-"""The time of steps: a bar of phases for each step, and the phases and servers of the chosen one."""
+"""The time of steps: a bar of phases per step, and the phases and servers of the chosen one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .base import TableScreen
 Span = tuple[float, float]
 _NAMES = [*STACKED.values(), OTHER]
 _NAME = 24
-"""Cells of the name of a phase."""
+"""Cells for the name of a phase."""
 
 
 def _sign(name: str) -> str:
@@ -43,7 +43,7 @@ NO_SPANS = "This step has no begin times: its phases are drawn one after the oth
 
 
 class Phases(Pane):
-    """One line a phase of a step, placed where it begins; below them its servers. Without begin times, phases follow
+    """One line per phase of a step, placed where it begins, then one per server. Without begin times, phases follow
     each other."""
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ class Phases(Pane):
 
 
 def _eighths(spans: Sequence[Span], room: int, scale: float) -> list[int]:
-    """Return how many eighths of each of `room` cells to draw: all of a cell of which the spans cover half, and a part
-    of another cell that holds the middle of a span."""
+    """Return how many eighths of each of `room` cells to draw. A cell that spans cover by half or more is full. Another
+    cell is drawn in part if it holds the middle of a span."""
     covered, middles = [0.0] * room, set[int]()
     for at, until in spans:
         begin, end = (min(max(room * x / scale, 0.0), room - 1e-9) for x in (at, until))
@@ -115,7 +115,7 @@ def _eighths(spans: Sequence[Span], room: int, scale: float) -> list[int]:
 
 
 class TimelineScreen(TableScreen):
-    """One row a step, the newest last. The bars of a page share one scale."""
+    """One row per step, newest last. The bars of a page share one scale."""
 
     view = TIMELINE
 
@@ -149,7 +149,7 @@ class TimelineScreen(TableScreen):
 
     async def _follow(self) -> None:
         if self._active_run and self.app.screen is self:
-            # before the steps: they are whole once it has ended
+            # look before reading the steps, which are complete once the run has ended
             self._active_run = (await asyncio.to_thread(look, self.reads.path)).active
             await self._read()
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TrajectoriesScreen(HistogramKeys, PagedScreen):
-    """The list of trajectories that the stepper follows."""
+    """The list of trajectories through which the stepper moves."""
 
     view = LIST
     sorts = ("n", "reward", "advantage", "turns", "tokens", "penalties", "step")
@@ -39,7 +39,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
     def __init__(self, reads: Reads, query: Query = EVERYTHING, value: ValuePanel | None = None) -> None:
         super().__init__(reads, query)
         self.value = value
-        """Of a branch: the value of its step, above the list."""
+        """For a branch: the value of its step, shown above the list."""
         self.warning = ""
         self.pending = ""
         """The unreadable part of the record, in a few words."""
@@ -106,7 +106,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         self._read(0, row.n if row is not None else 0)
 
     def _read(self, row: int | None, n: int = 0) -> None:
-        """Move the cursor to trajectory `n` if it matches, to `row`, or (None) to the start of training."""
+        """Move the cursor to trajectory `n` if it is given, else to `row`, or (None) to the start of training."""
         self._asking += 1
         self.problem = ""
         self.table.sort = (self.list_query.sort, self.list_query.descending)
@@ -175,13 +175,13 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         except GrpoTuiError:  # such as a configuration that is not written yet
             return
         if asking == self._asking and total != self.total:
-            grew = total > self.total > 0  # with the first row come the record's own columns
+            grew = total > self.total > 0  # the first rows bring the record's own columns, so they need a full read
             self.total = total
             if grew:
                 self.table.grow_to(total)
                 if self.following:
                     self.table.move_to(total - 1)
-                if self.chosen_bar is None:  # else the bars, which grow with the run, no longer hold the chosen range
+                if self.chosen_bar is None:  # bars grow with the run, so new ones would not match the chosen range
                     await self.read_bins()
             else:
                 self._read(min(self.table.cursor, max(0, total - 1)))
@@ -257,13 +257,13 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
 def _begin(
     reader: RunReader, query: Query, row: int | None, n: int
 ) -> tuple[int, list[TrajectoryRow], Count, str, tuple[str, ...]]:
-    """Return the cursor's row and its page, the count, warnings, and the record's columns."""
+    """Return the cursor's row, its page of rows, the count, warnings, and the record's own columns."""
     rollouts = reader.rollouts
     if n:
         row = rollouts.position(n, query) or 0
-    elif row is None:  # not at the rollouts of the evaluation before the first step, which have no rewards
+    elif row is None:  # skip the evaluation before the first step, whose rollouts have no rewards
         row = (rollouts.first("train") or 1) - 1
-    # the page first: a screen is full of it before a million rows are counted
+    # read the page first: it fills a screen before a million rows are counted
     rows = rollouts.page(query, offset=row // PAGE * PAGE, limit=PAGE)
     least, notes = rollouts.least(query), rollouts.filter_notes(query.filter)
     warnings = "; ".join([*reader.problems, *notes])
@@ -272,6 +272,6 @@ def _begin(
 
 def branch_screen(reads: Reads) -> TrajectoriesScreen:
     """Return the screen of a branch, with the value of its step above the list."""
-    from ..widgets.value_panel import ValuePanel  # with the configuration's classes, for which no other waits
+    from ..widgets.value_panel import ValuePanel  # imported here: it loads the configuration classes
 
     return TrajectoriesScreen(reads, EVERYTHING, ValuePanel())
