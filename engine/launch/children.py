@@ -31,9 +31,9 @@ CPU_SETTINGS = {
     # token, and each new page is a fault.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    # On some processors, the last bit of an MKL product depends on where its operands lie in memory, so a seed would not
-    # reproduce the weights bit by bit. Only float32 products of one row take longer with this (1.6 times). Serving has
-    # many of them: see `repeatable` of `spawn`.
+    # On some processors, the last bit of an MKL product depends on where its operands lie in memory. A seed would then
+    # not reproduce the weights bit by bit. Only float32 products of one row take longer with this (1.6 times). Serving
+    # has many of them: see `repeatable` of `spawn`.
     "MKL_CBWR": "AUTO,STRICT",
 }
 """Environment variables that libraries read at process start. The user's own values take precedence."""

@@ -1,8 +1,8 @@
-"""The parts that all processes of an online run share: starting, ending with their parent, and loading the policy.
+"""Code shared by all processes of an online run: starting, ending with the parent, and loading the policy.
 
-No process outlives the one that it works for. The worker ends after the engine is gone. Background validation is a
-child of the engine and ends with it: its standard input is a pipe whose other end only the engine holds. In the same
-way the engine of a chat with a checkpoint stops with the app that started it.
+No process outlives the one that it works for. The worker exits after the engine is gone. Background validation is a
+child of the engine and exits with it, because its standard input is a pipe whose other end only the engine holds. The
+engine of a chat with a checkpoint stops with the app in the same way.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 def run_process(name: str, life: str | Life, arguments: list[str] | None = None) -> int:
-    """Run the process `name` of a run with the arguments RUN_DIR [--resume] [--child]. Returns 0 when it finished or
-    was stopped, 1 when it failed.
+    """Run process `name` of a run with the arguments RUN_DIR [--resume] [--child]. Returns the exit code: 0 if it
+    finished or was stopped, 1 if it failed.
 
-    A second process of the same name is refused while the first one lives. `life` is `module:function`, imported only
-    after the niceness is set and the start is recorded, since imports take seconds. `life(config, run_dir, writer,
-    control, resume)` returns whether it finished by itself. With `--child` the process ends when its standard input
-    does, even while it imports or loads.
+    Only one process of a name can run at a time. life: `module:function`, imported only after niceness is set and the
+    start is recorded, because imports take seconds. `life(config, run_dir, writer, control, resume)` returns whether it
+    finished by itself. With `--child`, the process exits when its standard input closes, even while it imports or
+    loads.
     """
     parser = argparse.ArgumentParser(prog=f"the process {name!r} of an online run")
     parser.add_argument("run_dir", type=Path)
@@ -57,7 +57,7 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
     set_up_logging()
 
     with contextlib.ExitStack() as held:
-        if not given.child:  # a child whose parent was killed may take a moment to end: nothing of the run is its own
+        if not given.child:  # a child owns nothing of the run, and an old one may still be exiting
             try:
                 held.enter_context(hold(given.run_dir, name))
             except Locked as problem:
@@ -80,7 +80,6 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
 
 
 def _is_pipe() -> bool:
-    """Return whether standard input is a pipe."""
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode)
     except OSError:  # closed
@@ -88,9 +87,9 @@ def _is_pipe() -> bool:
 
 
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(0)) -> None:
-    """End this process when its standard input ends. Call it before anything slow.
+    """End this process when its standard input closes. Call this before anything slow.
 
-    The parent holds the only other end of that pipe, so the kernel closes it however the parent dies.
+    Only the parent holds the other end of that pipe, so the kernel closes it however the parent dies.
     """
 
     def watch() -> None:
@@ -103,7 +102,7 @@ def end_with_parent(end: Callable[[], None] = lambda: os._exit(0)) -> None:
 
 
 class EngineWatch:
-    """Detects that the engine is gone, by a look each second."""
+    """Detects that the engine is gone, by checking every second."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -111,7 +110,7 @@ class EngineWatch:
         self._missed = 0
 
     def gone(self) -> bool:
-        """Return True after two looks in a row found the engine dead, never for a run that has had no engine."""
+        """Return True once two checks in a row found the engine dead. Always False if the run never had an engine."""
         if time.monotonic() - self._looked < 1.0:
             return self._missed > 1
         self._looked = time.monotonic()
@@ -124,7 +123,7 @@ class EngineWatch:
 def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model that serving starts from, in eval mode with trainable adapters, and its tokenizer.
 
-    Engine and worker load it in the same way, so that a snapshot of one fits the other.
+    Engine and worker load it identically, so the worker's snapshots fit the engine.
     """
     from ..policy.forward import use_packed_forward
     from ..policy.models import load_policy
@@ -138,7 +137,7 @@ def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel,
 def serving_agent(
     config: RunConfig, model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> TransformersAgent:
-    """Return the agent that answers and that validation measures."""
+    """Return the agent that answers requests and that validation measures."""
     from ..agents.transformers_agent import TransformersAgent
     from ..policy.models import load_vision
 
@@ -156,7 +155,7 @@ def serving_agent(
 
 
 def serving_settings(config: RunConfig) -> AgentSettings:
-    """Return the settings with which answers are written."""
+    """Return the sampling settings for answers."""
     from ..agents.sampling import AgentSettings
 
     online = config.online

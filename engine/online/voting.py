@@ -1,7 +1,6 @@
 """Pseudo-labels by voting, and the confidence gate.
 
-A candidate does not vote on its own label. If it did, a group in which all candidates disagree would still reward each
-of them.
+A candidate does not vote on its own label. Otherwise a group in which all candidates disagree would reward every one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ LearningRateKind = Literal["lr_correction", "lr_adaptive"]
 
 
 def canonical(answer: str | None) -> str | None:
-    """Normalise case and white space; return None for an empty answer."""
+    """Normalise case and white space. Returns None for an empty answer."""
     text = " ".join((answer or "").split()).casefold()
     return text or None
 
@@ -37,10 +36,10 @@ class Neighbour:
 class Vote:
     """The result of a vote over k candidates.
 
-    answer: the ensemble's, None when no candidate answered. confidence: its share of the weight of all candidates and
-    neighbours, including those without an answer. labels: for each candidate the answer of the others, None where they
-    tie or have none. correct: whether the candidate agrees with its label (None without one). flipped: the first
-    candidate differs from the ensemble. shares: the weight of each canonical answer.
+    answer: the ensemble's answer, None if no candidate answered. confidence: its share of the total weight of all
+    candidates and neighbours, including those without an answer. labels: for each candidate, the answer of the others,
+    None if they tie or have none. correct: whether each candidate agrees with its label, None without a label. flipped:
+    the first candidate differs from the ensemble. shares: the weight of each canonical answer.
     """
 
     answer: str | None
@@ -52,10 +51,10 @@ class Vote:
 
 
 def vote(answers: Sequence[str | None], neighbours: Sequence[Neighbour] = ()) -> Vote:
-    """Vote over the candidates' answers, each of which counts 1.
+    """Vote over the candidates' answers. Each candidate has weight 1.
 
-    The ensemble's answer is the first of equal ones, because a caller waits for it. A label needs a unique winner among
-    the others, because it is learnt from.
+    The first answer wins a tie for the ensemble's answer, because a caller waits for it. A label needs a unique winner
+    among the others, because the policy learns from it.
     """
     keys = [canonical(a) for a in answers]
     tally: dict[str, float] = defaultdict(float)
@@ -84,7 +83,7 @@ def vote(answers: Sequence[str | None], neighbours: Sequence[Neighbour] = ()) ->
 
 
 def _label(tally: dict[str, float], own: str | None) -> str | None:
-    """Return the unique winner among the answers of the others."""
+    """Return the unique winner among the others' answers, if any."""
     others = {key: votes - 1.0 if key == own else votes for key, votes in tally.items()}
     best, second, *_ = *heapq.nlargest(2, others.values()), 0.0, 0.0
     return max(others, key=lambda k: others[k]) if best > second + 1e-9 else None
@@ -92,7 +91,7 @@ def _label(tally: dict[str, float], own: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether an experience may be learnt from, and the reason if not."""
+    """Whether the policy may learn from an experience, and the reason if not."""
 
     code: GateCode
     reason: str = ""
@@ -103,10 +102,10 @@ class Gate:
 
 
 def gate(outcome: Vote, min_confidence: float) -> Gate:
-    """Open the gate when the ensemble is confident enough and some candidate has a label.
+    """Open the gate if the ensemble is confident enough and at least one candidate has a label.
 
-    A unanimous group passes. Its candidates do not differ, but compared with the running baseline they are worth
-    keeping: without them, requests that the policy has mastered drift while it learns others.
+    A unanimous group passes. Its candidates do not differ from each other, but they do from the running baseline.
+    Without such groups, requests that the policy has mastered drift while it learns others.
     """
     if outcome.answer is None:
         return Gate(GateCode.NO_ANSWER, "no candidate answered")
@@ -118,7 +117,7 @@ def gate(outcome: Vote, min_confidence: float) -> Gate:
 
 
 def learning_rate(outcome: Vote, config: OnlineConfig) -> tuple[float, LearningRateKind]:
-    """Return the learning rate: `lr_correction` when the vote overturned the initial answer, else `lr_adaptive`, which
+    """Return the learning rate: `lr_correction` if the vote overturned the initial answer, else `lr_adaptive`, which
     falls linearly from `lr_adaptive_max` at the gate's threshold to `lr_adaptive_min` at full confidence.
     """
     if outcome.flipped:

@@ -1,4 +1,4 @@
-"""Limits how much one request and one source can teach."""
+"""Limit how much a single request or source can influence the policy."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 WINDOW = 1000
-"""Updates over which repetitions and shares are counted."""
+"""Repetitions and shares are counted over this many updates."""
 PRIOR = 4.0
-"""How many ratings the mean of all sources counts for in the baseline of one source."""
+"""In the baseline of one source, the mean of all sources counts as this many ratings."""
 
 
 class Influence:
-    """Weights in (0, 1] for tasks, from the last `WINDOW` tasks.
+    """Assigns each task a weight in (0, 1] based on the last `WINDOW` tasks.
 
-    The n-th task about the same request weighs 1 / n², so all repetitions together count at most 1.65 times as much as
-    one.
+    The n-th task about the same request has weight 1 / n², so all repetitions together count at most 1.65 times as much
+    as one.
 
-    A source with a share s of these tasks above its cap weighs cap / s. The cap is `share`, or an equal part where
-    fewer than 1 / `share` sources exist, so that a single caller learns at full speed. For questions that the policy's
-    own vote labels, the sources are those of the last tasks. For feedback they are the callers that asked lately. A
-    source is `caller` or `caller/user`, and both are capped, so that a caller gains nothing by inventing users. The
-    run's own requests have no source and no cap.
+    If a source's share s of these tasks exceeds its cap, its tasks have weight cap / s. The cap is `share`, or an equal
+    part if there are fewer than 1 / `share` sources, so that learning from a single caller is not slowed down. For
+    questions that the policy's own vote labels, the sources are those of the last tasks. For feedback, they are the
+    callers with recent requests. A source is `caller` or `caller/user`. Both are capped, so a caller gains nothing by
+    inventing users. The run's own requests have no source and no cap.
     """
 
     def __init__(self, share: float, window: int = WINDOW) -> None:
@@ -33,8 +33,8 @@ class Influence:
     def weigh(self, request: str, source: str, *, labelled: bool = False, peers: Sequence[int] = ()) -> float:
         """Count one more task and return its weight.
 
-        labelled: the source gave the label. peers: the number of callers that asked lately, and the number of users of
-        this caller; empty where unknown.
+        labelled: the source gave the label. peers: the number of callers with recent requests, and the number of users
+        of this caller; empty if unknown.
         """
         if len(self._recent) == self._recent.maxlen:
             old_request, old_source = self._recent[0]
@@ -47,13 +47,13 @@ class Influence:
         return weight * min((self._room(name, labelled, peers) for name in levels_of(source) if name), default=1.0)
 
     def _room(self, name: str, labelled: bool, peers: Sequence[int]) -> float:
-        """Return the weight that the cap leaves to a source: 1 below the cap."""
+        """Return the weight that the cap allows a source: 1 below the cap."""
         parent = name.rpartition("/")[0]  # the caller of a user, else empty
         sources = sum(known.rpartition("/")[0] == parent for known in self._sources)
         if labelled:
             sources = max(sources, peers[bool(parent)] if len(peers) == 2 else round(1 / self.share))
         cap = max(self.share, 1 / sources)
-        # A single task is not a majority: the share is taken of at least a few tasks.
+        # A single task is not a majority, so the share is relative to at least a few tasks.
         of = self._sources[parent] if parent else len(self._recent)
         return min(1.0, cap / (self._sources[name] / max(of, round(5 / self.share))))
 
@@ -75,10 +75,10 @@ def levels_of(source: str) -> list[str]:
 
 
 class RobustBaseline:
-    """Running median of the returns of tasks, each weighted by `decay` to the power of its age.
+    """Running median of task returns, each weighted by `decay` to the power of its age.
 
-    A single absurd return cannot move a median. With fewer than three earlier tasks, the median of the task's own
-    candidates is the baseline.
+    A single outlier cannot move a median. With fewer than three earlier tasks, the baseline is the median over the
+    task's own candidates.
     """
 
     def __init__(self, decay: float = 0.95) -> None:
@@ -109,11 +109,11 @@ class RobustBaseline:
 
 
 class RatingBaseline:
-    """Running mean of the ratings of each source, each weighted by `decay` to the power of its age.
+    """Running mean of each source's ratings, each weighted by `decay` to the power of its age.
 
-    Ratings are ±1, and their median would hide either all praise or all blame. Praise from a strict source and blame
-    from a mild one carry the most information, so a rating is compared with its own source. The mean of a source with
-    few ratings is close to that of all sources, as if it had given `PRIOR` more ratings of that mean.
+    Ratings are ±1, so a median would hide either all praise or all blame. A rating is compared with those of its own
+    source, because praise from a strict source and blame from a mild one carry the most information. The mean of a
+    source with few ratings is shrunk towards that of all sources, as if it had given `PRIOR` more ratings of that mean.
     """
 
     def __init__(self, decay: float = 0.95) -> None:
@@ -125,7 +125,7 @@ class RatingBaseline:
         return self._mean([rating for name, rating in self._ratings if name == source], PRIOR, everyone)
 
     def _mean(self, ratings: Sequence[float], prior: float, before: float) -> float:
-        """Return the weighted mean of ratings, the oldest first, and of `prior` ratings of `before`."""
+        """Return the weighted mean of `ratings`, oldest first, together with `prior` ratings of value `before`."""
         weights = [self.decay**age for age in range(len(ratings))]
         total = sum(w * r for w, r in zip(weights, reversed(ratings), strict=True))
         return (total + prior * before) / (sum(weights) + prior)
@@ -137,6 +137,6 @@ class RatingBaseline:
         return [list(pair) for pair in self._ratings]
 
     def load_state_dict(self, state: Iterable[float | list[str | float]]) -> None:
-        """state: as `state_dict` returns it, or earlier states' ratings without their sources."""
+        """Load a state. It may come from an earlier version, whose ratings have no sources."""
         pairs = [pair if isinstance(pair, list) else ["", pair] for pair in state]
         self._ratings = deque(((str(source), float(rating)) for source, rating in pairs), maxlen=256)

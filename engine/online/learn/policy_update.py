@@ -2,10 +2,10 @@
 
 Total_Loss = RL_Loss + current_beta * KL_Penalty. RL_Loss is PPO's clipped surrogate over the agent's tokens. Its
 advantage is the reward-to-go of the reward tensor minus a running baseline. KL_Penalty is the exact KL per token
-between the present policy and the policy that answered.
+between the current policy and the policy that answered.
 
-Three guards bound the effect of one task on the served model, each on its own: KL (a step is shortened to the target;
-an update that ends too far from the answering policy is reverted), the clipped gradient and step, and the EMA.
+Three independent guards bound the effect of one task on the served model: KL (a step is shortened to the target, and an
+update that ends too far from the answering policy is reverted), the clipped gradient and step, and the EMA.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .influence import Influence, RatingBaseline, RobustBaseline
 CLIP = 0.2
 """The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
 NO_SIGNAL = 1e-9
-"""Advantages up to this size teach nothing."""
+"""Advantages up to this size carry no signal."""
 _STATEFUL = ("beta", "baseline", "ratings", "influence")
-"""The parts of `PolicyUpdater` with a state of their own."""
+"""The attributes of `PolicyUpdater` that have their own state."""
 _torch: Any = torch
-"""Torch with the fused operations on lists of tensors that its type stubs lack."""
+"""Torch, untyped: its stubs lack the fused operations on lists of tensors."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,8 @@ class UpdateReport:
 
     kl: KL(policy ‖ original) after the update, which beta follows. kl_before: the same in the loss. kl_forward:
     KL(original ‖ policy) after the update. kl_start: KL(policy ‖ the run's first policy) after the update. clipped: the
-    gradient or the step was cut to its limit, or the step to the target of KL. advantages: the mean over the agent
-    tokens of each candidate. rejected: the reason why the policy did not move. weight: the task's weight
-    (`influence.py`).
+    gradient or step was cut to its limit, or the step to the KL target. advantages: the mean over each candidate's
+    agent tokens. rejected: the reason why the policy did not move. weight: the task's weight (`influence.py`).
     """
 
     update: int
@@ -76,9 +75,9 @@ class UpdateReport:
 
 
 class PolicyUpdater:
-    """The live model with its optimiser, its EMA, beta and the running baseline.
+    """The live model with its optimiser, EMA, beta and running baselines.
 
-    `model` is trained in place and in eval mode: without dropout the ratio to the answering policy is exact. Only
+    `model` is trained in place and in eval mode: without dropout, the ratio to the answering policy is exact. Only
     parameters with `requires_grad` are trained, smoothed and published.
     """
 
@@ -98,22 +97,22 @@ class PolicyUpdater:
         self.ratings = RatingBaseline()
         self.influence = Influence(config.source_share)
         self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
-        """The policy as it was loaded, to measure how far learning has moved it."""
+        """The policy as loaded, to measure how far learning has moved it."""
         self._validated = [p.clone() for p in self._live]
         self.update = 0
 
     @property
     def ema(self) -> dict[str, Tensor]:
-        """The smoothed parameters by name, which are published."""
+        """The smoothed parameters, by name. These are published."""
         return dict(zip(self.parameters, self._ema, strict=True))
 
     @property
     def validated(self) -> dict[str, Tensor]:
-        """The last validated parameters by name; at first those that the run started from."""
+        """The last validated parameters, by name. Initially those that the run started from."""
         return dict(zip(self.parameters, self._validated, strict=True))
 
     def mark_validated(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ValueError for the parameters of another model."""
+        """Set the last validated parameters. Raises ValueError for parameters of another model."""
         self._copy(tensors, self._validated)
 
     def go_back(self) -> None:
@@ -123,11 +122,9 @@ class PolicyUpdater:
         self.optimizer.state.clear()
 
     def apply(self, task: UpdateTask) -> tuple[UpdateReport, BetaChange | None]:
-        """Make one update. Raises TaskError, with nothing changed, for a harmful task or a loss or gradient that is not
-        finite.
-        """
+        """Make one update. For a harmful task, or a non-finite loss or gradient, raise TaskError and change nothing."""
         task.check(max_learning_rate=self.config.max_learning_rate, vocabulary=self.vocabulary)
-        self._seen(task.experience, slice(None))  # before anything is changed: an image may be missing
+        self._seen(task.experience, slice(None))  # raises for a missing image before anything changes
         weight = self.influence.weigh(
             str(task.facts.get("prompt", "")),
             _source(task),
@@ -160,10 +157,9 @@ class PolicyUpdater:
         return report, change
 
     def _without_step(self, task: UpdateTask) -> dict[str, Any] | None:
-        """Return the measurements of a task without signal, or None when the penalty has to lead back first.
+        """Return the measurements of a task without signal, or None if the penalty must first lead the policy back.
 
-        Near the answering policy the penalty's gradient is almost 0, and Adam would enlarge it to a whole step of
-        noise.
+        Near the answering policy, the penalty's gradient is almost 0, and Adam would turn it into a full step of noise.
         """
         measured = self._measure(task)
         kl = measured["kl"]
@@ -173,7 +169,7 @@ class PolicyUpdater:
         return {**dict.fromkeys(names, 0.0), **measured, "kl_before": kl, "loss": self.beta.beta * kl}
 
     def _step(self, task: UpdateTask, advantages: Tensor, weight: float) -> dict[str, Any]:
-        """Make a step of the optimiser, or revert it; return the measurements. Raises TaskError."""
+        """Compute the gradient, make a step or revert it, and return the measurements. Raises TaskError."""
         self.optimizer.zero_grad(set_to_none=True)
         rl_loss, kl_before, clip_fraction = self._backward(task, advantages)
         loss = rl_loss + self.beta.beta * kl_before
@@ -198,7 +194,7 @@ class PolicyUpdater:
         }
 
     def _move(self, task: UpdateTask, gradients: list[Tensor], weight: float, kl_before: float) -> dict[str, object]:
-        """Make a step of the optimiser, or revert it; return how far it moved the policy."""
+        """Make an optimiser step, or revert it, and return how far it moved the policy."""
         if weight < 1:  # both, because Adam divides a gradient by its own size
             _torch._foreach_mul_(gradients, weight)
         before, optimizer_before = [p.clone() for p in self._live], self._optimizer_tensors()
@@ -209,15 +205,15 @@ class PolicyUpdater:
         clipped = step_norm >= self.config.max_update_norm
         try:
             measured = self._measure(task)
-        except RuntimeError:  # no memory: a step whose KL is not known is not kept
+        except RuntimeError:  # out of memory: a step with unknown KL is not kept
             _torch._foreach_copy_(self._live, before)
             self._restore_optimizer(optimizer_before)
             raise
         kl, target, limit = measured["kl"], self.config.kl.target_kl, self.config.kl.limit
         if max(target, kl_before) < kl < math.inf:
-            # Adam's first step is as long as any, whatever the gradient. KL grows with the square of the length. Where
-            # earlier updates used up the target, a step away from the answering policy waits for the next version: its
-            # gradient stays in Adam's mean.
+            # Adam's first step has full length, whatever the gradient. KL grows with the square of the length. If
+            # earlier updates have used up the target, a step away from the answering policy waits for the next version:
+            # its gradient stays in Adam's mean.
             part = math.sqrt(max(target - kl_before, 0.0) / (kl - kl_before))
             _torch._foreach_lerp_(self._live, before, 1.0 - part)
             step_norm, clipped = step_norm * part, True
@@ -236,11 +232,11 @@ class PolicyUpdater:
     # ------------------------------------------------------------------------------------------------- the pieces
 
     def _advantages(self, task: UpdateTask) -> tuple[Tensor, Tensor, float]:
-        """Return the returns [B], the advantages of the agent tokens [A], and the baseline.
+        """Compute the returns [B], the advantages of the agent tokens [A], and the baseline.
 
-        Samples that feedback judged differently are compared with their own mean (as in RLOO and GRPO). A rating is
-        compared with the running mean of its source, and then its samples with their own mean, if only some of them
-        have the rated answer. Anything else is compared with the running median of returns.
+        If feedback judged samples differently, their baseline is their own mean (as in RLOO and GRPO). The baseline of
+        a rating is the running mean of its source; if only some samples have the rated answer, the samples are also
+        centred on their own mean. All other tasks use the running median of returns.
         """
         rewards = task.reward_tensor.double().sum(-1)  # [B, S]
         to_go = rewards.flip(-1).cumsum(-1).flip(-1)
@@ -262,7 +258,7 @@ class PolicyUpdater:
         return returns, by_turn[row, turns].float(), baseline
 
     def _chunks(self, task: UpdateTask) -> list[tuple[slice, slice]]:
-        """Return the slices of rows that go through the model together, each with the slice of its tokens in [A]."""
+        """Return the slices of rows for one forward pass each, with the slices of their tokens in [A]."""
         e = task.experience
         together = max(1, DENSE_LOGITS // (max(map(len, e.rows)) * self.vocabulary))
         ends = np.cumsum([0, *e.counts]).tolist()
@@ -280,7 +276,7 @@ class PolicyUpdater:
         ).logits.float()
 
     def _seen(self, experience: Experience, rows: slice) -> list[list[ModelImage]] | None:
-        """Return the images of these rows. Raises TaskError when one is missing."""
+        """Load the images of these rows. Raises TaskError if one is missing."""
         if not experience.images:
             return None
         if self.images is None:
@@ -291,7 +287,7 @@ class PolicyUpdater:
             raise TaskError(str(error.args[0])) from error
 
     def _backward(self, task: UpdateTask, advantages: Tensor) -> tuple[float, float, float]:
-        """Accumulate the gradient of Total_Loss; return RL_Loss, KL_Penalty and the share of clipped tokens."""
+        """Accumulate the gradient of Total_Loss. Returns RL_Loss, KL_Penalty and the share of clipped tokens."""
         total = len(advantages)
         targets = task.experience.at_agent_tokens("token_ids").long()
         old_logprobs = task.experience.at_agent_tokens("logprobs")
@@ -313,7 +309,7 @@ class PolicyUpdater:
 
     @torch.no_grad()
     def _measure(self, task: UpdateTask) -> dict[str, float]:
-        """Return the KLs per token of the present policy as in `UpdateReport`."""
+        """Measure the current policy's KLs per token, as in `UpdateReport`."""
         reverse = forward = start = 0.0
         total = len(task.original_logits)
         for rows, tokens in self._chunks(task):
@@ -327,7 +323,7 @@ class PolicyUpdater:
         return {"kl": reverse, "kl_forward": forward, "kl_start": start}
 
     def _shorten(self, before: list[Tensor]) -> float:
-        """Cut the last step to `max_update_norm`; return its length."""
+        """Shorten the last step to `max_update_norm`, and return its length."""
         step = _torch._foreach_sub(self._live, before)
         norm = float(nn.utils.get_total_norm(step))
         limit = self.config.max_update_norm
@@ -342,7 +338,7 @@ class PolicyUpdater:
     # ------------------------------------------------------------------------------------------------------ state
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """Return copies of the optimiser's tensors by `<parameter>/<key>`."""
+        """Return copies of the optimiser's tensors, by `<parameter>/<key>`."""
         found = {}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -362,7 +358,7 @@ class PolicyUpdater:
         return {"live": self._live, "ema": self._ema, "validated": self._validated, "start": start}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return everything that the next update depends on: tensors (copies) and JSON values."""
+        """Return all state that the next update depends on: tensors (copies) and JSON values."""
         groups = self._groups().items()
         tensors = {f"{g}/{n}": t.clone() for g, ts in groups for n, t in zip(self.parameters, ts, strict=True)}
         tensors |= {f"optimizer/{n}": t for n, t in self._optimizer_tensors().items()}
@@ -370,7 +366,7 @@ class PolicyUpdater:
         return tensors, {"update": self.update, **values}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Raises ValueError or KeyError for the state of another model."""
+        """Load a state. Raises ValueError or KeyError for the state of another model."""
         for group, into in self._groups().items():
             names = [n.removeprefix(f"{group}/") for n in tensors if n.startswith(f"{group}/")]
             self._copy({n: tensors[f"{group}/{n}"] for n in names}, into)
@@ -386,13 +382,13 @@ class PolicyUpdater:
         self._copy(tensors, self._ema)
 
     def _copy(self, tensors: Mapping[str, Tensor], into: list[Tensor]) -> None:
-        """Copy weights by name. Raises ValueError for those of another model."""
+        """Copy weights by name. Raises ValueError for weights of another model."""
         check_fit(self.parameters, tensors)
         _torch._foreach_copy_(into, [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()])
 
 
 def _rated(task: UpdateTask) -> Tensor:
-    """Return which samples have the rated answer [B]."""
+    """Return a mask [B] of the samples that have the rated answer."""
     return torch.tensor(task.facts.get("agrees", [True] * len(task.experience.rows)))
 
 

@@ -1,6 +1,6 @@
-"""Publishes versions: a committed state is offered as a candidate, validated, and published or discarded.
+"""Publish versions: a committed state is offered as a candidate, validated, and published or discarded.
 
-Only committed states are published, so that no reader serves an update that is repeated.
+Only committed states are published, so no reader serves an update that is later repeated.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Publisher:
         self.folder = self.writer.folder
         self.guard = PublishingGuard(self.config.validation)
         self.request = int(self.queue.get("request", 0))
-        """The request of the last update, the worker's place on the record's axis."""
+        """The request number of the last update: the worker's position on the record's axis."""
         self._published_update = 0
         self._offered = int(self.queue.get("offered", -1))
-        """The last update that was offered for validation, -1 before the first."""
+        """The last update offered for validation, -1 before the first."""
 
     @property
     def feedback_waits(self) -> bool:
-        """Whether the last feedback can now be offered, or published without validation."""
+        """Whether the last update from feedback can be offered now, or published if validation is off."""
         if self.config.validation.enabled:
             return self.ledger.candidate is None and self.ledger.feedback > self._offered
         return self.ledger.feedback > self._published_update
 
     def recover(self, used: int) -> None:
-        """Ensure that a whole version is published, with a number not below `used`, the highest that was used."""
+        """Ensure that an intact version is published, numbered no lower than `used`, the highest number used."""
         guard = self.queue.get("guard")
         if guard is not None:
             self.guard.load_state_dict(guard)
@@ -71,28 +71,28 @@ class Publisher:
             else:
                 self.ledger.tell(f"{lost}: the smoothed parameters are published again.")
                 self._publish(self.updater.ema, self.updater.update)
-        elif int(self.queue.get("published", 0)) < self.writer.version:  # killed between publishing and saying so
+        elif int(self.queue.get("published", 0)) < self.writer.version:  # killed between publishing and recording it
             found = {"update": self._published_update, "message": "found after a restart"}
             row = self._row("published", self.writer.version, **found)
             self.ledger.note(row, published=self.writer.version)
 
     def publish(self, *, at_once: bool = False) -> bool:
-        """Publish the smoothed model of the last commit, or offer it for validation; return whether it serves."""
+        """Publish the smoothed model of the last commit, or offer it for validation. Returns whether it serves."""
         if not self.config.validation.enabled:
             return self._publish(self.updater.ema, self.updater.update)
         self.offer(at_once=at_once)
         return False
 
     def finish(self) -> None:
-        """Offer the last updates for validation when no request can follow."""
+        """Offer the last updates for validation once no further request can come."""
         if self.ledger.candidate is None and self.queue.get("ending") and self.ledger.commit():
             self.offer(at_once=True)
             self.queue.set(ending=False)
 
     def offer(self, *, at_once: bool = False) -> None:
-        """Offer the committed state for validation, unless another candidate waits or one was offered recently.
+        """Offer the committed state for validation, unless a candidate is waiting or was offered recently.
 
-        at_once: offer it whenever there is a new update.
+        at_once: offer any new update, however recent the last offer.
         """
         ledger = self.ledger
         wait = 1 if at_once else self.config.validation.every_updates
@@ -100,7 +100,7 @@ class Publisher:
         if not due or ledger.candidate is not None or not ledger.commit():
             return
         try:
-            if ledger.state is None:  # the policy that the run starts from is what all others are measured by
+            if ledger.state is None:  # later versions are compared with the policy that the run started from
                 ledger.state = ledger.write_state()
             candidate = {"state": ledger.state, "update": self.updater.update, "request": self.request}
             self.queue.set(candidate=candidate, offered=self.updater.update, state=ledger.state)
@@ -110,9 +110,9 @@ class Publisher:
         ledger.candidate, self._offered = candidate, self.updater.update
 
     def validate(self) -> None:
-        """Process the validation of the candidate: publish it, or return to the last good version.
+        """Process the candidate's validation result: publish it, or return to the last good version.
 
-        The result is recorded under the request of the judged update.
+        The result is recorded at the request of the judged update.
         """
         ledger, candidate = self.ledger, self.ledger.candidate
         try:
@@ -143,7 +143,7 @@ class Publisher:
         rows = [{"kind": "validation", "time": time.time(), **where, **result}]
         update, before = int(candidate["update"]), self.guard.state_dict()
         good, message = self.guard.judge(result)
-        if good and not self._accept(smoothed, update, where):  # a full disk: the candidate waits for the next time
+        if good and not self._accept(smoothed, update, where):  # a full disk: the candidate waits for another attempt
             self.guard.load_state_dict(before)
             return
         if message is not None:
@@ -154,10 +154,10 @@ class Publisher:
             self._go_back(update, where)
         self.ledger.candidate = None
         ledger.note(*rows, guard=self.guard.state_dict(), candidate=None, validation=None)
-        self.offer()  # another one may have become due meanwhile
+        self.offer()  # another candidate may be due by now
 
     def release(self) -> str:
-        """Accept the present level of success on the user's request; return a message."""
+        """Accept the current success rate at the user's request. Returns a message."""
         was_held, self.guard.held, self.guard.best = self.guard.held, False, None
         if not was_held:
             return "publishing was not held"
@@ -166,18 +166,18 @@ class Publisher:
         return "the next validation sets a new measure"
 
     def _offer_anew(self, state: str, why: str) -> None:
-        """Replace a candidate that cannot be read by the last commit."""
+        """Replace an unreadable candidate with the last commit."""
         if not self.ledger.commit():
             return
         self.ledger.tell(f"{why} The last committed state is validated instead.")
         if self.ledger.state == state:
-            self.ledger.state = None  # to be written again
+            self.ledger.state = None  # write it again
         self.ledger.candidate, self._offered = None, -1
         self.ledger.note(candidate=None, validation=None, offered=-1)
         self.offer()
 
     def _accept(self, smoothed: Mapping[str, Tensor], update: int, where: Mapping[str, Any]) -> bool:
-        """Publish a candidate, and commit it as the version to return to. Returns False when the disk refuses."""
+        """Publish a candidate and commit it as the version to return to. Returns False if writing fails."""
         if update <= self._published_update:
             self.ledger.note(validated=self.writer.version)
         elif not self._publish(smoothed, update, **where):
@@ -187,7 +187,7 @@ class Publisher:
         return self.ledger.commit()
 
     def _go_back(self, update: int, where: Mapping[str, object]) -> None:
-        """Learn and answer from the last validated parameters; discard later updates."""
+        """Return to the last validated parameters for learning and serving, and discard later updates."""
         given_up = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
         self.updater.go_back()
         self.ledger.changed, self.ledger.feedback = True, 0
@@ -230,23 +230,23 @@ class Publisher:
 class PublishingGuard:
     """Decides whether the smoothed (EMA) model of an update may serve.
 
-    Its success may be at most `max_drop` below the best so far on the same held-out tasks. On unrelated texts, its
-    log-likelihood may be at most the share `max_text_loss` below that of the start, and its KL from the start at most
-    `max_text_kl` nats per token. Missing measurements are not judged.
+    Its success rate may be at most `max_drop` below the best so far on the same held-out tasks. On unrelated texts, its
+    log-likelihood may fall by at most the fraction `max_text_loss` of that of the first policy, and its KL from the
+    first policy may be at most `max_text_kl` nats per token. Missing measurements are not judged.
     """
 
     limits: ValidationConfig
     best: float | None = None
-    """The best success so far; None takes the next one."""
+    """The best success rate so far. If None, the next one sets it."""
     held: bool = False
     """Whether the last judged version was not good."""
     good_update: int = 0
-    """The last update whose smoothed model was validated as good."""
+    """The last update whose smoothed model was judged good."""
 
     def judge(self, result: Mapping[str, Any]) -> tuple[bool, str | None]:
         """Judge one validation: `update`, `ema` (success in [0, 1]), and the fields of `TextGuard.measure`.
 
-        Returns whether the version is good, and a message for the user when that has changed.
+        Returns whether the version is good, and a message for the user if that has changed.
         """
         update, was = int(result["update"]), self.held
         reason = self._success_problem(result) or self._text_problem(result)

@@ -1,10 +1,10 @@
 """The update worker: take a task, update, commit, publish. Each task takes effect once, even after a kill.
 
-In the order of a life: 1. `Working` makes an `UpdateWorker`, which takes the lock of the snapshot folder, and the
-lease of a shared queue. 2. Tasks that a dead worker had taken are queued again, and its last committed state is loaded
-(model, EMA, optimiser, beta, baseline, update number). 3. The logs are brought up to the journal. 4. Updates happen in
-memory. After `commit_every` of them the state goes to a new file, and one transaction names that file, settles its
-tasks and adds their journal rows. 5. Only committed updates are published.
+Life cycle: 1. `Working` creates an `UpdateWorker`, which takes the lock of the snapshot folder, and the lease of a
+shared queue. 2. Tasks that a dead worker had taken are queued again, and its last committed state is loaded (model,
+EMA, optimiser, beta, baseline, update number). 3. The logs catch up with the journal. 4. Updates happen in memory.
+After `commit_every` of them, the state goes to a new file, and one transaction names that file, settles its tasks and
+adds their journal rows. 5. Only committed updates are published.
 """
 
 from __future__ import annotations
@@ -36,23 +36,21 @@ from .worker_state import Ledger, recover
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""A task is set aside after the worker died this often while it applied the task."""
+"""A task is refused once the worker has died this often while applying it."""
 IDLE_S = 2.0
-"""When no task waits, feedback is published this long after it was learnt from, because its author waits for the
-effect.
-"""
+"""If no task waits, feedback is published this long after its update, because its author waits for the effect."""
 TRY_AGAIN_S = 1.0
 """Pause before another attempt after a disk error."""
 DAMAGED_TRIES, DAMAGED_AGAIN_S = 3, 60.0
-"""The worker gives up after this many damages of the queue, each within so many seconds of the one before."""
+"""The worker gives up after the queue was damaged this many times, each within so many seconds of the last restart."""
 
 
 class UpdateWorker:
     """The single writer of a run's model.
 
-    tell: receives messages for the user. check_queue: check the queue for damage although others have it open. Raises
-    SnapshotError when another worker of this run is active, LeaseHeld when a worker of another machine is, and
-    QueueError when the queue cannot be used.
+    tell: receives messages for the user. check_queue: check the queue for damage even if other processes have it open.
+    Raises SnapshotError if another worker of this run is active, LeaseHeld if a worker on another machine is active,
+    and QueueError if the queue cannot be used.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class UpdateWorker:
         self.store.lead(self.updater.parameters, self.queue)
         self._since_snapshot = 0
         self._feedback_at = 0.0
-        """When feedback was last learnt from, or a version was last offered or published."""
+        """When the last update from feedback happened, or a version was last offered or published."""
         self.ledger = ledger = Ledger(self.updater, self.store, self.queue, self.tell)
         self.publisher = Publisher(ledger, self.writer, self.config)
         logged = ledger.logs.last()
@@ -110,7 +108,7 @@ class UpdateWorker:
         self.publisher.recover(max(int(self.queue.get("published", 0)), logged["version"]))
 
     def _settle_what_is_logged(self, logged: int) -> None:
-        """Settle tasks that the logs name but that a queue with lost commits still holds."""
+        """Settle tasks that are in the logs but still wait in a queue that has lost commits."""
         counted = int(self.queue.get("update", 0))
         if counted >= logged:
             return
@@ -123,7 +121,7 @@ class UpdateWorker:
     # ---------------------------------------------------------------------------------------------------- the loop
 
     def step(self) -> bool:
-        """Process one task. Returns False when none waits; then all work is committed."""
+        """Process one task. If none waits, commit all work and return False."""
         task = self.queue.take()
         if task is None:
             if self.ledger.waiting:
@@ -133,7 +131,7 @@ class UpdateWorker:
             return False
         suspicious = task.attempts > 1
         if suspicious and self.ledger.waiting:
-            self.commit()  # should it kill this worker too, only it is done over
+            self.commit()  # if the task also kills this worker, only the task is repeated
         self._work_on(task)
         if suspicious or self.ledger.waiting >= self.config.commit_every:
             self.commit()
@@ -152,11 +150,11 @@ class UpdateWorker:
         else:
             try:
                 self._apply(UpdateTask.from_bytes(queued.payload))
-            except QueueError as error:  # what another machine's policy was shown cannot be had now
+            except QueueError as error:  # images from another machine cannot be fetched now
                 raise LeaseLost(str(error)) from error
             except TaskError as error:
                 self._refuse(queued, str(error))
-            except RuntimeError as error:  # of torch: memory, kernels
+            except RuntimeError as error:  # raised by torch: memory, kernels
                 log.exception("task %s", queued.id)
                 self.updater.optimizer.zero_grad(set_to_none=True)
                 self._refuse(queued, f"{type(error).__name__}: {str(error).splitlines()[0]}")
@@ -168,7 +166,7 @@ class UpdateWorker:
         self.ledger.settle(Settled(task.id, outcome, report.rejected or ""))
         self.ledger.changed = True
         named = {"engine": task.engine} if task.engine else {}
-        if not named:  # engines that share a queue count their requests each for itself
+        if not named:  # each engine of a shared queue numbers its own requests
             self.publisher.request = max(self.publisher.request, task.request)
         self._since_snapshot += 1
         if "feedback" in task.facts:
@@ -226,20 +224,20 @@ class UpdateWorker:
         return self.publisher.publish(at_once=at_once)
 
     def close(self) -> None:
-        """Commit and publish the rest, and release the run."""
+        """Commit and publish the rest, then release the run."""
         if self.commit() and self._since_snapshot:
             self.publish()
         self.abandon()
 
     def abandon(self) -> None:
-        """Release the run without a commit. Uncommitted work is repeated."""
+        """Release the run without a commit. Uncommitted work will be repeated."""
         self.writer.close()
         self.queue.close()
 
 
 def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool) -> bool:
-    """Update until stopped; return False, since it never finishes by itself."""
-    torch.set_num_threads(1)  # the other cores answer
+    """Learn until stopped. Always returns False, because learning never finishes by itself."""
+    torch.set_num_threads(1)  # leave the other cores to the engine
     torch.manual_seed(config.seed)
     model, _ = load_serving_policy(config)
     return Working(config, OnlineFolder(run_dir), model, writer, control).run()
@@ -247,7 +245,7 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
 
 @dataclass
 class Working:
-    """Runs one worker after the other: after damage, the next one continues from the last commit."""
+    """Runs workers one after another. After damage, the next one continues from the last commit."""
 
     config: RunConfig
     folder: OnlineFolder
@@ -296,7 +294,7 @@ class Working:
         return False
 
     def _begin(self, *, check_queue: bool) -> UpdateWorker | None:
-        """Create a worker once the disk and the lease allow it. Returns None when the run ends before that."""
+        """Create a worker once the disk and the lease allow it. Returns None if the run ends first."""
         standby, trouble = Trouble(self.tell), Trouble(self.tell)
         updater: PolicyUpdater | None = None
         images = open_store(self.folder, self.online).images

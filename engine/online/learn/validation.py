@@ -1,13 +1,13 @@
 """Background validation in a low-priority process (entry: `validator.py`).
 
-It measures the live and the EMA model of a candidate state on the same held-out tasks, greedily. Their difference is
+It measures the live and the EMA model of a candidate state greedily on the same held-out tasks. Their difference is
 `Δvalidation`. On the canary tasks, whose answers are known, it samples and votes as serving does, and counts correct
 labels and labels that changed since the last candidate. It also measures how well the policy still models unrelated
-texts, since learning from a few requests must not harm its language. The worker reads the result from the queue and
+texts, because learning from a few requests must not harm its language. The worker reads the result from the queue and
 judges it.
 
-It works in portions of always the same tasks and keeps the results of each portion in the queue. A process that was
-killed continues there and gets the same result.
+The tasks are split into fixed portions, and the results of each portion are stored in the queue. A process that was
+killed resumes there and gets the same result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .worker_state import StateError, read_state
 
 POLL_S = 1.0
 PORTION = 32
-"""Rollouts between two saves of the results. Another number changes the batches, and so the last bits."""
+"""Rollouts between saves of the results. Changing this changes the batches, and so the last bits of the results."""
 TEXTS = (
     "The river rises in the hills north of the town and reaches the sea after about two hundred kilometres.",
     "Photosynthesis converts light energy into chemical energy, which plants store in sugars.",
@@ -72,18 +72,18 @@ class TextGuard:
     ) -> None:
         self._model = base_of(model)
         self._started = started
-        """Puts the weights of the start in place."""
+        """Puts the first policy's weights in place."""
         self._rows = [torch.tensor(tokenizer.encode(t, add_special_tokens=False)) for t in TEXTS]
         self._tokens = sum(len(row) - 1 for row in self._rows)
         with started():
             before = sum(float(self._logprobs(row)[1].sum()) for row in self._rows) / self._tokens
         vocabulary = cast(nn.Linear, self._model.get_output_embeddings()).weight.shape[0]
         self.applies = before > -0.5 * math.log(vocabulary)
-        """False for a policy that does not model such texts and so has little to lose."""
+        """False if the first policy does not model such texts, and so has little to lose."""
 
     def measure(self) -> Mapping[str, float]:
-        """Return `text_before` and `text_now`, the log-likelihood per token at the start and now, and `text_kl`, the
-        exact KL(now ‖ start) per token.
+        """Measure `text_before` and `text_now`, the log-likelihood per token at the start and now, and `text_kl`, the
+        exact KL(now ‖ start) per token. Empty if the guard does not apply.
         """
         if not self.applies:
             return {}
@@ -108,12 +108,12 @@ class TextGuard:
 
 @dataclass(frozen=True)
 class ValidationProgress:
-    """The results for one candidate so far, a JSON value in the queue.
+    """The results for one candidate so far, stored as a JSON value in the queue.
 
-    state: the candidate's state file. measure: the `Validator.measure` that was used; results of another one do not
-    count. live, ema: success of each model on the first held-out tasks. labels: the voted labels of the first canary
-    tasks. right: whether each is the known answer, None where unknown. before: the labels of the previous candidate.
-    texts: `TextGuard.measure` of the smoothed model. seconds: the time spent.
+    state: the candidate's state file. measure: the `Validator.measure` used; results with another one do not count.
+    live, ema: success of each model on the first held-out tasks. labels: the voted labels of the first canary tasks.
+    right: whether each label is the known answer, None if unknown. before: the labels of the previous candidate. texts:
+    `TextGuard.measure` of the smoothed model. seconds: the time spent.
     """
 
     state: str
@@ -128,16 +128,14 @@ class ValidationProgress:
 
     @classmethod
     def from_json(cls, value: object) -> Self | None:
-        """Read a stored value; None for any other."""
+        """Read a stored value. Returns None for anything else."""
         try:
             return cls(**value) if isinstance(value, dict) else None
         except TypeError:
             return None
 
     def result(self) -> dict[str, Any]:
-        """Return the success of both models in [0, 1], their difference (live − EMA), and the quality of the voted
-        labels.
-        """
+        """Return both models' success rates, their difference (live − EMA), and the quality of the voted labels."""
         live, ema = (sum(outcomes) / max(len(outcomes), 1) for outcomes in (self.live, self.ema))
         found: dict[str, Any] = dict(self.texts or {})
         if self.live:
@@ -152,11 +150,11 @@ class ValidationProgress:
 
 
 class Validator:
-    """Measures candidates on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own. It
-    takes them from the queue, and stores progress and results there.
+    """Measures candidates on `rows` (greedy success) and `canary` rows (label accuracy) with its own model. Candidates
+    come from the queue; progress and results are stored there.
 
-    settings: further values that the results depend on, such as the agent's temperature. Results of other settings are
-    not combined.
+    settings: other values that the results depend on, such as the agent's temperature. Results with different settings
+    are never combined.
     """
 
     def __init__(
@@ -185,9 +183,7 @@ class Validator:
         self.guard = None if tokenizer is None else TextGuard(model, tokenizer, started)
 
     def go_on(self, queue: UpdateQueue) -> bool:
-        """Measure one more portion of the waiting candidate. Returns False when none waits. Raises StateError,
-        QueueError.
-        """
+        """Measure the next portion of the candidate. Returns False if none waits. Raises StateError, QueueError."""
         candidate, done = queue.get("candidate"), queue.get("validation")
         if not isinstance(candidate, dict) or (isinstance(done, dict) and done.get("state") == candidate["state"]):
             self._read = None
@@ -207,7 +203,7 @@ class Validator:
                 if self._read is None or self._read[0] != state:
                     self._read = state, read_state(self.folder.state / state)[0]
             except StateError as error:
-                if not (self.folder.state / state).exists():  # it may be on another machine; its worker knows
+                if not (self.folder.state / state).exists():  # it may be on another machine, whose worker handles it
                     raise
                 queue.set(validation=result | {"unreadable": str(error)})
                 return True
@@ -218,7 +214,7 @@ class Validator:
         return True
 
     def begun(self, state: str, kept: object) -> ValidationProgress:
-        """Return the progress of `state`. kept: the last stored progress, of this or another candidate."""
+        """Return the progress of `state`. kept: the last stored progress, of this candidate or another."""
         last = ValidationProgress.from_json(kept)
         if last is None or last.measure != self.measure:
             return ValidationProgress(state, self.measure)
@@ -232,7 +228,7 @@ class Validator:
         return texts and len(progress.ema) == len(self.rows) and len(progress.labels) == len(self.canary)
 
     def portion(self, progress: ValidationProgress, tensors: Mapping[str, Tensor]) -> ValidationProgress:
-        """Measure one more portion. tensors: `live/…` and `ema/…` of the candidate's state."""
+        """Measure the next portion. tensors: `live/…` and `ema/…` from the candidate's state."""
         began = time.perf_counter()
         is_live = len(progress.live) < len(self.rows)
         for name, parameter in self.parameters.items():
@@ -293,7 +289,7 @@ def validate_forever(
             queue = queue or open_store(validator.folder, online).open_queue()
             if not validator.go_on(queue):
                 time.sleep(POLL_S)
-        except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while it was looked at
+        except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while being read
             if isinstance(error, QueueDamaged) and queue is not None:  # the worker repairs it
                 queue.close()
                 queue = None

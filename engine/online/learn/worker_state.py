@@ -1,15 +1,15 @@
 """The worker's state on disk: one safetensors file per commit, named by the queue's transaction.
 
-A commit writes the state to a new file. Then one transaction of the queue names that file, settles the tasks that are
-in it and adds their journal rows. The logs are written from the journal afterwards. The file name is
+A commit writes the state to a new file. Then one transaction of the queue names that file, settles the tasks that it
+contains and adds their journal rows. The logs are written from the journal afterwards. The file name is
 `state.<update>-<time>.<XXH3-128 of its bytes>.safetensors`, so damage is detected. The previous state is kept as a
 fallback.
 
-`recover` finds the state from which a worker continues, with a number not below any that was used. Normally it is the
-state that the queue names. If that is damaged, or the queue or its last commits were lost, the newest whole state or
-snapshot replaces it. Nothing is deleted then. The update logs are written after the queue has committed, so a queue
-that knows of fewer updates than the logs has lost commits: SQLite accepts the rest of a damaged log as complete.
-Experiences in the logs are not learnt from again.
+`recover` finds the state from which a worker continues. Update numbers never fall below any that was used. Normally it
+is the state that the queue names. If that is damaged, or the queue or its last commits were lost, the newest intact
+state or snapshot replaces it, and nothing is deleted. The update logs are written after the queue has committed, so a
+queue with fewer updates than the logs has lost commits: SQLite treats what remains of a damaged log as complete.
+Experiences in the logs are not applied again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .policy_update import PolicyUpdater
 
 STATE_NAME = re.compile(r"state\.(\d+)-(\d+)\.([0-9a-f]{32})\.safetensors")
 JOURNAL_KEPT = 2000
-"""Journal rows kept for the engine, which copies them into the run's record."""
+"""Journal rows kept for the engine, which copies them to the run's record."""
 
 
 class StateError(GrpoTuiError, RuntimeError):
@@ -49,7 +49,7 @@ class StateError(GrpoTuiError, RuntimeError):
 
 
 def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> str:
-    """Write a state durably and return its name. It counts once the queue names it. Raises OSError."""
+    """Write a state durably and return its name. It takes effect once the queue names it. Raises OSError."""
     make_folder(folder)
     data = safetensors.torch.save(
         {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, {"state": json.dumps(values)}
@@ -67,7 +67,7 @@ def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and values of a state. Raises StateError when it is missing or damaged."""
+    """Return the tensors and values of a state. Raises StateError if it is missing or damaged."""
     try:
         data = path.read_bytes()
         match = STATE_NAME.fullmatch(path.name)
@@ -83,13 +83,13 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def newest_first(names: Iterable[str]) -> list[tuple[int, str]]:
-    """Return the states among file names as (update, name), newest first."""
+    """Return the states among file `names` as (update, name), newest first."""
     found = [(int(m[1]), int(m[2]), name) for name in names if (m := STATE_NAME.fullmatch(name))]
     return [(update, name) for update, _, name in sorted(found, reverse=True)]
 
 
 def states(folder: Path) -> list[tuple[int, str]]:
-    """Return the states in a folder as `newest_first` does. They may be damaged or uncommitted."""
+    """List the states in a folder as (update, name), newest first. They may be damaged or uncommitted."""
     try:
         return newest_first(os.listdir(folder))
     except FileNotFoundError:
@@ -97,10 +97,10 @@ def states(folder: Path) -> list[tuple[int, str]]:
 
 
 def prune_states(folder: Path, counts: str, *, keep: str | None = None) -> None:
-    """Delete all states but `counts`, the one before it, and `keep`."""
+    """Delete all states except `counts`, the one before it, and `keep`."""
     names = [name for _, name in states(folder)]
     if counts not in names:
-        return  # nothing goes whose successor is not there
+        return  # never delete a state whose successor is missing
     at = names.index(counts)
     for name in (n for n in names[:at] + names[at + 2 :] if n != keep):
         with contextlib.suppress(OSError):
@@ -110,8 +110,9 @@ def prune_states(folder: Path, counts: str, *, keep: str | None = None) -> None:
 def recover(
     updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, logged: Mapping[str, int]
 ) -> tuple[str | None, str | None]:
-    """Restore `updater`. Returns the committed state, if there is one, and a sentence for the user if something was
-    lost. logged: the last line of the update logs.
+    """Restore `updater`. Returns the committed state, if any, and a sentence for the user if something was lost.
+
+    logged: the values of the last log lines (`UpdateLogs.last`).
     """
     named: str | None = queue.get("state")
     count: int | None = queue.get("update")
@@ -123,7 +124,7 @@ def recover(
     elif named is not None:
         try:
             updater.load_state(*read_state(folder.state / named))
-            updater.update = max(updater.update, counted)  # an older state, where a newer one had been lost before
+            updater.update = max(updater.update, counted)  # an older state, if a newer one was lost earlier
             return named, None
         except (StateError, KeyError, ValueError) as error:
             trouble.append(str(error))
@@ -136,7 +137,7 @@ def recover(
         return None, None
     state = None
     for update, name in states(folder.state):
-        # A state above the queue's count was never committed. A lost queue has no count, and no task to repeat.
+        # A state above the queue's count was never committed. A lost queue has no count and no tasks to repeat.
         if name == unusable or (count is not None and update > known):
             continue
         try:
@@ -158,14 +159,14 @@ def recover(
     if updater.update < known:
         lost += f"; what updates {updater.update + 1} to {known} did is lost"
     updater.update = max(updater.update, known)
-    if not trouble:  # a run that was begun by snapshots alone
+    if not trouble:  # the run was started from snapshots only
         return state, None
     return state, f"{' '.join(trouble)} So {lost}."
 
 
 @dataclass
 class Ledger:
-    """The uncommitted work of the worker, and its commit, which is atomic. tell: receives messages for the user."""
+    """Collects the worker's uncommitted work and commits it atomically. tell: receives messages for the user."""
 
     updater: PolicyUpdater
     store: RunStore
@@ -178,9 +179,9 @@ class Ledger:
         self.state: str | None = None
         """The name of the committed state."""
         self.candidate: dict[str, Any] | None = self.queue.get("candidate")
-        """The offered state with its update and request. It is not pruned."""
+        """The state offered for validation, with its update and request. It is not pruned."""
         self.feedback = int(self.queue.get("feedback", 0))
-        """The last update from feedback."""
+        """The number of the last update from feedback."""
         self.changed = False
         """Whether the updater differs from the committed state."""
         self._settled: list[Settled] = []
@@ -194,11 +195,11 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Number of tasks processed since the last commit."""
+        """The number of tasks processed since the last commit."""
         return len(self._settled)
 
     def settle(self, settled: Settled, *rows: Mapping[str, object]) -> None:
-        """Record the outcome of a task and its journal rows for the next commit."""
+        """Add the outcome of a task and its journal rows to the next commit."""
         self._settled.append(settled)
         self.add(*rows)
 
@@ -206,9 +207,7 @@ class Ledger:
         self._journal += rows
 
     def commit(self) -> bool:
-        """Commit all work since the last commit. Returns False, with a message, when the disk refuses; it can be
-        repeated.
-        """
+        """Commit all work since the last commit. If writing fails, report it and return False; a retry is possible."""
         if not self._settled and not self._journal and not self.changed:
             return True
         name = self.state
@@ -229,7 +228,7 @@ class Ledger:
         return True
 
     def write_state(self) -> str:
-        """Write the current state to a new file and return its name. Raises OSError, QueueError."""
+        """Write the current state to a new file, and return its name. Raises OSError, QueueError."""
         tensors, values = self.updater.state()
         name = write_state(self.folder.state, self.updater.update, tensors, values)
         self.store.put_state(name)
@@ -249,7 +248,7 @@ class Ledger:
         self._write_logs()
 
     def catch_up(self, logged: int) -> None:
-        """Write the journal rows after number `logged` to the logs, and number further rows above both."""
+        """Write journal rows after number `logged` to the logs, and number later rows above all logged and recorded."""
         copied = recorded_position(self.folder.run_dir, JOURNAL_POSITION) or 0
         self.queue.continue_after(max(logged, copied))
         self._unlogged = self.queue.journal(limit=1_000_000)
@@ -265,11 +264,11 @@ class Ledger:
             last = self._unlogged[-1].n
             self._unlogged = []
             with contextlib.suppress(QueueError):
-                copied = int(self.queue.get("recorded", 0))  # by the engine, into the run's record
+                copied = int(self.queue.get("recorded", 0))  # rows that the engine has copied to the run's record
                 self.queue.prune_journal(min(last, copied) - JOURNAL_KEPT)
 
     def tell_once(self, message: str) -> bool:
-        """Report a message once between two commits. Returns whether it is new."""
+        """Report a message once between commits. Returns whether it is new."""
         new = message not in self._told
         if new:
             self._told.add(message)
