@@ -1,1 +1,1 @@
-"""A queue on a Redis server for engines and workers of several machines: `pip install 'grpo-tui[redis]'`."""
+"""A queue on a Redis server for engines and workers on several machines: `pip install 'grpo-tui[redis]'`."""

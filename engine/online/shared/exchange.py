@@ -1,7 +1,7 @@
-"""Files that machines with one queue exchange (snapshots, states, images), in a folder or at an fsspec URL.
+"""Exchange files between machines that share a queue (snapshots, states, images), in a folder or at an fsspec URL.
 
-The name of a file contains its version or checksum. A file is written once and never changed, and it counts once the
-queue names it. Readers check it before use. Every machine keeps copies in its run's folder.
+A file's name contains its version or checksum. A file is written once, never changed, and valid once the queue names
+it. Readers check it before use. Every machine keeps copies in its run's folder.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Exchange:
         self._root = ""
 
     def put(self, path: Path, name: str) -> None:
-        """Copy a file there, durably."""
+        """Upload a file durably."""
         with self._readable_errors("written"):
             self.write(name, path.read_bytes())
 
     def get(self, name: str, path: Path) -> bool:
-        """Copy a file here, atomically. Returns False when it does not exist."""
+        """Download a file to `path` atomically. Returns False if it does not exist."""
         data = self.read(name)
         if data is None:
             return False
@@ -47,7 +47,7 @@ class Exchange:
         return True
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, None when it does not exist."""
+        """Return the content of a file, None if it does not exist."""
         with self._readable_errors("read"):
             files, at = self._find(name)
             try:
@@ -56,7 +56,7 @@ class Exchange:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file atomically, in a folder also durably."""
+        """Write a file atomically, and durably if the exchange is a local folder."""
         with self._readable_errors("written"):
             files, at = self._find(name)
             if "file" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol):
@@ -93,7 +93,7 @@ class Exchange:
             yield
         except ExchangeError:
             raise
-        except Exception as error:  # each of fsspec's file systems raises its library's errors
+        except Exception as error:  # each fsspec file system raises the errors of its own library
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
             message = mask_text(f"The shared files at {self.place} cannot be {done}: {reason}")
             raise ExchangeError(f"{message.rstrip('.')}.") from error

@@ -1,8 +1,8 @@
-"""An engine's side of a shared queue: a queue of its own, and a thread that synchronises both.
+"""An engine's side of a shared queue: a local queue, and a thread that synchronises it with the shared one.
 
 The engine only waits for its own disk. Its tasks stay there until the shared queue has them, and the worker's journal
-is copied here with its numbers. If the server is unavailable, no answer waits and nothing is lost. The task id
-identifies a task that was sent twice.
+is copied here with its row numbers. If the server is unavailable, no answer is delayed and nothing is lost. A task that
+is sent twice is recognised by its id.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ ROWS = 500
 
 
 class Outbox(SqliteQueue):
-    """The engine's own queue: unsent tasks, the copied journal, and its facts."""
+    """The engine's local queue: unsent tasks, the copied journal, and facts."""
 
     elsewhere = 0
-    """Tasks in the shared queue at the last synchronisation."""
+    """Number of tasks in the shared queue at the last synchronisation."""
 
     def journal_end(self) -> int | None:
-        """Return the number of the newest copied row, None before the first."""
+        """Return the number of the newest copied row, None if there is none."""
         with self._readable_errors():
             row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
             return None if row is None else int(row[0])
 
     def copied(self, rows: Sequence[JournalRow]) -> None:
-        """Insert rows of the shared journal with their numbers."""
+        """Insert rows of the shared journal, keeping their numbers."""
         with self._transaction() as db:
             db.executemany(
                 "INSERT OR IGNORE INTO journal (n, row) VALUES (?, ?)", [(row.n, json.dumps(row.row)) for row in rows]
@@ -50,8 +50,8 @@ class Outbox(SqliteQueue):
 class QueueLink:
     """Synchronises an engine's outbox with the shared queue on its own thread, until `close`.
 
-    recorded: the last journal row in the engine's record, None for a new one. shown: the engine's own connection, which
-    shows the depth of the shared queue. before: called with each task before it is sent.
+    recorded: the last journal row in the engine's record, None for a new record. shown: the engine's own connection,
+    which reports the depth of the shared queue. before: called with each task before it is sent.
     """
 
     outbox: Outbox
@@ -66,7 +66,7 @@ class QueueLink:
 
     def __post_init__(self) -> None:
         self._told = -1
-        """The last recorded row that the shared queue knows of."""
+        """The last recorded row that was reported to the shared queue."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="queue-link", daemon=True)
 
@@ -75,7 +75,7 @@ class QueueLink:
 
     def step(self) -> None:
         """Send waiting tasks and copy new rows. Raises QueueError; the next call continues."""
-        self.outbox.lead()  # a task that an earlier call took and could not send
+        self.outbox.lead()  # queue again a task that an earlier call took but could not send
         while (task := self.outbox.take()) is not None:
             if task.whole:
                 self.before(task)
@@ -84,7 +84,7 @@ class QueueLink:
                 self.tell(f"Task {task.id} was damaged on this disk before it could be sent: it is lost.")
             self.outbox.settle([Settled(task.id, "applied")])
         end = self.outbox.journal_end()
-        if end is None:  # an engine that joins others: earlier updates are not part of its record
+        if end is None:  # an engine that joins later does not record earlier updates
             end = self.shared.journal_end() if self.recorded is None else self.recorded
             self.outbox.continue_after(end)
         while rows := self.shared.journal(after=end, limit=ROWS):

@@ -1,9 +1,9 @@
-"""The update queue on a Redis server, for engines and workers of several machines that share one policy.
+"""The update queue on a Redis server, for engines and workers on several machines that share one policy.
 
-One worker is active. It renews a lease, and a standby takes over after the lease expired or was returned. A replaced
-worker cannot do anything, because every call checks its token. Its calls are numbered under that token: a call that was
-interrupted, or that the server has forgotten, is noticed. The worker then loses the queue (`LeaseLost`) and restarts
-from the last commit.
+One worker is active. It renews a lease, and a standby takes over once the lease expires or is returned. A replaced
+worker can do nothing, because every call checks its token. Calls under a token are numbered, which reveals calls that
+were interrupted or that the server has lost. The worker then loses the queue (`LeaseLost`) and restarts from the last
+commit.
 
 Each method is one optimistic transaction (WATCH, MULTI, EXEC). Keys below the queue's prefix: `waiting` and `taken`,
 sorted sets of task ids by number. `task:<id>`, a hash with state, reason and payload. `settled:<outcome>`, sorted sets.
@@ -40,22 +40,22 @@ from ..store.update_queue import (
 
 T = TypeVar("T")
 SETTLED_S = 30 * 24 * 3600
-"""How long the id of a settled task is kept, so that it is not queued again."""
+"""The id of a settled task is kept this long, so that the task is not queued again."""
 SETTLED_KEPT = 100_000
 JOURNAL_KEPT = 50_000
-"""Journal rows that are kept for engines that have not read them."""
+"""Journal rows kept for engines that have not read them."""
 _START = uuid.uuid4().hex
-"""Identifies this process with its pid, so that it can take its own lease again."""
+"""Identifies this process together with its pid, so that it can take back its own lease."""
 _told: set[str] = set()
-"""Messages about servers that this process has reported."""
+"""Messages about servers that this process has already reported."""
 
 
 class RedisQueue:
     """One process's connection to the queue `name` on the server `url`, usable from any thread.
 
     Nothing is sent before the first call. Calls raise QueueError while the server is unavailable. lease_s: seconds
-    after which a silent worker is replaced. timeout_s: time limit of a call. tell: receives a message when the server
-    may lose data.
+    after which a silent worker is replaced. timeout_s: time limit of a call. tell: receives a message if the server may
+    lose data.
     """
 
     repaired: str | None = None
@@ -87,7 +87,7 @@ class RedisQueue:
         self._call = 0
         self._lost: str | None = None
         self._lock = threading.RLock()
-        """Keeps the worker's calls in the order of their numbers."""
+        """Keeps the worker's calls in numerical order."""
         self._ended = threading.Event()
 
     # ------------------------------------------------------------------------------------------- the engine's side
@@ -114,7 +114,7 @@ class RedisQueue:
         return self._transaction(change, "waiting", f"task:{task_id}")
 
     def record(self, engine: str, n: int) -> None:
-        """Note that the journal up to row `n` is in the record of this engine."""
+        """Store that this engine has recorded the journal up to row `n`."""
         with self._readable_errors():
             self._redis.hset(self._key("recorded"), engine, n)
 
@@ -134,7 +134,7 @@ class RedisQueue:
             for task, seq in taken:
                 pipe.zadd(self._key("waiting"), {task: seq})
                 pipe.hset(self._key(f"task:{task.decode()}"), "state", "queued")
-                if same:  # a worker that lives, and only lost its connection, was not ended by this task
+                if same:  # the worker only lost its connection: the task did not kill it
                     pipe.hincrby(self._key(f"task:{task.decode()}"), "attempts", -1)
             pipe.delete(self._key("taken"))
             return len(taken)
@@ -252,7 +252,7 @@ class RedisQueue:
             return self._redis.hget(self._key(f"task:{task_id}"), "payload")
 
     def get(self, key: str, default: object = None) -> Any:
-        """`recorded` is the lowest row that every engine has in its record."""
+        """Return a fact. `recorded` is the last journal row that every engine has recorded."""
         with self._readable_errors():
             if key == "recorded":
                 return min(map(int, self._redis.hvals(self._key("recorded"))), default=default)
@@ -260,7 +260,7 @@ class RedisQueue:
         return default if found is None else json.loads(found)
 
     def set(self, **meta: object) -> None:
-        """Facts of a replaced worker are refused."""
+        """Store facts. Raises LeaseLost for a replaced worker."""
         if self._token is not None:
             self.settle([], (), meta)
             return
@@ -274,7 +274,7 @@ class RedisQueue:
             token, self._token = self._token, None
             self._lost = self._lost or "it was closed"
             if token is not None:
-                with suppress(QueueError):  # else it expires
+                with suppress(QueueError):  # otherwise it expires
                     self._change_lease(token, None)
         self._redis.close()
 
@@ -284,8 +284,8 @@ class RedisQueue:
         return self._prefix + name
 
     def _transaction(self, change: Callable[[Any], T], *watched: str) -> T:
-        """Make one transaction: `change` reads, calls `multi` and adds commands. It is repeated while others change the
-        watched keys. Returns the value of `change`.
+        """Run one transaction and return the value of `change`, which reads, calls `multi` and adds commands. It is
+        repeated as long as others change the watched keys.
         """
         with self._readable_errors():
             return self._redis.transaction(change, *map(self._key, watched), value_from_callable=True)
@@ -294,7 +294,7 @@ class RedisQueue:
         return pipe.hget(self._key("holder"), field) == value.encode()
 
     def _as_worker(self, change: Callable[[Any], T], *watched: str) -> T:
-        """Make a numbered transaction of the active worker. Any error loses the queue for this worker."""
+        """Run a numbered transaction as the active worker. After any error, this worker has lost the queue."""
 
         def numbered(pipe: Any) -> T:
             if not self._holds(pipe, "token", self._token or ""):
@@ -324,7 +324,7 @@ class RedisQueue:
         return LeaseLost(f"The update queue at {address(self._url)} is not this worker's now: {why}.")
 
     def _change_lease(self, token: str, lease_ms: int | None) -> None:
-        """Renew the lease, or return it (None). An expired lease that no other worker has taken is taken again."""
+        """Renew the lease, or return it (None). An expired lease is taken again unless another worker has taken it."""
 
         def change(pipe: Any) -> None:
             if not self._holds(pipe, "token", token):
@@ -343,7 +343,7 @@ class RedisQueue:
                 self._change_lease(token, self._lease_ms)
             except LeaseLost as error:
                 with self._lock:
-                    if self._token == token:  # else this worker has taken a new lease meanwhile
+                    if self._token == token:  # otherwise this worker has taken a new lease
                         self._lost = self._lost or str(error)
             except QueueError:
                 continue  # unreachable now: the worker's own calls report it
@@ -360,7 +360,7 @@ class RedisQueue:
             raise QueueError(in_words(self._url, error)) from error
 
     def _check(self) -> None:
-        """Refuse a server that can lose tasks; report once the consequences of its restart."""
+        """Raise for a server that must not hold a queue. Report once what a restart or crash of the server loses."""
         facts = server_facts(self._redis, self._url)
         refused = refusals(facts)
         if refused is not None:
@@ -374,4 +374,4 @@ class RedisQueue:
 
 
 class _AlreadySettled(QueueError):
-    """A task of a commit was settled before. Nothing was committed."""
+    """A task in the commit was already settled. Nothing was committed."""

@@ -1,7 +1,7 @@
-"""The store of a run whose queue is on a Redis server: snapshots and states of several machines.
+"""The store of a run whose queue is on a Redis server: snapshots and states shared by several machines.
 
-A snapshot is published when the fact `snapshot` names it, a state counts when the fact `state` does. A replaced worker
-can set neither, and its files have names that are never read.
+A snapshot is published once the fact `snapshot` names it, and a state is valid once the fact `state` does. A replaced
+worker can set neither, and nobody reads the files that it writes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _OFFERED = re.compile(r"v(\d+)\.[0-9a-f]{32}\.json")
 
 
 class SharedStore(RunStore):
-    """The store of one process. Methods raise QueueError when the exchange or the queue is unavailable."""
+    """The store of one process. Methods raise QueueError while the exchange or the queue is unavailable."""
 
     def __init__(self, folder: OnlineFolder, config: OnlineConfig, tell: Callable[[str], None] = log.warning) -> None:
         super().__init__(folder, config, tell)
         self.name = f"{socket.gethostname()}/{folder.run_dir.name}"
-        self.exchange = Exchange(config.shared_files or "")  # `configs.checks` ensures that there is one
+        self.exchange = Exchange(config.shared_files or "")  # `configs.checks` requires one
         self.images = ImageFolder(folder.images, self.exchange.get)
         self.queue: UpdateQueue | None = None
 
@@ -113,7 +113,7 @@ class SharedStore(RunStore):
     # --------------------------------------------------------------------------------------------------- snapshots
 
     def offer_snapshot(self, tensors: Path, manifest: Manifest) -> None:
-        """Publish a version: first its files, then the fact. Raises SnapshotError, and the version is not published."""
+        """Publish a version: first its files, then the fact. Raises SnapshotError if it could not be published."""
         name = f"v{manifest.version}.{manifest.checksum}"
         try:
             self.exchange.put(tensors, f"snapshots/{name}.safetensors")
@@ -124,13 +124,13 @@ class SharedStore(RunStore):
             raise SnapshotError(f"Version {manifest.version} could not be published. {error}") from error
 
     def _published(self) -> tuple[int, str]:
-        """Return the published version and the name of its files; 0 when there is none."""
+        """Return the published version and the name of its files; (0, "") if there is none."""
         assert self.queue is not None
         published = self.queue.get("snapshot")
         return (int(published["version"]), str(published["name"])) if isinstance(published, dict) else (0, "")
 
     def fetch_snapshot(self) -> None:
-        """Fetch the published version if it is new, and check it. Raises SnapshotError when it is damaged."""
+        """Fetch and check the published version if it is new. Raises SnapshotError if it is damaged."""
         version, name = self._published()
         if version > (pointed_version(self.folder.snapshots) or 0):
             self._fetch(name)
@@ -190,15 +190,15 @@ class SharedStore(RunStore):
         self.exchange.put(self.folder.state / name, f"states/{name}")
 
     def _fetch_state(self, name: str) -> bool:
-        """Return whether the state exists here now."""
+        """Fetch a state if it is not here yet. Returns whether it is here now."""
         path = self.folder.state / name
-        if not STATE_NAME.fullmatch(name):  # it comes out of a queue: it must not lead elsewhere
+        if not STATE_NAME.fullmatch(name):  # the name comes from a queue and must not lead to another path
             return False
         return path.exists() or self.exchange.get(f"states/{name}", path)
 
 
 class SharedReader(SnapshotReader):
-    """Reads the copies in the run's folder, after fetching new ones."""
+    """Fetches new snapshots, and reads the copies in the run's folder."""
 
     def __init__(self, store: SharedStore) -> None:
         super().__init__(store.folder.snapshots, store.tell)

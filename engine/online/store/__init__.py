@@ -1,1 +1,1 @@
-"""Files that engine and worker share: queue, tasks, snapshots, logs."""
+"""Files shared by engine and worker: queue, tasks, snapshots, logs."""

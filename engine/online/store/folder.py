@@ -1,4 +1,4 @@
-"""Paths of learning while serving in a run's folder."""
+"""Paths for learning while serving in a run's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...runs.paths import SNAPSHOTS
 
 
 class OnlineFolder:
-    """Paths of one run. Naming them creates nothing."""
+    """The paths of one run. Creates no files or folders."""
 
     def __init__(self, run_dir: Path) -> None:
         root = run_dir / "online"
@@ -17,10 +17,10 @@ class OnlineFolder:
         self.state = root / "state"
         """The worker's committed states."""
         self.snapshots = run_dir / SNAPSHOTS
-        """Published versions and the pointer to the newest."""
+        """Published versions, and the pointer to the newest one."""
         self.buffer = root / "experiences.npz"
         """The engine's saved experience buffer."""
         self.images = root / "images"
-        """Images that the policy was shown, by content (`images.ImageFolder`)."""
+        """Images that were shown to the policy, named by content (`images.ImageFolder`)."""
         self.address = root / "address.json"
-        """The engine's HTTP address, readable by its owner only: `{"url": …, "token_needed": …}`."""
+        """The engine's HTTP address, readable only by its owner: `{"url": …, "token_needed": …}`."""

@@ -1,6 +1,6 @@
-"""Images that answers were given to: one file each, named by content.
+"""Images that the policy saw when it answered: one file each, named by content.
 
-The update queue holds only their names, and the worker loads them for its forward pass.
+The update queue only holds the names. The worker loads the images for its forward pass.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...policy.vision.storing import read_images, stored_images
 from ...runs.durable import replace_file
 
 KEPT = 256
-"""Images that a process keeps in memory."""
+"""Number of images that a process keeps in memory."""
 
 
 class ImageFolder:
-    """Images in the model's form (`ModelImage`). fetch: brings a file of another machine here."""
+    """Stores images as model inputs (`ModelImage`). fetch: downloads a file from another machine."""
 
     def __init__(self, folder: Path, fetch: Callable[[str, Path], bool] | None = None) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class ImageFolder:
         self.load = lru_cache(maxsize=KEPT)(self._load)
 
     def save(self, images: Sequence[ModelImage]) -> tuple[str, ...]:
-        """Write each image once and return the names. Raises OSError."""
+        """Write each image once, and return the names. Raises OSError."""
         for image in images:
             path = self.path(image.key)
             if not path.exists():
@@ -40,7 +40,7 @@ class ImageFolder:
         return tuple(image.key for image in images)
 
     def _load(self, name: str) -> ModelImage:
-        """Load an image. Raises KeyError when it is missing or damaged, QueueError when it cannot be fetched now."""
+        """Load an image. Raises KeyError if it is missing or damaged, QueueError if it cannot be fetched now."""
         path = self.path(name)
         try:
             if self.fetch is not None and not path.exists():

@@ -1,4 +1,4 @@
-"""The queue and the files of a run, on this machine or shared with others."""
+"""Open the queue and the files of a run, on this machine or shared with others."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .update_queue import UpdateQueue
 log = logging.getLogger(__name__)
 
 SHARED = "grpo_tui.engine.online.shared.store"
-"""The plugin that loads for a run with a shared queue. Its class `SharedStore` has the methods of `RunStore`."""
+"""The plugin for runs with a shared queue. Its class `SharedStore` subclasses `RunStore`."""
 
 
 class RunStore:
-    """The queue and the files of a run that no other machine uses. Methods raise QueueError.
+    """The queue and the files of a run on a single machine. Methods raise QueueError.
 
     tell: receives messages for the user.
     """
 
     name = ""
-    """The engine's name among those that share a queue."""
+    """The engine's name among the engines that share a queue."""
 
     def __init__(self, folder: OnlineFolder, config: OnlineConfig, tell: Callable[[str], None] = log.warning) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class RunStore:
         return SqliteQueue(self.folder.queue, limit=self.config.queue_limit, on_repaired=self.tell)
 
     def link(self, queue: SqliteQueue) -> Callable[[], None]:
-        """Keep the engine's queue in step with a shared one. Returns a function that ends that."""
+        """Synchronise the engine's queue with a shared one. Returns a function that stops this."""
         return lambda: None
 
     def reader(self) -> SnapshotReader:
@@ -53,7 +53,7 @@ class RunStore:
     # The worker's side.
 
     def open_queue(self, *, check: bool = False) -> UpdateQueue:
-        """Open the queue for the worker or validation. check: look for damage although others have it open."""
+        """Open the queue for the worker or validation. check: check for damage even if others have it open."""
         return SqliteQueue(self.folder.queue, limit=self.config.queue_limit, check=check)
 
     def lead(self, parameters: Mapping[str, Tensor], queue: UpdateQueue) -> None:
@@ -61,24 +61,24 @@ class RunStore:
         queue.lead()
 
     def fetch(self, state: str | None, candidate: str | None) -> int:
-        """Bring the worker's states and the newest version here. Returns the highest version that was used."""
+        """Fetch the worker's states and the newest version. Returns the highest version number used so far."""
         return 0
 
     def put_state(self, name: str) -> None:
-        """Share a state before the queue names it."""
+        """Share a state. Call this before the queue names it."""
 
     def offer_snapshot(self, tensors: Path, manifest: Manifest) -> None:
-        """Share a version before it gets its name (`SnapshotWriter.offer`)."""
+        """Share a version. Called before it gets its final name (`SnapshotWriter.offer`)."""
 
     def prune_states(self, counts: str, keep: str | None) -> None:
         """Delete shared states older than `counts` and its predecessor."""
 
     def prune_snapshots(self, protect: Iterable[int]) -> None:
-        """Delete shared versions older than the newest ones that are kept."""
+        """Delete shared versions except the newest `keep_snapshots` and `protect`."""
 
 
 def open_store(folder: OnlineFolder, config: OnlineConfig, tell: Callable[[str], None] = log.warning) -> RunStore:
-    """Return the store that `online.queue` names."""
+    """Return the store for `online.queue`."""
     if not config.is_shared:
         return RunStore(folder, config, tell)
     return importlib.import_module(SHARED).SharedStore(folder, config, tell)

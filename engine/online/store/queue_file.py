@@ -1,11 +1,11 @@
-"""The file of the update queue: its locks, and the recovery of a damaged file.
+"""The file of the update queue: locks, and recovery from damage.
 
-SQLite finds a damaged page when it reads it. A damaged file is never written again. It is renamed, and its readable
-rows go into a new file. A process looks for damage when it opens the file alone, or when it meets damage in use. Other
-processes then find at their next call that the path leads to another file, and open that.
+SQLite detects a damaged page when it reads it. A damaged file is never written again: it is renamed, and its readable
+rows are copied to a new file. A process checks for damage if it is the only one to open the file, or if it runs into
+damage. At their next call, other processes notice that the path leads to another file, and open that one.
 
-Every process with the file open holds a shared `flock` on a second file. Opening and recovery take turns. Locks end
-with the process.
+Every process that has the file open holds a shared `flock` on a second file. Opening and recovery are mutually
+exclusive. Locks end with their process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from ...runs.durable import sync_folder
 
 DAMAGE = re.compile(r"malformed|not a database|no such table|no such column|database disk image|file is encrypted")
-"""SQLite's error messages for damage."""
+"""SQLite's error messages that indicate damage."""
 TABLES = ("tasks", "journal", "meta")
 
 
 class Hold:
     """A shared lock on the queue while it is open. Raises OSError.
 
-    alone: whether no other process had it open. The lock is then exclusive until `share`.
+    alone: no other process had the queue open. The lock is then exclusive until `share`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,14 +50,14 @@ class Hold:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Exclude other processes that open or recover the queue. Raises OSError."""
+    """Keep other processes from opening or recovering the queue. Raises OSError."""
     with open(path.with_name(f".{path.name}.opening"), "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def identity(path: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Identify the files of the queue and of its log. Both must stay the same while they are open."""
+    """Identify the files of the queue and its write-ahead log. Both must stay the same while they are open."""
     return _inode(path), _inode(Path(f"{path}-wal"))
 
 
@@ -70,9 +70,9 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def repair(path: Path, schema: str) -> str | None:
-    """Replace a damaged queue by its readable rows. Returns a sentence about it, None when the queue is whole.
+    """Replace a damaged queue with a new file of its readable rows. Returns a sentence, None if the queue is intact.
 
-    Call it within `one_at_a_time`. Raises OSError and sqlite3.Error when no new file can be made.
+    Call it within `one_at_a_time`. Raises OSError or sqlite3.Error if no new file can be created.
     """
     if not path.exists() or _whole(path):
         return None
@@ -94,7 +94,7 @@ def repair(path: Path, schema: str) -> str | None:
 
 
 def _whole(path: Path) -> bool:
-    """Return whether all pages are sound. A file without tables is new, or was emptied."""
+    """Return whether all pages are intact. A file without tables is new or was emptied."""
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as db:
             return db.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
@@ -105,7 +105,7 @@ def _whole(path: Path) -> bool:
 
 
 def _copy(damaged: Path, new: sqlite3.Connection, table: str) -> int:
-    """Copy the readable rows of a table: from its beginning and, behind a damaged page, from its end."""
+    """Copy a table's readable rows: forwards from the start, and backwards from the end to those after damage."""
     columns = [row[1] for row in new.execute(f"PRAGMA table_info({table})")]
     saved = 0
     for order in ("", "ORDER BY rowid DESC"):
@@ -122,7 +122,7 @@ def _copy(damaged: Path, new: sqlite3.Connection, table: str) -> int:
 
 def _rows(damaged: Path, table: str, order: str) -> Iterator[dict[str, object]]:
     with (
-        contextlib.suppress(sqlite3.Error, UnicodeDecodeError, MemoryError),  # behind damage
+        contextlib.suppress(sqlite3.Error, UnicodeDecodeError, MemoryError),  # stop at damage
         contextlib.closing(sqlite3.connect(damaged)) as db,
     ):
         db.text_factory = lambda data: data.decode("utf-8", "replace")

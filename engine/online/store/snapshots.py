@@ -2,13 +2,13 @@
 
 The writer of version N: 1. Write the tensors, the manifest (size, checksum, keys, base model, parent version) and the
 new pointer to temporary names (`ema_model_snapshot.v<N>.safetensors.tmp`, `….json.tmp`, `latest_model_version.txt.tmp`)
-and fsync them. 2. Rename the manifest, then the tensors. A version exists once its tensors have their name. 3. fsync
-the folder. 4. `os.replace` the pointer `latest_model_version.txt` and fsync the folder.
+and fsync them. 2. Rename the manifest, then the tensors. A version exists once its tensors have their final name.
+3. fsync the folder. 4. `os.replace` the pointer `latest_model_version.txt` and fsync the folder.
 
 A reader: read the pointer, take a shared lock on its file, check size and checksum against the manifest, map the file.
-If the check fails, the newest version that passes is served.
+If the check fails, the reader uses the newest version that passes.
 
-No file is overwritten in place. Version numbers only grow, also over restarts. A version is deleted under an exclusive
+No file is overwritten in place. Version numbers only grow, even across restarts. Deleting a version needs an exclusive
 lock, which a reader's lock prevents. Locks are `flock`s and end with their process. `docs/architecture/online.md`
 explains each step.
 """
@@ -42,11 +42,11 @@ _LEFTOVER = re.compile(
     r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp|\.tmp\w{6}"
     r"|\.{1,2}ema_model_snapshot\..*\.(fetched|part|tmp)"
 )
-"""Our temporary files, those of safetensors, and versions of another machine that were not fully copied."""
+"""Temporary files of ours and of safetensors, and incomplete copies of versions from other machines."""
 
 
 class SnapshotError(GrpoTuiError, RuntimeError):
-    """A snapshot cannot be written, or none can be read. The message is for the user."""
+    """A snapshot cannot be written or read. The message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Raises ValueError when the bytes are not a manifest."""
+        """Parse a manifest. Raises ValueError if the bytes are not one."""
         try:
             found = json.loads(data)
             values = {f.name: found[f.name] for f in fields(cls)}
@@ -83,13 +83,13 @@ def file_name(version: int) -> str:
 
 
 def version_of(name: str) -> int | None:
-    """Return the version in a snapshot's file name, None for any other name."""
+    """Return the version in a snapshot's file name; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def published_versions(folder: Path) -> list[int]:
-    """Return the versions under their final names, oldest first. They may be damaged."""
+    """Return the versions with their final names, oldest first. They may be damaged."""
     try:
         return sorted(v for v in map(version_of, os.listdir(folder)) if v is not None)
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def published_versions(folder: Path) -> list[int]:
 
 
 def pointed_version(folder: Path) -> int | None:
-    """Return the version that the pointer names, None when it names none."""
+    """Return the version that the pointer names; None if it names none."""
     name = _pointer_text(folder)
     return None if name is None else version_of(name)
 
@@ -121,13 +121,13 @@ def _manifest_path(folder: Path, version: int) -> Path:
 
 
 class SnapshotWriter:
-    """Publishes versions into a folder, as its only writer.
+    """Publishes versions to a folder, as its only writer.
 
-    Raises SnapshotError when the folder cannot be used, or another process publishes into it.
+    Raises SnapshotError if the folder cannot be used or another process publishes to it.
     """
 
     offer: Callable[[Path, Manifest], None] | None = None
-    """Called with the written tensors and the manifest before the version gets its name. An exception prevents the
+    """Called with the written tensors and the manifest before the version gets its final name. An exception prevents
     publication.
     """
 
@@ -148,15 +148,13 @@ class SnapshotWriter:
         for name in os.listdir(folder):
             manifest = _MANIFEST.fullmatch(name)
             orphan = manifest is not None and not (folder / file_name(int(manifest[1]))).exists()
-            if orphan or _LEFTOVER.fullmatch(name):  # of a writer that was killed half-way
+            if orphan or _LEFTOVER.fullmatch(name):  # left by a writer that was killed
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()
         self.version = max([pointed_version(folder) or 0, *published_versions(folder)])
 
     def publish(self, tensors: Mapping[str, Tensor], *, update: int = 0) -> Manifest:
-        """Publish `tensors` as the next version. Raises SnapshotError; the pointer then still names the previous
-        version.
-        """
+        """Publish `tensors` as the next version. On SnapshotError, the pointer still names the previous version."""
         try:
             return self._publish({k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, update)
         except (OSError, safetensors.SafetensorError) as error:
@@ -173,7 +171,7 @@ class SnapshotWriter:
             p.with_name(p.name + ".tmp") for p in (final, described, self.folder / POINTER)
         )
         try:
-            # Nothing has a final name yet, so these three may reach the disk in any order.
+            # No file has its final name yet, so these three may reach the disk in any order.
             safetensors.torch.save_file(tensors, temporary, {"version": str(version)})
             follow_umask(temporary)
             with open(temporary, "rb") as file:
@@ -198,7 +196,7 @@ class SnapshotWriter:
                 os.rename(described_temporary, described)
                 os.rename(temporary, final)
                 sync_folder(self.folder)
-                self.version = version  # the number is used up, whatever happens to the pointer
+                self.version = version  # the number is used, whatever happens to the pointer
                 if (pointed_version(self.folder) or 0) < version:
                     os.replace(pointer_temporary, self.folder / POINTER)
                     sync_folder(self.folder)
@@ -216,10 +214,10 @@ class SnapshotWriter:
 
 
 def install(folder: Path, tensors: Path, manifest: Manifest) -> None:
-    """Install a version of another machine. The pointer moves only to a newer version.
+    """Install a version from another machine. The pointer only moves to a newer version.
 
-    tensors: a file in `folder`, which is checked and renamed. Raises SnapshotError when it does not match the manifest,
-    and OSError.
+    tensors: a file in `folder`, which is checked and renamed. Raises OSError, and SnapshotError if the file does not
+    match the manifest.
     """
     with open(tensors, "rb") as file:
         if os.fstat(file.fileno()).st_size != manifest.size or _checksum(file) != manifest.checksum:
@@ -235,21 +233,21 @@ def install(folder: Path, tensors: Path, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Serialise the naming of versions between the worker and the copies from other machines."""
+    """Serialise the naming of versions by the worker and by `install`."""
     with open(folder / ".naming.lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def prune(folder: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
-    """Delete all but the newest `keep` versions, except `protect`, the pointed-at one and those that a reader holds.
-    Returns the deleted ones.
+    """Delete all but the newest `keep` versions, `protect`, the one that the pointer names, and those held by a reader.
+    Returns the deleted versions.
     """
     kept = {*protect, pointed_version(folder)}
     gone = []
     for version in published_versions(folder)[:-keep]:
         path = folder / file_name(version)
-        # An error: it is held, or already gone.
+        # An error means that a reader holds it or that it is already gone.
         with contextlib.suppress(OSError):
             if version not in kept:
                 with open(path, "rb") as file:
@@ -262,7 +260,7 @@ def prune(folder: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
 
 @dataclass
 class Snapshot(contextlib.AbstractContextManager):
-    """One checked version, protected from deletion until `close`."""
+    """A checked version, protected from deletion until `close`."""
 
     path: Path
     manifest: Manifest
@@ -291,10 +289,10 @@ class SnapshotReader:
         self.folder = folder
         self._on_problem = on_problem
         self._reported: set[str] = set()
-        self._damaged: set[tuple[int, int, int]] = set()  # not hashed again at every poll
+        self._damaged: set[tuple[int, int, int]] = set()  # so that polls do not hash them again
 
     def newer_than(self, version: int) -> Snapshot | None:
-        """Return the newest good version above `version`, held; None when there is none."""
+        """Return the newest good version above `version`, held; None if there is none."""
         pointed = self._pointed()
         candidates = published_versions(self.folder)
         while pointed is not None and pointed > version and pointed not in candidates:
@@ -302,7 +300,7 @@ class SnapshotReader:
             if moved == pointed:
                 self._report(f"Snapshot {file_name(pointed)}, to which the pointer points, is missing")
                 break
-            pointed = moved  # the writer published and pruned between the two looks
+            pointed = moved  # the writer published and pruned between the two reads
             candidates = published_versions(self.folder)
         for candidate in reversed(candidates):
             if candidate <= version or (pointed is not None and candidate > pointed):
@@ -324,7 +322,7 @@ class SnapshotReader:
         return None
 
     def open(self, version: int) -> Snapshot:
-        """Return a version, checked and held. Raises SnapshotError when damaged, FileNotFoundError when missing."""
+        """Return a version, checked and held. Raises SnapshotError if damaged, FileNotFoundError if missing."""
         path = self.folder / file_name(version)
         hold = open(path, "rb")  # noqa: SIM115 - kept open: the lock lives as long as the file
         try:
@@ -343,7 +341,7 @@ class SnapshotReader:
         return Snapshot(path, manifest, hold)
 
     def manifest(self, version: int) -> Manifest:
-        """Read a version's manifest without a check. Raises SnapshotError when it is not readable."""
+        """Read a version's manifest without checking it. Raises SnapshotError if it is not readable."""
         try:
             return Manifest.from_bytes(_manifest_path(self.folder, version).read_bytes())
         except (OSError, ValueError) as error:
@@ -375,7 +373,7 @@ def check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -
 
 @contextlib.contextmanager
 def weights_in_place(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give the parameters the data of `tensors`, by reference, inside the block."""
+    """Inside the block, let the parameters reference the data of `tensors`."""
     before = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():

@@ -1,7 +1,7 @@
 """The update queue in one SQLite file, for the processes of one run on one machine.
 
-Every task has a checksum. The readable rows of a damaged file go into a new one, also while it is in use
-(`queue_file.py`). The holder of the snapshot folder's lock is the only worker, so `lead` refuses none.
+Every task has a checksum. The readable rows of a damaged file are copied to a new one, even while it is in use
+(`queue_file.py`). The holder of the snapshot folder's lock is the only worker, so `lead` never refuses.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 class SqliteQueue:
     """One process's connection to the queue, usable from any thread.
 
-    repaired: a sentence when opening found damage, with the number of saved rows. check: look for damage although other
-    processes have the file open. on_repaired: called after damage in use was repaired; the failed call then raises a
-    QueueError and can be repeated. Raises QueueError when the file cannot be used, QueueDamaged when it is damaged or
-    was replaced.
+    repaired: a sentence with the number of saved rows if opening found damage. check: check for damage even if other
+    processes have the file open. on_repaired: called after damage found in use was repaired; the failed call then
+    raises QueueError and can be repeated. Raises QueueError if the file cannot be used, and QueueDamaged if it is
+    damaged or was replaced.
     """
 
     def __init__(
@@ -262,12 +262,12 @@ class SqliteQueue:
             raise QueueDamaged(f"The update queue {self.path} was removed or replaced while it was in use.")
 
     def _replaced(self) -> bool:
-        """Return whether the path leads to another file than the open one."""
+        """Return whether the path leads to a different file than the open one."""
         return self._identity is not None and identity(self.path) != self._identity
 
 
 def _json(text: str | bytes, otherwise: object) -> Any:
-    """Parse a stored value; `otherwise` for one with damaged bytes, which SQLite does not detect."""
+    """Parse a stored value. Returns `otherwise` for damaged bytes, which SQLite does not detect."""
     try:
         return json.loads(text)
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
-"""`update_audit.log` and `update_contribution.jsonl`: append-only logs with each update once.
+"""`update_audit.log` and `update_contribution.jsonl`: append-only logs that contain each update once.
 
-Both are written from the queue's journal. Every line has its journal number, so after a crash an incomplete last line
-is cut off and missing lines are appended.
+Both are written from the queue's journal. Every line has its journal number, so an incomplete last line can be cut off
+and missing lines appended after a crash.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _TAIL_BYTES = 1 << 20
 
 
 class UpdateLogs:
-    """The two logs of a run. `append` raises OSError when they cannot be written, and can be repeated without loss."""
+    """The two logs of a run. `append` raises OSError if they cannot be written, and can be repeated without loss."""
 
     def __init__(self, run_dir: Path) -> None:
         self.audit = run_dir / AUDIT
         self.contribution = run_dir / CONTRIBUTION
 
     def last(self) -> dict[str, int]:
-        """Return the values of the last whole lines, 0 when there are none: journal number `n`, `update`, `request`,
-        and the published `version`.
+        """Return the values in the last complete lines: journal number `n`, `update`, `request` and the published
+        `version`. They are 0 if there are no lines.
         """
         n, line = _last(self.contribution, _contribution_number)
         values = json.loads(line) if line else {}
@@ -41,7 +41,7 @@ class UpdateLogs:
         return {"n": max(n, _last(self.audit, _audit_number)[0]), **found}
 
     def experiences(self, *, after: int) -> dict[str, bool]:
-        """Return the tasks of updates above number `after`, with False for reverted updates."""
+        """Return the task ids of updates above number `after`, with False for reverted updates."""
         found: dict[str, bool] = {}
         with contextlib.suppress(FileNotFoundError), open(self.contribution, "rb") as file:
             for line in file:
@@ -52,17 +52,15 @@ class UpdateLogs:
         return found
 
     def append(self, rows: Sequence[JournalRow]) -> None:
-        """Append the missing lines of `rows` and fsync. The audit log gets every row, the contribution log those of
-        updates.
-        """
+        """Append missing rows and fsync. The audit log gets all rows, the contribution log only those of updates."""
         updates = [row for row in rows if row.row.get("kind") == "update"]
-        # The contribution log is first: `last` takes the numbers of updates from it.
+        # The contribution log comes first, because `last` reads the update numbers from it.
         _append(self.contribution, updates, _contribution_number, lambda row: json.dumps({"n": row.n, **row.row}))
         _append(self.audit, rows, _audit_number, audit_line)
 
 
 def audit_line(row: JournalRow) -> str:
-    """Format a row for people: time, number, kind, and its facts as `key=value`."""
+    """Format a row as readable text: time, number, kind, and its facts as `key=value`."""
     values = row.row
     when = datetime.fromtimestamp(float(values.get("time", 0.0)), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     facts = " ".join(
@@ -94,7 +92,7 @@ def _contribution_number(line: bytes) -> int | None:
 
 
 def _whole_lines(path: Path) -> tuple[int, bytes]:
-    """Return the length of the file up to its last whole line, and the last lines before that."""
+    """Return the file's length up to the end of its last complete line, and the last lines up to there."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -108,7 +106,7 @@ def _whole_lines(path: Path) -> tuple[int, bytes]:
 
 
 def _last(path: Path, number: Callable[[bytes], int | None]) -> tuple[int, bytes]:
-    """Return the number of the last numbered line, and the line; 0 when there is none."""
+    """Return the number of the last numbered line, and the line; (0, b"") if there is none."""
     for line in reversed(_whole_lines(path)[1].splitlines()):
         if (n := number(line)) is not None:
             return n, line

@@ -1,15 +1,15 @@
 """The interface of the queue between engine, worker and validation (`opening.open_queue`).
 
-An engine *queues* a task, the worker *takes* it, and it is *settled* once: `applied`, `rejected` (reverted, too large a
-move), `stale` (from a policy too many versions ago), `refused` (harmful; kept, not retried) or `dropped` (the queue was
-full).
+An engine *queues* a task, the worker *takes* it, and it is *settled* once: `applied`, `rejected` (reverted: it moved
+the policy too far), `stale` (from a policy too many versions ago), `refused` (harmful; kept, not retried) or `dropped`
+(the queue was full).
 
 Delivery is at least once: a task that a dead worker had taken is queued again. Its effect is exactly once: one
 transaction of `settle` commits the outcomes, the name of the state file that contains exactly those updates, and their
-journal rows. A worker killed before the commit continues from the previous state, one killed after it from the new
+journal rows. A worker killed before the commit continues from the previous state; one killed after it, from the new
 state.
 
-A full queue drops its oldest task, because newer experience is closer to the present policy.
+A full queue drops its oldest task, because newer experience is closer to the current policy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ....configs.errors import GrpoTuiError
 Outcome = Literal["applied", "rejected", "stale", "refused", "dropped"]
 
 QUEUE_LIMIT = 512
-"""Tasks that may wait. Beyond it the oldest is dropped."""
+"""Maximum number of waiting tasks. Beyond it, the oldest is dropped."""
 REFUSED_KEPT = 64
-"""Refused tasks whose content is kept."""
+"""Number of refused tasks whose content is kept."""
 
 
 class QueueError(GrpoTuiError, RuntimeError):
@@ -33,7 +33,7 @@ class QueueError(GrpoTuiError, RuntimeError):
 
 
 class QueueDamaged(QueueError):
-    """The connection is invalid. Only a new one helps."""
+    """The connection is invalid. The caller must open a new one."""
 
 
 class LeaseHeld(QueueError):
@@ -47,7 +47,7 @@ class LeaseLost(QueueDamaged):
 
 
 class Trouble:
-    """Reports a lasting problem once, and its end."""
+    """Reports the beginning and the end of a lasting problem once each."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -66,9 +66,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class QueuedTask:
-    """A task from the queue. attempts: how often it was taken, including now. whole: whether its bytes match their
-    checksum.
-    """
+    """A task from the queue. attempts: how often it was taken, including now. whole: its bytes match their checksum."""
 
     id: str
     policy_version: int
@@ -97,31 +95,31 @@ class JournalRow:
 class UpdateQueue(Protocol):
     """One process's connection to the queue, usable from any thread.
 
-    A method raises QueueError when it cannot act now, and has then done nothing. It raises QueueDamaged when a new
-    connection is needed; the worker then restarts from the last commit.
+    A method that raises QueueError cannot act now and has done nothing. QueueDamaged means that a new connection is
+    needed; the worker then restarts from the last commit.
     """
 
     limit: int
-    """Tasks that may wait."""
+    """Maximum number of waiting tasks."""
     repaired: str | None
-    """A sentence when opening found damage."""
+    """A sentence if opening found damage."""
 
     # An engine's side.
 
     def put(self, task_id: str, payload: bytes, policy_version: int) -> list[str] | None:
-        """Add a task durably. Returns the ids of dropped older tasks, None if this id was queued before."""
+        """Add a task durably. Returns the ids of older tasks dropped for it, None if this id was queued before."""
         ...
 
     # The worker's side.
 
     def lead(self) -> int:
-        """Become the active worker and queue again the tasks that a dead one had taken. Raises LeaseHeld while another
-        is active.
+        """Become the active worker, and queue again the tasks that a dead worker had taken; return their number. Raises
+        LeaseHeld while another worker is active.
         """
         ...
 
     def take(self) -> QueuedTask | None:
-        """Take the oldest waiting task; None when there is none."""
+        """Take the oldest waiting task; None if there is none."""
         ...
 
     def settle(
@@ -132,12 +130,12 @@ class UpdateQueue(Protocol):
     ) -> list[JournalRow]:
         """Commit outcomes, journal rows and facts atomically. Returns the rows with their numbers.
 
-        Raises QueueError, with nothing committed, when a task was settled before.
+        Raises QueueError, with nothing committed, if a task was settled before.
         """
         ...
 
     def continue_after(self, n: int) -> None:
-        """Number later journal rows above `n`, for a queue that lost rows."""
+        """Number later journal rows above `n`, for a queue that has lost rows."""
         ...
 
     def prune_journal(self, through: int) -> None:
@@ -151,15 +149,15 @@ class UpdateQueue(Protocol):
         ...
 
     def depth(self) -> int:
-        """Count the tasks that wait or are taken."""
+        """Return the number of tasks that are waiting or taken."""
         ...
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
-        """Return the ids and reasons of the tasks in a state, in the order of arrival."""
+        """Return the ids and reasons of the tasks in a state, in order of arrival."""
         ...
 
     def payload(self, task_id: str) -> bytes | None:
-        """Return a task's bytes while they are kept."""
+        """Return a task's bytes; None once they are deleted."""
         ...
 
     def get(self, key: str, default: object = None) -> Any:
@@ -174,5 +172,5 @@ class UpdateQueue(Protocol):
 
 
 def was_settled(settled: Sequence[Settled]) -> QueueError:
-    """Return the error of a commit with a task that was settled before."""
+    """Return the error for a commit with a task that was settled before."""
     return QueueError(f"A task in {[s.id for s in settled]} was settled before. Nothing was committed.")

@@ -1,4 +1,4 @@
-"""Update tasks: the data of one policy update, and their form as bytes.
+"""Update tasks: the data of one policy update, and its serialisation.
 
 The bytes are one safetensors file: tensors and a JSON header. Reading them executes no code.
 """
@@ -25,15 +25,15 @@ ROW_FIELDS = ("token_ids", "agent_mask", "logprobs", "turn")
 
 
 class TaskError(GrpoTuiError, ValueError):
-    """A task must not be applied. The message names the problem."""
+    """A task that must not be applied. The message names the problem."""
 
 
 @dataclass(frozen=True)
 class OriginalLogits:
-    """The distributions of the answering policy at the A agent tokens of an experience.
+    """The answering policy's distributions at the A agent tokens of an experience.
 
-    Either `full`: logits float32 [A, V]. Or `top`: the k likeliest tokens and one bucket for the rest, for large
-    vocabularies. The KL to `top` is a lower bound of the exact KL.
+    Either `full`: logits float32 [A, V]. Or, for large vocabularies, `top`: the k likeliest tokens and one bucket for
+    the rest. The KL to `top` is a lower bound of the exact KL.
     """
 
     full: Tensor | None = None
@@ -41,7 +41,7 @@ class OriginalLogits:
 
     @classmethod
     def of(cls, logits: Tensor, top_k: int | None) -> OriginalLogits:
-        """Keep [A, V] logits: all of them, or `top_k` and the rest as one bucket."""
+        """Keep logits [A, V]: all of them, or the `top_k` and one bucket for the rest."""
         if top_k is None or top_k >= logits.shape[-1]:
             return cls(full=logits.detach().float().cpu())
         top = top_k_distribution(logits.detach(), top_k)
@@ -75,7 +75,7 @@ class OriginalLogits:
         return 0 if kept is None else int(kept.shape[0])
 
     def kl(self, policy_logits: Tensor) -> KLDirections:
-        """Return the KL per token, reverse and forward [A], between a policy's logits [A, V] and these."""
+        """Return the reverse and forward KL per token [A] between a policy's logits [A, V] and these distributions."""
         here = self._changed(lambda kept: kept.to(policy_logits.device))
         if here.top is not None:
             return top_k_directions(policy_logits, here.top)
@@ -83,18 +83,17 @@ class OriginalLogits:
         return kl_directions(policy_logits, here.full)
 
     def finite(self) -> bool:
-        """Return whether there is no NaN and no +∞. −∞ (an impossible token) is allowed."""
+        """Return whether no value is NaN or +∞. −∞ (an impossible token) is allowed."""
         kept = (self.full,) if self.top is None else (self.top.logprobs, self.top.tail)
         return not any(bool(t.isnan().any() | t.isposinf().any()) for t in kept if t is not None)
 
 
 @dataclass(frozen=True)
 class Experience:
-    """The B candidates of one request, that are learnt from, ragged.
+    """The B candidates of one request that are used for learning, ragged.
 
-    A is the number of agent tokens of all rows. It is the first axis of `UpdateTask.original_logits`, row by row.
-    images[i]: the names of the images that row i was shown, in the order of their tokens (`images.ImageFolder`); empty
-    where there are none.
+    A is the total number of agent tokens, the first axis of `UpdateTask.original_logits`, row by row. images[i]: the
+    names of the images shown in row i (`images.ImageFolder`), in the order of their tokens; empty without images.
     """
 
     id: str
@@ -111,7 +110,7 @@ class Experience:
         return [int(row.agent_mask.sum()) for row in self.rows]
 
     def at_agent_tokens(self, name: str) -> Tensor:
-        """Return the values [A] of a field of the rows at the agent tokens."""
+        """Return the values [A] of a row field at the agent tokens."""
         return torch.from_numpy(np.concatenate([getattr(row, name)[row.agent_mask] for row in self.rows]))
 
 
@@ -121,7 +120,7 @@ class UpdateTask:
 
     reward_tensor: float32 [B, S, C], the weighted contribution of each component at each step of each candidate, 0
     after its last step. components: the names of the C components. policy_version: the snapshot that answered request
-    number `request` of `engine` (empty for an engine with a queue of its own).
+    number `request` of `engine` (empty unless engines share the queue).
     """
 
     experience: Experience
@@ -138,11 +137,11 @@ class UpdateTask:
 
     @property
     def id(self) -> str:
-        """The experience's id. The queue takes each id once."""
+        """The experience's id. The queue accepts each id once."""
         return self.experience.id
 
     def check(self, *, max_learning_rate: float, vocabulary: int | None = None) -> None:
-        """Raise TaskError for a task that would do harm: NaN, wrong shapes, a learning rate out of bounds."""
+        """Raise TaskError for a harmful task: NaN, wrong shapes, or a learning rate out of bounds."""
         e, rewards = self.experience, self.reward_tensor
         rows = len(e.rows)
         for row in e.rows:
@@ -181,7 +180,7 @@ class UpdateTask:
             raise TaskError(f"the original logits are over {full.shape[-1]} tokens, the vocabulary has {vocabulary}")
 
     def to_bytes(self) -> bytes:
-        """Return one safetensors file. The arrays of the rows are concatenated, with `lengths` to split them."""
+        """Serialise to one safetensors file. The rows' arrays are concatenated, with `lengths` to split them."""
         e, logits = self.experience, self.original_logits
         joined = {name: np.concatenate([getattr(row, name) for row in e.rows]) for name in ROW_FIELDS}
         tensors = {name: torch.from_numpy(array) for name, array in joined.items()}
@@ -200,7 +199,7 @@ class UpdateTask:
     def origin(data: bytes) -> dict[str, Any]:
         """Read `request`, `trajectories` (ids) and a nonempty `engine` from the header of a task's bytes.
 
-        Empty when there is no such header. Safe for bytes that must not be loaded.
+        Returns an empty dict if there is no valid header. Safe for bytes that must not be loaded.
         """
         try:
             header = _header(data)
@@ -211,7 +210,7 @@ class UpdateTask:
 
     @staticmethod
     def images(data: bytes) -> set[str]:
-        """Read the names of the images of a task from its header."""
+        """Read the names of a task's images from its header."""
         try:
             return {str(name) for row in _header(data)["images"] for name in row}
         except (KeyError, ValueError, TypeError):
@@ -219,7 +218,7 @@ class UpdateTask:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UpdateTask:
-        """Read the bytes of `to_bytes`. Raises TaskError when they are not a task."""
+        """Parse the bytes of `to_bytes`. Raises TaskError if they are not a task."""
         try:
             tensors = safetensors.torch.load(data)
             header = _header(data)
@@ -243,7 +242,7 @@ class UpdateTask:
 
 _OF_EXPERIENCE = tuple(f.name for f in fields(Experience) if f.name != "rows")
 _OF_TASK = tuple(f.name for f in fields(UpdateTask) if f.name not in ("experience", "reward_tensor", "original_logits"))
-"""The fields that the header holds; the others are tensors."""
+"""The fields stored in the header. The others are tensors."""
 
 
 def _as_tuples(value: object) -> Any:
@@ -251,6 +250,6 @@ def _as_tuples(value: object) -> Any:
 
 
 def _header(data: bytes) -> dict[str, Any]:
-    """Read the JSON header of a task's bytes. Raises ValueError, KeyError or TypeError when there is none."""
+    """Read the JSON header of a task's bytes. Raises ValueError, KeyError or TypeError if there is none."""
     length = int.from_bytes(data[:8], "little")
     return json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["task"])
