@@ -1,1 +1,1 @@
-"""The parts of the screens. A pane paints lines of styled text; frames join panes; nothing here reads the disk."""
+"""The parts of the screens. A pane paints lines of styled text, and a frame joins panes."""

@@ -1,4 +1,4 @@
-"""Findings, the gravest first. The finding under the cursor is expanded and opens its evidence."""
+"""Findings, most severe first. The finding under the cursor is expanded and opens its evidence."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .pane import Pane
 
 _SIGNS: dict[Severity, str] = {"failure": "✗", "warning": "⚠", "asked": "↳", "hint": "·", "good": "✓"}
 _LONGEST = 2000
-"""Characters of a message that are shown at the most."""
+"""The most characters of a message that are shown."""
 
 
 class Alerts(Pane):
-    """One line a finding. A focused pane expands the current one."""
+    """One line per finding. A focused pane expands the current one."""
 
     def __init__(self) -> None:
         super().__init__("alerts")

@@ -108,11 +108,11 @@ class Braille:
 
 
 _PANEL = 5
-"""Least height of one of several panels, with its axis."""
+"""The least height of each of several panels, including its axis."""
 
 
 class Chart(Pane):
-    """Curves over the step (or `x_name`), on one scale or in one panel a scale."""
+    """Curves over the step (or `x_name`), on one scale or in one panel per scale."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -125,7 +125,7 @@ class Chart(Pane):
         self.x_whole = True
         self.log = False
         self.panels = False
-        """Curves of different scales go into panels of their own."""
+        """Whether curves of different scales get separate panels."""
 
     def put(self, heading: str, series: list[Series], note: str = "") -> None:
         self.heading = heading
@@ -181,7 +181,7 @@ class Chart(Pane):
         canvas = Braille(plot, axis.rows, xs, axis.range)
         for _, series in members:
             canvas.band(series)
-        for order, series in reversed(members):  # where lines meet, the first one stays
+        for order, series in reversed(members):  # where curves meet, the first one stays visible
             canvas.draw(order, series)
         at_row = {canvas.row_of(t): text for t, text in axis.labels}
         ends = {canvas.row_of(s.ys[-1]): order for order, s in members if many and math.isfinite(s.ys[-1])}
@@ -196,19 +196,18 @@ class Chart(Pane):
         return [*lines, self._x_axis(margin, plot, *xs, named)]
 
     def _heading(self, shown: list[Series], width: int, height: int) -> list[Line]:
-        """Return the heading and the legend. If not all curves fit, spreads are left out, a line is added, or values
-        are left out."""
+        """Return the heading and the legend. To fit all curves, drop spreads, then add a line, then drop values."""
         most, wide = 2 if height < 12 else 3, width >= 52
         for more, spreads, values in ((0, wide, True), (0, False, True), (1, False, True), (1, False, False)):
             lines, fits = self._legend(shown, width, most + more, spreads, values)
-            if fits and (not more or height >= len(lines) + 4):  # a line of legend never takes the curves' room
+            if fits and (not more or height >= len(lines) + 4):  # an added line must leave room for the curves
                 return lines
         return self._legend(shown, width, most, wide, True)[0]
 
     def _legend(
         self, shown: list[Series], width: int, most: int, spreads: bool, values: bool
     ) -> tuple[list[Line], bool]:
-        """Return at most `most` lines, and whether every curve is in them."""
+        """Return at most `most` lines, and whether they contain every curve."""
         p = self.palette
         first = Line(p)
         if self.heading and (width >= 52 or len(shown) < 2):
@@ -246,7 +245,7 @@ class Chart(Pane):
                 end = start + len(text)
         if suffix and max(end, 0) + len(suffix) + 1 <= plot:
             cells[plot - len(suffix) :] = suffix
-        # numbers stand in the axis line itself: no row is spent on them
+        # numbers are in the axis line itself, which saves a row
         for rule, part in groupby(cells, key="─".__eq__):
             line.add("".join(part), p.border if rule else p.muted)
         return line
@@ -284,7 +283,7 @@ def _within(series: Series, window: tuple[float, float] | None, weight: float) -
 
 
 def _extent(drawn: Sequence[Series]) -> tuple[float, float]:
-    """Return the range to draw with a margin. Its size is finite and positive."""
+    """Return the range to draw, including a margin. Its size is finite and positive."""
     low, high = (0.0, 1.0) if any(series.share and series.range for series in drawn) else (math.inf, -math.inf)
     for series in drawn:
         for index, y in enumerate(series.ys):

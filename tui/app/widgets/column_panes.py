@@ -1,4 +1,4 @@
-"""Rollouts in columns: their heads, and below them their steps, row by row."""
+"""Rollouts in columns: their heads and, below them, their steps row by row."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .line import Line
 from .text_layout import Flow, FlowPane, FlowPart
 
 MOST = 8
-"""Columns at the most."""
+"""The most columns."""
 _LEAST = 28
-"""Cells of a column at the least."""
+"""The least cells of a column."""
 _LINES = {"thought": 3, "call": 5, "answered": 5, "reward": 2}
-"""Lines of a text that are shown; ten times as many of whole texts."""
+"""Lines of a text that are shown. Whole texts get ten times as many."""
 _CHARACTERS = 20_000
 HEAD = 3
-"""Lines of a head."""
+"""Lines per head."""
 
 
 def fitting(width: int) -> int:
@@ -34,7 +34,7 @@ def fitting(width: int) -> int:
 
 
 class ColumnsPane(FlowPane):
-    """A part of each shown rollout. `shown` are the rows of the group on screen, `cursor` is the place of one of them.
+    """A part of each shown rollout. `shown_rows`: rows of the group on screen. `cursor`: the index of one of them.
     A record is None until it is read, or a sentence if it cannot be read."""
 
     long = True
@@ -54,7 +54,7 @@ class ColumnsPane(FlowPane):
         return max(4, (width - 3 * (len(self.shown_rows) - 1)) // max(1, len(self.shown_rows)))
 
     def beside(self, columns: Sequence[Sequence[Line]], width: int) -> list[Line]:
-        """Put columns of lines next to each other. A click leads to the rollout of its column."""
+        """Join columns of lines side by side. A click opens the rollout of its column."""
         p, cells, lines = self.palette, self.cells(width), []
         for parts in zip_longest(*columns):
             line = Line(p)

@@ -20,9 +20,9 @@ from .line import Line, wrapped
 from .text_layout import Flow, FlowPane, FlowPart
 
 _FIELD = 6_000
-"""Characters of a field that are shown at most."""
+"""The most characters of a field that are shown."""
 _ONE_SIDE = 240
-"""Characters of a thought or result that only one side has."""
+"""The most characters shown of a thought or result that only one side has."""
 NAMES = ("thought", "call", "answered", "reward")
 
 
@@ -36,9 +36,9 @@ class DiffPane(FlowPane):
         self.compared: RolloutComparison | None = None
         self.note = ""
         self.at = 0
-        """The pair under the mark."""
+        """The index of the marked pair."""
         self._heads: dict[int, FlowPart] = {}
-        """The pairs that differ, as they are laid out."""
+        """The parts of the flow for the pairs that differ."""
         self._width = 0
 
     def put(self, compared: RolloutComparison | None, note: str = "") -> None:
@@ -58,7 +58,7 @@ class DiffPane(FlowPane):
             return False
         before, self.at = self.at, later[0] if by > 0 else later[-1]
         flow = self.flow
-        self.lay_out_again(self._heads[before], self._heads[self.at])  # their marks are other ones now
+        self.lay_out_again(self._heads[before], self._heads[self.at])  # their marks changed
         self.scroll_line_to(flow.start(self._heads[self.at]))
         return True
 
@@ -192,7 +192,7 @@ class DiffPane(FlowPane):
 
 
 def field_text(record: TrajectoryRecord, step: Step | None, name: str) -> str:
-    """Return the text of a step that one of `NAMES` stands for; empty if it has none."""
+    """Return the text of a step for one of `NAMES`. Empty if the step has none."""
     if step is None:
         return ""
     if name == "thought":
@@ -211,7 +211,7 @@ def field_text(record: TrajectoryRecord, step: Step | None, name: str) -> str:
 
 
 def call_text(step: Step) -> str:
-    """Return the calls of a step with arguments, or its text."""
+    """Return the calls of a step with their arguments, or its text."""
     made = [shown(call) for call in calls_of(step)]
     texts = [[f"{call.head} {call.text}".strip(), call.note, *(a.text for a in call.arguments)] for call in made]
     return "\n".join(text for call in texts for text in call if text) or said(step)[1]
@@ -227,7 +227,7 @@ def _sums(record: TrajectoryRecord) -> dict[str, float]:
 
 
 def _wrapped(palette: Palette, words: Pieces, width: int, style: Style) -> list[Line]:
-    """Return a line word by word. Words on one side only are marked."""
+    """Wrap a line word by word. Words that only one side has are marked."""
     lines: list[Line] = [Line(palette)]
     for word, changed in words:
         for piece in wrap(word, width, len(word)):

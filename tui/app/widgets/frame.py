@@ -1,7 +1,7 @@
-"""A frame: boxes that share their border lines, with titles in the lines, as in the sketch of the screens.
+"""A frame: boxes that share border lines, with titles in the lines, as in the sketch of the screens.
 
-The frame draws all borders itself (corners and junctions follow from the boxes), and paints one pane into each box.
-Which boxes there are at a size is decided by the screen's `plan`; panes without a box are not shown.
+The frame draws all borders itself (the boxes determine corners and junctions), and paints one pane into each box.
+The screen's `plan` decides which boxes exist at a size. Panes without a box are hidden.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Box:
 
 @dataclass(frozen=True)
 class SplitPart:
-    """A part of a split: at least `least` cells with borders; `grow` shares the rest."""
+    """A part of a split. It gets at least `least` cells with borders, and the share `grow` of the rest."""
 
     least: int
     grow: float = 1.0
@@ -53,7 +53,7 @@ class SplitPart:
 
 
 def split(total: int, parts: Sequence[SplitPart]) -> list[tuple[int, int]]:
-    """Return starts and sizes of parts that fill `total` cells and share borders."""
+    """Return the starts and sizes of parts that fill `total` cells and share borders."""
     room = total + len(parts) - 1
     sizes = [p.least for p in parts]
     extra = room - sum(sizes)
@@ -165,9 +165,9 @@ class Frame(Widget):
         self.refresh(*(Region(0, y, width, 1) for y in sorted(lines)))
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Render a region without Textual's styling pass: nothing here needs it."""
+        """Render a region without Textual's styling pass, which nothing here needs."""
         strips = [self.render_line(y) for y in crop.line_range]
-        # panes use no dim text and no ANSI colours; looking for them costs as much as the painting
+        # panes use no dim text and no ANSI colours, and checking for them would cost as much as the painting
         filters = [f for f in self.get_line_filters() if isinstance(f, (NoColor, Monochrome))]
         if filters:
             background = self.background_colors[1]
@@ -259,7 +259,7 @@ class Frame(Widget):
             room = width - 6
             status = self._status(room)
             hints = self._footer(room - status.width - 4 if status.width else room)
-            if status.width and not hints.width:  # how to get out goes before where one is
+            if status.width and not hints.width:  # the keys that leave the screen matter more than the position
                 status, hints = Line(p), self._footer(room)
             if status.width:
                 over.append((width - status.width - 4, _spaced(p, status)))

@@ -1,6 +1,6 @@
-"""Real pixels in terminals that can show them: kitty's protocol or sixel, through textual-image.
+"""Real pixels in terminals that support them: kitty's protocol or sixel, through textual-image.
 
-The environment decides which protocol to use. A query is not sent, because its answer would arrive among the keys.
+The environment determines the protocol. No query is sent, because its answer would arrive among the keys.
 `GRPO_TUI_IMAGES` (`kitty`, `sixel` or `blocks`) overrides the choice for unknown terminals.
 """
 
@@ -28,7 +28,7 @@ def kind(environment: Mapping[str, str] = os.environ) -> Kind:
     if wanted in ("kitty", "sixel", "blocks"):
         return wanted  # type: ignore[return-value]
     if environment.get("NO_COLOR") or environment.get("TMUX") or environment.get("STY"):
-        return "blocks"  # multiplexers swallow graphics, or place them wrongly
+        return "blocks"  # multiplexers drop or misplace graphics
     term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
     if environment.get("KITTY_WINDOW_ID") or term in ("xterm-kitty", "xterm-ghostty") or program in _KITTY_PROGRAMS:
         return "kitty"
@@ -38,7 +38,7 @@ def kind(environment: Mapping[str, str] = os.environ) -> Kind:
 
 
 def cell_pixels() -> tuple[int, int]:
-    """Return the pixel size of a cell from the terminal's driver, or 10 × 20."""
+    """Return the pixel size of a cell as the terminal's driver reports it, or 10 × 20."""
     try:
         import fcntl
         import struct
@@ -58,7 +58,7 @@ def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
     """Return a textual-image widget for this protocol. Its `image` takes a PIL image. `send` writes to the terminal."""
     from textual_image import _terminal
 
-    # Importing the package asks the terminal questions, whose answers the running app would take for keys.
+    # Importing the package sends queries to the terminal, and the running app would take the answers for keys.
     size = _terminal.CellSize(*cell_pixels())
     setattr(_terminal.get_cell_size, "_result", size)  # noqa: B010  where textual-image keeps it
     real: object = sys.__stdout__
@@ -69,6 +69,6 @@ def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
         sys.__stdout__ = real  # type: ignore[misc]
     from textual_image.renderable import tgp
 
-    # Pictures in kitty's protocol are written when they are drawn, past the app; see `OwnOutputApp.send`.
+    # Pictures in kitty's protocol are written when drawn, bypassing the app. See `OwnOutputApp.send`.
     tgp.sys = SimpleNamespace(__stdout__=SimpleNamespace(write=send, flush=lambda: None))  # type: ignore[assignment]
     return TGPImage(id="graphic") if wanted == "kitty" else SixelImage(id="graphic")

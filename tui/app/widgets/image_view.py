@@ -1,7 +1,7 @@
-"""The image of a step with its mask, box, point and path drawn on it.
+"""The image of a step, with its mask, box, point and path drawn on it.
 
-Half blocks (two pixels a cell) work in every terminal; where the terminal has graphics, `graphics.py` shows real
-pixels instead. Decoding and drawing happen in a thread, and only for an image that is on screen.
+Half blocks (two pixels per cell) work in every terminal. If the terminal supports graphics, `graphics.py` shows real
+pixels instead. A thread decodes and draws, and only an image that is on screen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LINE_COLOR = (255, 64, 96)
 
 
 def resolve(run: Path, path: str) -> Path | None:
-    """Return the file of an image; None if its path leaves the run's folder or is not a path."""
+    """Return the file of an image. None if its path leaves the run's folder or is invalid."""
     folder = run.resolve()
     try:
         file = (folder / path).resolve()
@@ -46,10 +46,10 @@ def resolve(run: Path, path: str) -> Path | None:
 
 
 def _fetched(run: Path, path: str) -> Path | None:
-    """Return the file of an image. That of a remote run is copied to this machine first, which may take seconds."""
+    """Return the file of an image. First copies that of a remote run to this machine, which may take seconds."""
     file = resolve(run, path)
     if file is not None and address_of(run) is not None:
-        from ....engine.runs.remote.mirror import fetch  # here: a run of this machine needs none of it
+        from ....engine.runs.remote.mirror import fetch  # imported here: local runs do not need it
 
         fetch(run.resolve(), file)
     return file
@@ -98,20 +98,20 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
 
 
 def natural_size(run: Path, source: str) -> tuple[int, int]:
-    """Return width and height of an image. Raises as `compose`."""
+    """Return width and height of an image. Raises the same errors as `compose`."""
     with _opened(run, source) as opened:
         return opened.size
 
 
 def together(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size of images in one row, as high as the first, with gaps of `GAP` of its width."""
+    """Return the size of images in one row, as high as the first. The gaps are `GAP` of its width."""
     width, height = sizes[0]
     more = sum(GAP * width + w * height / h for w, h in sizes[1:])
     return round(width + more), height
 
 
 def beside(left: Image, right: Image) -> Image:
-    """Join two images of one height."""
+    """Join two images of equal height."""
     from PIL import Image
 
     gap = max(1, round(GAP * left.width))
@@ -130,7 +130,7 @@ def seen_at(trajectory: Trajectory, step: int) -> SeenImage | None:
 
 
 def half_blocks(picture: Image) -> list[list[Segment]]:
-    """Draw two pixels a cell with `▀`: foreground above, background below."""
+    """Draw two pixels per cell with `▀`: foreground above, background below."""
     width, height = picture.size
     data = picture.tobytes()
     row_bytes = width * 3
@@ -160,7 +160,7 @@ def shades(picture: Image) -> list[list[Segment]]:
 
 
 class ImagePane(Pane):
-    """`source` is the image of the step, if any. `seen` is the file shown to the policy, drawn next to it."""
+    """`source`: the image of the step, if any. `seen`: the file that the policy saw, drawn next to it."""
 
     pad = 0
     title = "image"
@@ -177,10 +177,10 @@ class ImagePane(Pane):
         self._made: OrderedDict[tuple[object, ...], Any] = OrderedDict()
         self._kind: Kind = kind()
         self.cell = cell_pixels() if self._kind != "blocks" else None
-        """Pixels of a cell, when the terminal shows pixels; then `picture` is shown over the pane."""
+        """Pixels per cell if the terminal shows pixels. Then `picture` covers the pane."""
         self.picture: Image | None = None
         self._graphic: Any = None
-        """The widget of textual-image."""
+        """The textual-image widget."""
 
     def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
         self.run = run
@@ -219,7 +219,7 @@ class ImagePane(Pane):
         if not self.source or not self.shown:
             return
         file = resolve(self.run, self.source)
-        if file is not None and not file.is_file() and address_of(self.run) is None:  # known at once: no thread
+        if file is not None and not file.is_file() and address_of(self.run) is None:  # known at once, without a thread
             self._problem = f"the image {self.source} is missing"
             self.changed()
             return
