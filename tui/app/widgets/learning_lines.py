@@ -1,4 +1,4 @@
-"""What serving and learning did with a rollout, as lines: the vote, the gate, and each update that used it."""
+"""The use of a rollout in serving and learning, as lines: the vote, the gate, and each update that used it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SHOWN = 6  # answers of a vote, and neighbours
 
 @dataclass(frozen=True)
 class Learning:
-    """Data from outside the record: updates with the rollout, and evaluations around them."""
+    """Data from outside the record: updates that used the rollout, and evaluations around them."""
 
     uses: Sequence[Use] = ()
     validations: Sequence[Event] = ()
 
 
 def learning_lines(p: Palette, record: TrajectoryRecord, learning: Learning, width: int) -> list[Line]:
-    """Return lines of `width` cells; none if nothing learns from the rollout."""
+    """Return lines of `width` cells, or none if nothing learns from the rollout."""
     if record.split == "eval":
         return []
     lines = []
@@ -127,7 +127,7 @@ def _heading(p: Palette, text: str, width: int) -> list[Line]:
 
 
 def _field(p: Palette, name: str, parts: Sequence[str], style: Style, width: int) -> list[Line]:
-    """Return `name` with its parts, above them on a narrow screen. A part breaks only if it is wider than a line."""
+    """Return `name` next to its parts, or above them on a narrow screen. Only parts wider than a line break."""
     narrow = width < 30
     indent = 1 if narrow else max(LABEL, len(name) + 1)
     room = max(4, width - indent)

@@ -1,8 +1,8 @@
-"""Panels of the dashboard: the reward's components, the shares of actions, and the policy.
+"""Panels of the dashboard: the components of the reward, the shares of actions, and the policy.
 
-A row of the components reads: the sum of the component's raw values over a rollout, that of its normalised values, the
-weight, and what it adds to the rollout's reward. Each is a mean over the rollouts of the last step, so the last column
-adds up to the total below it.
+A row of the component table shows the sum of the component's raw values over a rollout, the sum of its normalised
+values, its weight, and its contribution to the rollout's reward. Each is a mean over the rollouts of the last step, so
+the last column adds up to the total below it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .live_panels import LivePanel
 
 _ORDER = ("task", "environment", "curiosity", "coherence", "penalty")
 _PLACES = 3
-"""Decimals of what is added up: with fewer, the rounded numbers visibly miss their rounded sum."""
+"""Decimals of added numbers. With fewer, the rounded numbers visibly miss their rounded sum."""
 _NAME = 11
-"""Cells for a name before there is room for more."""
+"""The least cells for a long name."""
 _TREND = 5
-"""Least cells of a sparkline."""
+"""The least cells of a sparkline."""
 
 
 class ComponentTable(LivePanel):
-    """One row a component, then the total, from the `rewards/...` metrics of the last step."""
+    """One row per component, then the total, from the `rewards/...` metrics of the last step."""
 
     box = "components"
     title = "Reward of a rollout"
@@ -42,7 +42,7 @@ class ComponentTable(LivePanel):
 
     def values(self, name: str) -> dict[str, float | None]:
         raw, normalised, adds = metric.COMPONENT_RAW_SUM, metric.COMPONENT_NORMALIZED_SUM, metric.COMPONENT_SUM
-        if self.reading.info.mode in ("dump", "recorded"):  # components are of whole rollouts (docs/recording.md)
+        if self.reading.info.mode in ("dump", "recorded"):  # their components are per rollout (docs/recording.md)
             raw, normalised, adds = metric.COMPONENT_RAW, metric.COMPONENT_NORMALIZED, metric.COMPONENT_CONTRIBUTION
         metrics = {"raw": raw, "norm": normalised, "×w": metric.COMPONENT_WEIGHT, "adds": adds}
         return {title: self.latest.get(of(name)) for title, of in metrics.items()}
@@ -125,7 +125,7 @@ class ComponentTable(LivePanel):
 
 
 _CHANGE = 0.02
-"""Smallest change of a share that gets an arrow."""
+"""The smallest change of a share that gets an arrow."""
 
 
 class ActionBars(LivePanel):
@@ -223,7 +223,7 @@ ROWS: Mapping[Kind, tuple[Row, ...]] = {
 TITLES: Mapping[Kind, str] = {"rft": "Policy", "sft": "Learning", "online": f"Learning ─ rates of {RATE_WINDOW}"}
 
 WORTH_SAYING = 0.1
-"""Share of a step that somebody has to wait before it is a bottleneck."""
+"""Share of a step spent waiting from which one side counts as a bottleneck."""
 
 
 class PolicyPanel(LivePanel):
@@ -303,7 +303,7 @@ class PolicyPanel(LivePanel):
 
 
 def bottleneck(latest: Mapping[str, float]) -> str:
-    """Name the slower side in one sentence; empty if rollouts are not made on servers."""
+    """Name the slower side in one sentence. Empty if no servers make the rollouts."""
     idle, wait, step = (latest.get(name) for name in (metric.TRAINER_IDLE, metric.ROLLOUTS_WAIT, metric.STEP_SECONDS))
     if idle is None or wait is None or not step:
         return ""

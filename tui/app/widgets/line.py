@@ -1,4 +1,4 @@
-"""One line of a pane, built left to right from text that is made literal on the way in."""
+"""One line of a pane, built from left to right. Text becomes literal when it is added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Hit = tuple[int, int, object]
 
 
 class Line:
-    """A line under construction. `add` is the only entry, and it makes every text literal."""
+    """A line under construction. All text enters through `add`, which makes it literal."""
 
     __slots__ = ("hits", "palette", "segments", "width")
 
@@ -35,7 +35,7 @@ class Line:
         click: object = None,
         most: int | None = None,
     ) -> Line:
-        """Append `text`, cut to `most` cells; or cut or padded to `cells` (`align` `<`, `>` or `^`)."""
+        """Append `text`, cut to `most` cells, or cut or padded to `cells` (`align` `<`, `>` or `^`)."""
         raw = text if isinstance(text, str) else str(text)
         room = most if cells is None else cells
         if room is not None and room <= 0:
@@ -55,7 +55,7 @@ class Line:
         return self
 
     def whole(self, text: object, style: Style | None = None, room: int = 0) -> Line:
-        """Append `text` only if it fits into `room` cells: numbers are whole or absent."""
+        """Append `text` only if it fits into `room` cells, because numbers are whole or absent."""
         return self.add(text, style) if literally.width(literally.literal(str(text))) <= room else self
 
     def gap(self, cells: int = 1) -> Line:
@@ -74,7 +74,7 @@ class Line:
         return self
 
     def right(self, other: Line, width: int) -> Line:
-        """Append another line that ends at `width`, if there is room."""
+        """Append another line so that it ends at `width`, if there is room."""
         if other.width + 1 <= width - self.width:
             self.to(width - other.width)
             self.extend(other)

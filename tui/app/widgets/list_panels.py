@@ -77,7 +77,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 class HistogramPane(Pane):
-    """Counts by range of a value as bars. A click on a bar filters by it; ▲ marks the chosen one."""
+    """Counts by range of a value, as bars. A click on a bar filters by it; ▲ marks the chosen one."""
 
     def __init__(self) -> None:
         super().__init__("histogram")

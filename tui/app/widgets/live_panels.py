@@ -1,4 +1,4 @@
-"""Panels of the dashboard: serving, versions, speed and log, and the base of all that show a reading of the run."""
+"""Panels of the dashboard: serving, versions, speed and log, and the base class of panels that show a reading."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LOGGED = re.compile(
 )
 
 _WARNED = re.compile(r"(?P<file>\S+\.py):(?P<line>\d+): (?P<what>\w*Warning: .*)", re.DOTALL)
-"""A line of Python's `warnings`, which precedes an indented source line."""
+"""A line from Python's `warnings`, which precedes an indented source line."""
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\d]*)[/\\]")
 _BAR = re.compile(r"(?P<share>\d+)%\|.*\|")
 
 
 class LivePanel(Pane):
-    """A panel of the newest reading of a run."""
+    """A panel that shows the newest reading of a run."""
 
     box: ClassVar[str]
     """The panel's name in `live_layout`."""
@@ -43,7 +43,7 @@ class LivePanel(Pane):
         self.changed()
 
     def nothing(self, when: str, width: int) -> list[Line]:
-        """Return the line of an empty panel: when data will come, or that a dump has none."""
+        """Return the line of an empty panel: when data will appear, or that a dump has none."""
         text = "not recorded" if self.reading.is_dump else when
         return [Line(self.palette).add(text, self.palette.faint, cells=width, align="^")]
 
@@ -157,7 +157,7 @@ class SnapshotsPanel(LivePanel):
             if not line.offer(Line(p).add(f"eval {event.step} ", p.muted), width):
                 return None
             for name in names:
-                value, reward = data.get(name), data.get(f"reward_{name}")  # of a graded reward there is no success
+                value, reward = data.get(name), data.get(f"reward_{name}")  # a graded reward has no success
                 shown = percent(value) if isinstance(value, (int, float)) else ""
                 shown = number(float(reward)) if isinstance(reward, (int, float)) else shown
                 if shown:
@@ -265,7 +265,7 @@ def telling(lines: Sequence[str]) -> list[str]:
 
 
 class LogPanel(LivePanel):
-    """The end of the useful part of the log. `o` opens all of it."""
+    """The end of the log without noise. `o` opens all of it."""
 
     box = "log"
     title = "Log"
@@ -294,10 +294,10 @@ class LogPanel(LivePanel):
         line.offer(Line(p).add(found["time"], p.faint).gap(), width - 12)
         left = line.width
         rows = [""]
-        for part in (sign + message).split("  "):  # a name and its number stay together
+        for part in (sign + message).split("  "):  # keeps a name and its number together
             whole = f"{rows[-1]}  {part}" if rows[-1] else part
             rows[-1:] = [whole] if cells_of(whole) <= width - left or not rows[-1] else [rows[-1], part]
         first, *more = wrapped(p, "\n".join(rows), max(1, width - left), tone) or [Line(p)]
-        if len(more) > 1:  # a message takes two lines
+        if len(more) > 1:  # a message takes at most two lines
             more = [more[0].cropped(width - left - 1).add("…", p.muted)]
         return [line.extend(first), *(Line(p).gap(left).extend(rest) for rest in more)]

@@ -1,7 +1,7 @@
-"""A pane: lines of styled text in one box of a frame, painted directly, scrolled by whole lines.
+"""A pane: lines of styled text in one box of a frame, painted directly and scrolled by whole lines.
 
 A pane is not a Textual widget. One widget, the frame, paints a whole screen, because composing eight overlapping
-widgets takes three times the budget of a key press. Lines are built once per content and size and cached.
+widgets takes three times the budget of a key press. Lines are built once per content and size, and cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pane:
     pad: ClassVar[int] = 1
     """Blank cells between the text and the borders left and right."""
     long = False
-    """Whether there are always more lines than fit, so that they are built once, next to a scrollbar."""
+    """Whether there are always more lines than fit. Then they are built only once, next to a scrollbar."""
     title = ""
     """The title in the border above the pane."""
 
@@ -71,7 +71,7 @@ class Pane:
                 self.on_placed()
 
     def on_placed(self) -> None:
-        """The pane has another size or place."""
+        """Handle a new size or place of the pane."""
 
     def refresh(self, *regions: Region) -> None:
         if self.shown:
@@ -99,7 +99,7 @@ class Pane:
         if not self.shown or not before:
             self.refresh()
             return
-        # only lines that differ are composed: comparing costs a third of composing
+        # compose only lines that differ: comparing costs a third of composing
         width, height = self.size
         other = [y for y in range(height) if before.get(y) != self.line_at(y)]
         if other:

@@ -1,4 +1,4 @@
-"""A line to type in, over the bottom of a screen, made when it is asked for."""
+"""A line for typing, over the bottom of a screen, which exists only while it is needed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from textual.widgets import Input, Static
 from ...text import line, literal
 
 LONGEST_S = 1.0
-"""How long keys wait for earlier ones."""
+"""Seconds that keys wait for earlier ones."""
 
 
 class PromptBar(Widget):
     """Enter accepts, escape cancels. `check` returns the error of a text, or an empty string.
 
-    Keys that were pressed before the input had the focus are in the queue of another widget. They bubble to the app,
-    which must put them before the keys that it gets from the terminal in the meantime.
+    Keys pressed before the input had the focus are in the queue of another widget. They bubble to the app, which must
+    put them before the keys that meanwhile arrive from the terminal.
     """
 
     class Reached(Message):
-        """Bubbles from the widget that had the focus, behind the last key that it got."""
+        """Bubbles from the widget that had the focus, behind the last key that it received."""
 
         def __init__(self, prompt: PromptBar) -> None:
             super().__init__()
@@ -64,7 +64,7 @@ class PromptBar(Widget):
         self._value, self._done, self._check, self._hint = literal(value), done, check, hint
         unseen = {c for c in "".join((value, *history)) if not c.isspace()}
         self._pictures = {"␊": "\n", "␉": "\t"} | {shown: c for c in unseen if (shown := literal(c)) != c}
-        """The characters of earlier texts that the line shows in another form. They stay in the text."""
+        """Characters of earlier texts, by the form in which the line shows them. They stay in the text."""
 
     def compose(self) -> ComposeResult:
         yield Input(self._value, id="prompt-input", select_on_focus=False)
@@ -82,7 +82,7 @@ class PromptBar(Widget):
         self._heard = event
 
     def takes(self, event: Key) -> bool:
-        """Take a key that another widget got before the prompt had the focus. Returns whether it was one."""
+        """Take a key that another widget received before the prompt had the focus. Returns whether it was one."""
         if event is self._heard:
             return False
         key = Key(event.key, event.character)
@@ -93,13 +93,13 @@ class PromptBar(Widget):
         return True
 
     def holds(self, event: Key) -> bool:
-        """Keep a key that comes while earlier ones are still on their way. Returns whether some are."""
+        """Keep a key that arrives while earlier ones are still on their way. Returns whether it was kept."""
         if self._later is not None:
             self._later.append(event)
         return self._later is not None
 
     def released(self) -> list[Key]:
-        """Return the kept keys in the order in which they were pressed. From now on, keys go to the input."""
+        """Return the kept keys in the order of typing. From now on, keys go to the input."""
         keys = [*self._early, *(self._later or ())]
         self._early, self._later = [], None
         return keys
@@ -151,12 +151,12 @@ class PromptBar(Widget):
         text = text.strip()
         if text and text not in self._history[-1:]:
             self._history.append(text)
-        # on the screen's behalf: a dialog that `done` opens answers to whoever opened it, and the bar will be gone
+        # called by the screen: a dialog that `done` opens returns its answer to the opener, and the bar will be gone
         self.screen.call_later(self._done, text)
         self.remove()
 
     def action_cancel(self) -> None:
-        self._check(self._text(self._value))  # which may show what the text leads to
+        self._check(self._text(self._value))  # the check may also preview the result of a text
         self.remove()
 
 

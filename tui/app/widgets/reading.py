@@ -1,4 +1,4 @@
-"""The texts of a rollout, one step or all of them: long ones folded, laid out when they are seen."""
+"""The texts of a rollout, one step or all of them. Long texts fold, and texts are laid out when they come into view."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CONVERSATION = {
     "text": 12,
     "display": 30,
 }
-"""Lines to which texts fold in the conversation."""
+"""Lines to which texts fold in the conversation, by role."""
 _STEP = 14
-"""About how many lines a step takes there."""
+"""Approximate number of lines of a step there."""
 
 
 class ReadingPanel(FlowPane):
@@ -51,7 +51,7 @@ class ReadingPanel(FlowPane):
         self.note = self.problem = ""
         """The user's note, and the reason why nothing can be read."""
         self.running = False
-        """Whether the rollout has no end yet."""
+        """Whether the rollout has not ended yet."""
         self.on_step: Callable[[int], None] = lambda step: None
         """Called when scrolling leads to another step."""
         self._open: dict[Key, bool] = {}
@@ -62,8 +62,8 @@ class ReadingPanel(FlowPane):
         self._root = ""
 
     def put(self, record: TrajectoryRecord | None, step: int, problem: str = "", match: Match | None = None) -> None:
-        """Show a rollout at a step and match; `problem` explains why there is none. The conversation is laid out once a
-        rollout."""
+        """Show a rollout at a step and match; `problem` explains why there is none. The conversation is laid out once
+        per rollout."""
         known = record is not None and record is self.record
         same = known and self.whole and (match, problem) == (self.match, self.problem) and self._built is not None
         self.record, self.step, self.problem, self.match = record, step, problem, match
@@ -106,7 +106,7 @@ class ReadingPanel(FlowPane):
         before, self._chosen = self._chosen, key
         if before == key or self._laid is None:
             return
-        folding = self._laid.folding  # the notes of both are other ones now
+        folding = self._laid.folding  # the notes of both changed
         self.lay_out_again(*(folding[changed] for changed in (before, key) if changed in folding))
 
     def choose(self, by: int) -> None:
@@ -153,7 +153,7 @@ class ReadingPanel(FlowPane):
         self.changed(keep_scroll=False)
 
     def _again(self, key: Key | None) -> None:
-        """Lay out again and keep the part at the top of the screen there."""
+        """Lay out again, and keep the topmost part on screen in place."""
         if not self.shown:
             self._built = None
             return
@@ -216,7 +216,7 @@ class ReadingPanel(FlowPane):
                 self.on_step(at)
 
     def _key_of(self, match: Match) -> Key:
-        """Return the text of a match: `fields_at` counts through prompt, step and end."""
+        """Return the text of a match. `fields_at` counts through prompt, step and end."""
         assert self.record is not None
         before = len(prompt_fields(self.record.trajectory)) if match.step == 0 else 0
         if match.field < before:
@@ -226,7 +226,7 @@ class ReadingPanel(FlowPane):
         return (match.step, at) if at < own else (END, at - own)
 
     def _line_of(self, match: Match) -> int:
-        """Return the line of a match: in its part, the one after as many matches."""
+        """Return the line of a match, found by counting the matches before it in its part."""
         key, flow = self._key_of(match), self.flow
         self._expand(key[0])
         if self._laid is None or key not in self._laid.places:

@@ -1,7 +1,7 @@
-"""Texts as lines, rendered by their kind with rich and Pygments: Markdown, source code, diffs, JSON, logs with colours.
+"""Texts as lines, rendered by kind with rich and Pygments: Markdown, source code, diffs, JSON, logs with colours.
 
-Model text stays data. It is literal before a renderer sees it; links and HTML of Markdown stay text. Only the colour
-codes of a log apply, and styles hold nothing but colours and attributes.
+Model text stays data. It is literal before a renderer sees it, and links and HTML in Markdown stay text. Only the
+colour codes of a log apply, and styles hold only colours and attributes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSI_ROLES = ("faint", "bad", "good", "warn", "accent", "accent", "accent", "text")
-"""Roles of the eight colours of a terminal: the terminal's shades may be unreadable on this background."""
+"""Roles for the terminal's eight colours, whose own shades may be unreadable on this background."""
 _KEPT = ("bold", "italic", "underline", "strike", "reverse")
 
 
@@ -52,7 +52,7 @@ class Renderer:
                 made = self._wrapped(self._highlighted(text, kind), width)
             else:
                 made = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
-        except Exception:  # a renderer's mistake on an odd text: the text itself can always be shown
+        except Exception:  # a renderer failed on an odd text, but the text itself can always be shown
             made = [Line(self.palette, part, style) for part in wrap(SGR.sub("", text), width, len(text))]
         return self._boxed(made)
 
@@ -94,7 +94,7 @@ class Renderer:
         return shown
 
     def _allowed(self, style: str | Style) -> Style:
-        """Keep colours and attributes of a log's code, in theme colours. Nothing may hide or blink."""
+        """Keep the colours and attributes of a log's code, in theme colours. Nothing may hide or blink."""
         if isinstance(style, str):
             return Style.null()
         number = None if style.color is None else style.color.number
@@ -179,7 +179,7 @@ class Renderer:
 
 
 def broken(text: str, width: int) -> list[tuple[str, int]]:
-    """Wrap a text. Return the parts with the places where they begin."""
+    """Wrap a text. Returns the parts with their start positions."""
     at, parts = 0, []
     for part in wrap(text, width, len(text)):
         at = max(at, text.find(part, at))
@@ -234,6 +234,6 @@ def _markdown_type(theme: SyntaxTheme) -> Callable[[str], Markdown]:
             for token in self.parsed:
                 for child in token.children or ():
                     if child.type == "softbreak":
-                        child.type = "hardbreak"  # a line that the writer broke stays broken
+                        child.type = "hardbreak"  # keeps the writer's line breaks
 
     return Plain

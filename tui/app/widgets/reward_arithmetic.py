@@ -19,7 +19,7 @@ from .line import Line, wrapped
 from .pane import Pane
 
 _PLACES = 4
-"""Decimals of a sum at most."""
+"""The most decimals of a sum."""
 _INEXACT = 1e-5
 """The largest rounding error of recorded terms against their total."""
 _NUMBERS = 4  # columns: raw, normalised, weight, contribution
@@ -73,7 +73,7 @@ class RewardLines:
         return next((s for s in breakdown.steps if s.step == index), None)
 
     def of_step(self) -> list[Line]:
-        """Return components, reasons and penalties; of a rollout that is not trained on, its scores."""
+        """Return components, reasons and penalties or, for a rollout that is not trained on, its scores."""
         p, reward = self.palette, self.reward
         steps = self.record.trajectory.steps
         scores = steps[self.step].scores if self.step < len(steps) else ()
@@ -149,7 +149,7 @@ class RewardLines:
             table.append((name, fixed(value.raw), normalised, fixed(value.weight), fixed(adds, places)))
         table.append(("Σ step", "", "", "", fixed(reward.total, places)))
         sizes = [max(len(row[i]) for row in table) + 1 for i in range(1, 1 + _NUMBERS)]
-        kept = list(range(_NUMBERS))  # the sum is in the last column: raw, norm and weight go first where it is narrow
+        kept = list(range(_NUMBERS))  # the last column holds the sum, so raw, norm and weight are dropped first
         while len(kept) > 1 and 4 + sum(sizes[i] for i in kept) > width:
             kept.pop(0)
         room = width - sum(sizes[i] for i in kept)
@@ -230,13 +230,13 @@ def _value(value: object) -> str:
 
 
 def adding_up(terms: Sequence[float | None], total: float | None) -> tuple[Sequence[float | None], int]:
-    """Round terms so that they add up to the rounded total; return them and the decimals (two to four). If that is not
-    enough, adjust the last digit of the terms with the largest rounding error."""
+    """Round terms so that they add up to the rounded total. Returns them and the decimals (two to four). If four are
+    not enough, adjusts the last digit of the terms with the largest rounding error."""
     known = [t for t in terms if t is not None]
     if len(known) < len(terms) or total is None or not all(map(math.isfinite, (*known, total))):
         return terms, 2
     if abs(sum(known) - total) > _INEXACT * max(1.0, abs(total)):
-        return terms, 2  # something else is in the total
+        return terms, 2  # the total contains something else
     places = 2
     while (missing := _missing(rounded := [round(t, places) for t in known], total, places)) and places < _PLACES:
         places += 1

@@ -21,7 +21,7 @@ Cell = tuple[str, Style]
 
 
 def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[TableColumn, ...]:
-    """Return columns as wide as these rows need. A number is whole, or its column is left out."""
+    """Return columns as wide as these rows need. A column in which numbers do not fit is left out."""
 
     def status(row: RunRow) -> Cell:
         if row.dump:
@@ -120,7 +120,7 @@ class RunCard(Pane):
             value = self.headline.values.get(key)
             if value is not None:
                 text = percent(value) + within(interval, percent)
-                interval = None  # of the first one
+                interval = None  # only the first one has it
                 line = Line(p).add(title, p.faint, cells=8).gap().add(text, p.strong)
                 line.offer(Line(p).add(f" {of}", p.muted), width)
                 lines.append(line)

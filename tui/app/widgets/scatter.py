@@ -11,11 +11,11 @@ from .chart import Chart
 from .line import Line
 
 _SIGNS = "·•●▒▓█"
-"""A cell with one rollout, and with ever more."""
+"""Signs of cells: the first for one rollout, the others for more and more."""
 _FILLS = 3
-"""The sign from which on a cell is filled where it is wider than a character."""
+"""Index of the first sign that fills a cell wider than a character."""
 MARGIN = 12
-"""Cells of the labels and the border left of the plot at most."""
+"""The most cells for the labels and the border left of the plot."""
 
 
 class ScatterChart(Chart):
@@ -39,7 +39,7 @@ class ScatterChart(Chart):
         ahead = [(a, b) for a, b in cells if (a - x) * across > 0 or (b - y) * up > 0]
         if not ahead:
             return False
-        slant = 3  # a cell to the side counts like three ahead
+        slant = 3  # a cell sideways counts like three ahead
         weights = (1, slant) if across else (slant, 1)
         self.cursor = min(ahead, key=lambda at: (weights[0] * abs(at[0] - x) + weights[1] * abs(at[1] - y), at))
         self.changed()
@@ -81,7 +81,7 @@ class ScatterChart(Chart):
                 line.to(begin + at).add("◆" if here else _SIGNS[level], style, click=("point", (column, row[0])))
 
     def told(self) -> str:
-        """Describe the point of the cursor: its ranges and its number of rollouts."""
+        """Describe the point under the cursor: its ranges and its number of rollouts."""
         cloud, (x, y) = self.cloud, self.cursor
         if cloud is None or (x, y) not in cloud.cells:
             return ""

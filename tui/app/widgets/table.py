@@ -1,4 +1,4 @@
-"""A table over any number of rows: only the rows on screen are asked for, painted and kept."""
+"""A table over any number of rows, which requests and paints only those on screen and keeps few pages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .line import Line
 from .pane import Pane
 
 PAGE = 128
-"""Rows asked for at a time."""
+"""Rows per request."""
 _KEPT_PAGES = 12
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column. `cell` returns text and style of a row, or a line of several styles. On narrow screens the highest
-    `drop` goes first."""
+    """One column. `cell` returns text and style of a row, or a line of several styles. Narrow screens drop the column
+    with the highest `drop` first."""
 
     name: str
     title: str
@@ -65,7 +65,7 @@ class Table(Pane):
         self._waiting: Callable[[], None] | None = None
 
     def when_there(self, action: Callable[[], None]) -> None:
-        """Call an action once the current row is delivered, unless the cursor moves before."""
+        """Call an action once the current row is delivered, unless the cursor moves first."""
         self._waiting = action
 
     def reset(self, total: int, cursor: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""Texts as parts of a flow: each rendered by its kind, the long ones folded to a few lines.
+"""Texts as parts of a flow. Each is rendered by its kind, and long ones fold to a few lines.
 
-A flow is a sequence of parts that are laid out when they come into view, because a rollout may hold megabytes. An
-unseen part has an estimated number of lines, so its layout moves later parts.
+The parts of a flow are laid out when they come into view, because a rollout may hold megabytes. An unseen part has an
+estimated number of lines, so laying it out moves later parts.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Flow(Sequence[Line]):
 
     def settled(self, old: int, top: int, height: int) -> int:
         """Return the first line that keeps the text at `top` in place once the visible parts are laid out. `old` is the
-        present first line."""
+        current first line."""
         to_end = top >= len(self) - height
         for _ in range(200):
             size = len(self)
@@ -105,7 +105,7 @@ class Flow(Sequence[Line]):
             at = self.part_at(top)
             before = self.starts[at] if at < len(self.parts) else 0
             if at < len(self.parts) and self.laid_out(at):
-                if top < old:  # coming from below: the part's last lines come first
+                if top < old:  # coming from below: show the part's last lines first
                     top += len(self) - size
                 elif at < len(self.parts):
                     top = min(top, before + max(0, len(self) - size + self.parts[at].rows - 1))
@@ -116,7 +116,7 @@ class Flow(Sequence[Line]):
 
 
 Key = tuple[int, int]
-"""A text of a rollout: the step (`PROMPT`, `END`: the texts before and after them), and its place among its texts."""
+"""A text of a rollout: the step (`PROMPT`, `END`: the texts before and after the steps), and the index of the text."""
 PROMPT, END = -1, -2
 _SPARE = 2
 """A text is shown whole if folding would hide no more than this many lines, or half of the lines that stay."""
@@ -138,7 +138,7 @@ class FlowPane(Pane):
         super().scroll_line_to(self.flow.settled(self.top, max(0, min(top, len(self.flow))), self.size.height))
 
     def begin_at(self, line: int) -> None:
-        """Show a line on top, however the parts before it are laid out."""
+        """Show a line at the top, whatever the layout of the parts before it."""
         self.top = self.flow.settled(0, max(0, line), self.size.height)
         self.repaint()
 
@@ -152,9 +152,9 @@ class FlowPane(Pane):
 class TextLayout:
     """Lays out texts `width` cells wide.
 
-    `folds`: fold height by role. `is_open`: texts that are unfolded. `is_chosen`: the text for `enter`. parts: laid out
-    parts. folding: the part with the note of each folded text. places: for each text its parts and their first
-    characters.
+    folds: fold height by role. is_open: whether a text is unfolded. is_chosen: whether `enter` acts on a text. parts:
+    the parts of the flow. folding: the part with the note of each folded text. places: the parts of each text and
+    their first characters.
     """
 
     renderer: Renderer
@@ -164,7 +164,7 @@ class TextLayout:
     is_open: Callable[[Key], bool]
     is_chosen: Callable[[Key], bool]
     spaced: bool = False
-    """Whether blank lines stand between thought, words and calls."""
+    """Whether blank lines separate thought, words and calls."""
     parts: list[FlowPart] = field(default_factory=list)
     folding: dict[Key, FlowPart] = field(default_factory=dict)
     places: dict[Key, tuple[Sequence[FlowPart], Sequence[int]]] = field(default_factory=dict)
@@ -350,12 +350,12 @@ def _kind(given: Field, text: str) -> str:
     if len(text) > LARGE:
         return "raw"
     found = given.kind or kind_of(text, given.prose)
-    # colours are the log's own, whatever file or tool it is of
+    # a log keeps its own colours, whatever file or tool it comes from
     return "ansi" if found not in ("raw", "plain", "ansi") and "\x1b[" in text[:4000] else found
 
 
 def _rows(text: str, room: int) -> int:
-    """Estimate the lines of a text. JSON in one line is indented."""
+    """Estimate the lines of a text. JSON on one line will be indented."""
     if text[:1] in ("{", "[") and "\n" not in text:
         return max(len(text) // room, text.count(",") + text.count("{") * 2)
     if len(text) <= CHUNK:

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from ....engine.runs.types import TokenArrays
 
 MODES = ("who wrote it", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference", "teacher")
-"""Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats; reference: of the trainer (else the
-sampler) minus that of the reference; teacher: of the teacher minus that of the policy. Those that nothing was
-recorded for are passed over."""
+"""Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats. reference: that of the trainer (else
+the sampler) minus that of the reference. teacher: that of the teacher minus that of the policy. Colourings without
+recorded data are skipped."""
 _APART = (0.01, 0.1, 0.5)
-"""Nats from which a probability differs slightly, clearly, and strongly."""
+"""Nats from which log-probs differ slightly, clearly and strongly."""
 _ENTROPIES = (0.1, 0.7, 1.5)
-"""Nats: sure, a choice of about two, open."""
+"""Nats: below the first a token is sure, at the second a choice of about two, above the third open."""
 _MARK = Style(reverse=True)
 LIMIT = 200_000
-"""Tokens that are shown; a longer trajectory is cut visibly."""
+"""The most tokens shown. A longer trajectory is visibly cut."""
 _TOGETHER = 300
 """Tokens of a turn that are laid out together."""
 _NAMED = 9
@@ -39,7 +39,7 @@ _NAMED = 9
 
 
 class TokenView(FlowPane):
-    """One colouring at a time of the model's literal text."""
+    """The model's literal text, in one colouring at a time."""
 
     title = "tokens"
 
@@ -60,9 +60,9 @@ class TokenView(FlowPane):
         self._begins: list[int] = []
         """The first token of each part after the legend."""
         self._worst: list[int] = []
-        """The agent's tokens by mismatch, the largest first."""
+        """The agent's tokens by mismatch, largest first."""
         self._place = -1
-        """The place in `_worst` of the marked token; -1: none is marked."""
+        """The index in `_worst` of the marked token, or -1."""
 
     def put(
         self,
@@ -124,7 +124,7 @@ class TokenView(FlowPane):
         flow, token = self.flow, self._worst[self._place]
         at, height = bisect_right(self._begins, token), self.size.height
         flow.laid_out(at)
-        for direction in (-1, 1):  # what fills the screen around the token must not move it when it is laid out
+        for direction in (-1, 1):  # lay out a screen around the token now, so that it does not move later
             i, room = at + direction, height
             while room > 0 and 0 <= i < len(flow.parts):
                 flow.laid_out(i)
@@ -277,7 +277,7 @@ def _compared(logprobs: Sequence[float], given: Mapping[str, Sequence[float]]) -
     trainer, reference = given.get("trainer"), given.get("reference")
     if trainer is not None:
         found["trainer's log-prob"] = trainer
-        if any(logprobs):  # where the sampler's were not recorded, they are all 0
+        if any(logprobs):  # all 0 if the sampler's were not recorded
             found["mismatch"] = [t - s for t, s in zip(trainer, logprobs, strict=False)]
     if "entropy" in given:
         found["entropy"] = given["entropy"]
@@ -289,7 +289,7 @@ def _compared(logprobs: Sequence[float], given: Mapping[str, Sequence[float]]) -
 
 
 def _rank(name: str, value: float) -> int:
-    """Return the place of a value in the colouring's `_scale`."""
+    """Return the index of a value in the `_scale` of a colouring."""
     if name.endswith("log-prob"):
         probability = math.exp(min(0.0, value)) if math.isfinite(value) else 0.0
         return sum(probability < limit for limit in (0.9, 0.5, 0.1))

@@ -14,11 +14,11 @@ from .line import Line, wrapped
 from .pane import Pane
 
 _TEXT = 160
-"""Characters of an observation that differs."""
+"""The most characters shown of an observation that differs."""
 
 
 class ValuePanel(Pane):
-    """The rewards before and after the step, and the difference next to the advantage of training."""
+    """The rewards before and after the step, and their difference next to the advantage in training."""
 
     title = "value of the step"
 
@@ -36,12 +36,12 @@ class ValuePanel(Pane):
         """Return the continuations so far, and the state of the process that makes them."""
         if self._spec is None:
             self._spec = read_config(reader.run_dir).evaluation
-        info = look(reader.run_dir)  # before the rows: they are whole once it has ended
+        info = look(reader.run_dir)  # look before reading the rows, which are complete once the run has ended
         branch = read_branch(reader, self._spec)
         return (branch if branch.before.rows or branch.after.rows else None), info
 
     def put(self, branch: Branch | None, info: RunInfo) -> bool:
-        """Show a state. Returns whether it is another one."""
+        """Show a state. Returns whether it changed."""
         if self.info is not None and (branch, info.status) == (self.branch, self.info.status):
             return False
         self.branch, self.info = branch, info

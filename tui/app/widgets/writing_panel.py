@@ -1,4 +1,4 @@
-"""The rollouts that a run writes at this moment: how many, how fast, and the newest text of some of them."""
+"""The rollouts that a run is writing now: how many, how fast, and the newest text of some of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .line import Line
 from .live_panels import LivePanel
 
 _TEXTS = 3
-"""Long texts that are shown together; more where they are short."""
+"""Long texts that are shown together. If texts are short, more fit."""
 _LEAST_LINES = 3
-"""Lines that a text needs, its heading included, before it is shown below another one."""
+"""The least lines for a text below another one, including its heading."""
 
 
 class WritingPanel(LivePanel):
@@ -29,7 +29,7 @@ class WritingPanel(LivePanel):
     def __init__(self) -> None:
         super().__init__()
         self.chosen: tuple[float, int] | None = None
-        """The batch (by its beginning) and the row that a person stepped to."""
+        """The batch (by start time) and the row that the user stepped to."""
         self.whole = False
         self._servers_before: tuple[float, Mapping[str, int]] = (0.0, {})
         self._rates: dict[str, float] = {}
@@ -88,7 +88,7 @@ class WritingPanel(LivePanel):
         return [(batch, text) for batch in current_batches(self.reading.live) for text in batch.texts]
 
     def _shown(self, most: int) -> Sequence[tuple[BatchState, LiveText]]:
-        """Return texts from the chosen one on, else those in progress and the last finished ones."""
+        """Return the texts from the chosen one on, else those in progress, then the others."""
         every = self._all()
         at = next((i for i, (b, t) in enumerate(every) if (b.began, t.row) == self.chosen), None)
         if at is not None:
