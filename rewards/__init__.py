@@ -1,5 +1,5 @@
-"""Reward components, penalties as data, running normalisation, and the orchestrator that adds them up.
+"""Reward components, penalties as data, running normalisation, and the orchestrator that sums them.
 
-`breakdown`, `penalties`, `metrics`, `advantages` and `diagnosis` are plain data and plain Python, for viewers too. The
+`breakdown`, `penalties`, `metrics`, `advantages` and `diagnosis` are plain Python, so viewers can use them. The
 orchestrator and its components need torch.
 """

@@ -1,7 +1,7 @@
-"""One trajectory's reward as arithmetic: per step and component raw → normalised → × weight → contribution.
+"""The arithmetic of one trajectory's reward, per step and component: raw → normalised → × weight → contribution.
 
-The record and the app show exactly these numbers, and a test adds them up. No torch here: viewers read these too.
-`AdvantageFormula` holds how the reward became an advantage.
+The record and the app show exactly these numbers, and a test adds them up. `AdvantageFormula` records how the reward
+became an advantage. Viewers read this data, so there is no torch here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Penalty:
     """One penalty of one step, as data.
 
     rule: id of the rule. amount: its cost, <= 0, before the weight. saw: the values that the rule checked. limit: the
-    bound that they broke. why, right: one sentence each, for a person, on the fault and on a correct call.
+    bound that they violated. why, right: one sentence each for people, on the fault and on a correct call.
     """
 
     rule: str
@@ -29,8 +29,8 @@ class Penalty:
 
 @dataclass(frozen=True)
 class ComponentValue:
-    """One component at one step: `contribution = weight * normalized`. Components that are not normalised have
-    `normalized == raw`. None where a writer did not record the number: unknown is neither 0 nor 1."""
+    """One component at one step: `contribution = weight * normalized`. Without normalisation, `normalized == raw`. None
+    marks a number that the writer did not record."""
 
     raw: float | None
     normalized: float | None
@@ -40,8 +40,8 @@ class ComponentValue:
 
 @dataclass(frozen=True)
 class NormalizedBy:
-    """The mean and the standard deviation that a component of one trajectory was normalised by, and the mode
-    (`normalization.py`). In mode `group` both are of the group's sums over rollouts."""
+    """The mean, standard deviation and mode (`normalization.py`) that normalised a component of one trajectory. In mode
+    `group`, the statistics are over the sums of the group's rollouts."""
 
     mode: str
     mean: float
@@ -79,15 +79,15 @@ class RewardBreakdown:
 
 
 GOAL = "goal"
-"""Name of the term of the reward without shaping, where shaping is compared on its own."""
+"""Name of the term for the reward without shaping, if shaping is compared separately."""
 
 
 @dataclass(frozen=True)
 class AdvantageTerm:
     """One comparison: `weight * (value - mean) / (std + epsilon)`, or without the division if `std` is None.
 
-    value: the rollout's own return. mean, std: of the `size` compared returns, itself included, std with Bessel's
-    correction (n − 1). name: empty for the whole return, else the component's name.
+    value: the rollout's own return. mean, std: of the `size` compared returns, including its own; std with Bessel's
+    correction (n − 1). name: the component's name, or empty for the whole return.
     """
 
     value: float
@@ -107,10 +107,9 @@ class AdvantageFormula:
     """The computation of one rollout's advantage, with the original numbers.
 
     method: `group` (the return of the rollout), `turn` (the return from each turn on), `reward` (each turn's reward,
-    compared with nothing) or another that training registers. scale: the deviation is that of the `group`, of the
-    `batch`, or `none` (not divided). steps: for each turn with an advantage of its own, the terms of its sum. A single
-    entry holds for all turns. sentence: the method's description for people, in which `{size}` is the number of
-    compared returns.
+    without comparison) or another that training registers. scale: divide by the standard deviation of the `group` or
+    the `batch`, or not at all (`none`). steps: the terms of each turn's advantage. A single entry applies to all turns.
+    sentence: the method's description for people, in which `{size}` is the number of compared returns.
     """
 
     method: str
@@ -125,7 +124,7 @@ class AdvantageFormula:
         return self.steps[step] if 0 <= step < len(self.steps) else ()
 
     def advantage(self, step: int) -> float | None:
-        """Compute the advantage of the turn at `step` again; None without terms."""
+        """Recompute the advantage of the turn at `step`. Returns None if it has no terms."""
         terms = self.terms(step)
         return sum(t.result(self.epsilon) for t in terms) if terms else None
 
@@ -134,7 +133,7 @@ class AdvantageFormula:
 
 
 def comparison(what: str, whom: str, scale: str) -> str:
-    """Describe a return (`what`) that was compared with others (`whom`) and divided according to `scale`."""
+    """Describe a comparison of a return (`what`) with others (`whom`), divided according to `scale`."""
     if scale == "none":
         return f"{what}, minus the mean of {whom}"
     if scale == "batch":

@@ -1,7 +1,7 @@
-"""Causes before symptoms: a table of which fault explains which, and the order that follows from it.
+"""Rank causes before symptoms, by a table of which fault explains which.
 
-A fault explains another if the table has the pair and it began no later. Of two that begin together, the one that comes
-first in the table is the cause: it is the more specific. No torch, no numpy.
+A fault explains another if the table has the pair and it began no later. If both began together, the one listed first
+in the table is the cause, because it is more specific. No torch, no numpy.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ LEARNT = (
 )
 """Behaviour of a policy that learned something wrong."""
 SYMPTOMS = frozenset(LEARNT[LEARNT.index("entropy_collapse") : -1])
-"""Behaviour that hardly has itself as its cause. It ranks after every other warning, at any step: a drift is noticed
-long after it began."""
+"""Behaviour that is rarely its own cause. It ranks after every other warning, whatever the steps, because detectors
+notice a drift long after it began."""
 FROM_THE_START = ("rejected_answers", "accepted_without_answer", "reward_hack", "silence_paid")
-"""Faults of the grader. They are there from the first step, even if the policy meets them later."""
+"""Faults of the grader. They exist from the first step, even if the policy runs into them later."""
 STILL = ("no_movement", "groups_without_variance", "sampler_mismatch")
 """Signs of a policy that learns nothing."""
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "text_mismatch": (*LEARNT, *STILL, "noisy_reward", "rejected_answers", "accepted_wrong_answers", "one_answer"),
     "prompt_cut": (*LEARNT, *STILL, "noisy_labels", "prompt_gap", "surprising_tokens", "rejected_answers"),
     "repeated_rollouts": (*LEARNT, "few_tasks", "no_movement", "surprising_tokens"),
-    "untrained_tokens": (*LEARNT, *STILL, "surprising_tokens"),  # the entropy of what is left is that of harder tasks
+    "untrained_tokens": (*LEARNT, *STILL, "surprising_tokens"),  # the tokens left in the loss are those of harder tasks
     "surprising_tokens": (*LEARNT, "trained_tokens", "logprob_mismatch"),
     "trained_tokens": (*LEARNT, "surprising_tokens", "logprob_mismatch"),
     "reference_mismatch": (*LEARNT, *STILL, "kl_weight"),
@@ -91,9 +91,9 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """A fault over a whole run. `finding` is its strongest form, seen at `strongest`. `step` is the step at which it
-    was found, `began` the first step that shows it, and `count` the number of steps that found it. Steps are None in a
-    record without steps. `cause`: the detector of the fault that explains it; empty if there is none."""
+    """A fault over a whole run. `finding` is its strongest form, found at step `strongest`. `step` is the step that
+    first reported it, `began` the first step that shows it, and `count` the number of steps that found it. Steps are
+    None in a record without steps. `cause` is the detector of the fault that explains it, or empty."""
 
     finding: Finding
     step: int | None
@@ -104,12 +104,12 @@ class Found:
 
     @property
     def grave(self) -> bool:
-        """Whether it is a warning or a failure."""
+        """Whether the fault is a warning or a failure."""
         return self.finding.severity in GRAVE
 
 
 def ranked(found: Iterable[Found]) -> list[Found]:
-    """Return faults, the likeliest cause first, with the fault that explains each. Hints come after warnings."""
+    """Sort faults, likeliest cause first, and set the `cause` of each. Hints come after warnings."""
     ordered = sorted(found, key=_order)
     grave = [f for f in ordered if f.grave]
     explained = [replace(f, cause=_cause(f, grave[:i])) for i, f in enumerate(grave)]

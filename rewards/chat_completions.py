@@ -1,4 +1,4 @@
-"""A model behind any server with OpenAI's API of chat completions."""
+"""A client for any server that implements OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from ..configs.errors import GrpoTuiError
 
 AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504})
-"""HTTP codes after which a request is sent again."""
+"""HTTP status codes to retry."""
 LONGEST_PAUSE_S = 60.0
 FAILURES = (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
-"""Raised by a connection, or by an answer of another form."""
+"""Exceptions from a failed connection or a malformed answer."""
 
 
 class ChatError(GrpoTuiError, RuntimeError):
-    """A request failed. The message is one sentence without the key; `code`: of HTTP, None without an answer."""
+    """A request failed. The message is one sentence without the API key. `code`: HTTP status (None: no answer)."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class ChatError(GrpoTuiError, RuntimeError):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected request would give the key to another server."""
+    """Refuses redirects, which would send the API key to another server."""
 
     def redirect_request(self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str) -> None:
         return None
@@ -38,8 +38,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class ChatCompletions:
     """The API at `url`, such as `http://127.0.0.1:8000/v1`.
 
-    key: sent as a bearer token, if any. parallel: requests at the same time. timeout: seconds of one request. tries:
-    how often a request is sent while the server is busy, fails or cannot be reached.
+    key: sent as a bearer token, if any. parallel: maximum concurrent requests. timeout: seconds per request. tries:
+    maximum attempts while the server is busy, fails or cannot be reached.
     """
 
     def __init__(self, url: str, key: str, *, parallel: int, timeout: float, tries: int) -> None:
@@ -72,7 +72,7 @@ class ChatCompletions:
         with self._opener.open(request, timeout=self.timeout) as reply:
             answer = json.load(reply)
         choice = answer["choices"][0]
-        for call in choice["message"].get("tool_calls") or ():  # an answer of another form fails here
+        for call in choice["message"].get("tool_calls") or ():  # a malformed answer fails here
             call["function"]["name"]
         return {**choice, "usage": dict(answer.get("usage") or {})}
 
@@ -87,7 +87,7 @@ class ChatCompletions:
 
 
 def error_message(body: bytes) -> str:
-    """Return the sentence of an error's body as printable text."""
+    """Extract the error message from a response body, as printable text."""
     text = body[:2000].decode("utf-8", "replace")
     try:
         found = json.loads(body)

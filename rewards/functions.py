@@ -1,7 +1,7 @@
-"""Reward functions as TRL has them: `f(prompts, completions, completion_ids, **columns) -> list of scores`.
+"""Reward functions with TRL's interface: `f(prompts, completions, completion_ids, **columns) -> list of scores`.
 
-Each is called once for a whole batch. A score is a number, None if the function does not apply, or a pair of a score
-and an explanation. Several async functions run at the same time. No torch here.
+Each function is called once per batch. A score is a number, None if the function does not apply, or a pair of score and
+explanation. Async functions run concurrently. No torch here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..envs.trajectory import ComponentScore
 from ..envs.user_code import UserCodeError, find_object, one_line
 
 ROWS = 16
-"""Completions in one forward pass."""
+"""Batch size of a forward pass."""
 
 
 class RewardModel:
-    """A reward function whose score is the logit of a sequence classifier. The model is loaded with the first batch.
+    """A reward function whose score is the logit of a sequence classifier. The model loads with the first batch.
 
-    path: a folder, or a hub id. Construction looks at the configuration and raises OSError or ValueError for a path
-    that holds no classifier.
+    path: a folder or a hub id. The constructor reads the model's configuration and raises OSError or ValueError if it
+    is not a classifier.
     """
 
     def __init__(self, path: str) -> None:
@@ -91,26 +91,26 @@ def _text(prompt: Any, completion: Any, tokenizer: Any) -> str:
 logger = logging.getLogger(__name__)
 
 Conversation = list[dict[str, object]]
-"""Messages as chat templates take them: `role`, `content`, and what belongs to calls of tools."""
+"""Messages for a chat template: `role`, `content`, and the fields of tool calls."""
 Prompt = str | Conversation
 OnError = Literal["stop", "skip"]
 
 BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "log_metric", "trainer_state")
-"""Arguments of every function, in addition to the columns of the data."""
+"""Arguments available to every function, in addition to the columns of the data."""
 TRIES = 16
-"""When a function raises, it is called again with one row at a time, so many at most, to find the row."""
+"""Maximum number of rows to retry one by one after a function raised, to find the failing row."""
 
 
 class RewardFunctionError(GrpoTuiError, ValueError):
-    """A reward function cannot be used, or failed. The message is one sentence that names it and the row."""
+    """A reward function failed or cannot be used. The message is one sentence that names the function and the row."""
 
 
 @dataclass(frozen=True)
 class Completions:
-    """Texts of B rollouts, as reward functions get them. All sequences have B entries.
+    """The input of reward functions: B rollouts. All sequences have B entries.
 
-    completion_ids: token ids of everything after the prompt. columns: the data's columns by name, with None for a row
-    that lacks one. rows: the name of each in an error, such as `row 3 of gsm8k.jsonl`. state: transformers'
+    completion_ids: token ids of everything after the prompt. columns: the data's columns by name, with None for missing
+    values. rows: the name of each row for error messages, such as `row 3 of gsm8k.jsonl`. state: transformers'
     `TrainerState`, if there is a trainer.
     """
 
@@ -133,32 +133,32 @@ class Completions:
 
 @dataclass(frozen=True)
 class Logged:
-    """Columns and numbers that functions log in one batch, as TRL collects them."""
+    """Columns and numbers that functions log in one batch, as in TRL."""
 
     extra: dict[str, list[object]] = field(default_factory=dict)
     numbers: dict[str, list[float]] = field(default_factory=dict)
 
     def log_extra(self, column: str, values: Sequence[object]) -> None:
-        """Add a column, with one value a completion."""
+        """Add a column with one value per completion."""
         self.extra.setdefault(column, []).extend(values)
 
     def log_metric(self, name: str, value: float) -> None:
-        """Add a number. The metric of the step is the mean of all."""
+        """Add a number. The metric of the step is the mean of all its numbers."""
         self.numbers.setdefault(name, []).append(float(value))
 
 
 @dataclass
 class RewardFunction:
-    """One function with its name and weight."""
+    """One reward function with its name and weight."""
 
     path: str
     weight: float
     call: Callable[..., object]
     name: str
     accepts: frozenset[str] | None
-    """Names of its parameters; None when it takes any (`**kwargs`)."""
+    """Names of its parameters. None if it takes any (`**kwargs`)."""
     needs: tuple[str, ...]
-    """Those of them without a default."""
+    """The parameters without a default."""
 
     @property
     def said(self) -> str:
@@ -178,9 +178,9 @@ class RewardFunction:
                 )
 
     def arguments(self, asked: Completions, logged: Logged) -> dict[str, object]:
-        """Return the keyword arguments of a call: all with `**kwargs`, else those that the function names.
+        """Return the keyword arguments of a call: all if the function takes `**kwargs`, else those it names.
 
-        Columns are copies, because rollouts of one row share its values, and so do later steps.
+        Copies the columns, because rollouts of the same row and later steps share their values.
         """
         given: dict[str, object] = {
             **{name: [copy.deepcopy(value) for value in values] for name, values in asked.columns.items()},
@@ -196,8 +196,8 @@ class RewardFunction:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of B rollouts. by_row: for each rollout one score of each function, in their order. extra: columns
-    that functions logged (`log_extra`), each with B entries. metrics: means of numbers that they logged
+    """The scores of B rollouts. by_row: for each rollout, one score per function, in order. extra: columns that the
+    functions logged (`log_extra`), each with B entries. metrics: means of the numbers that they logged
     (`log_metric`)."""
 
     by_row: list[tuple[ComponentScore, ...]]
@@ -207,7 +207,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class RewardFunctions:
-    """The reward functions of a run. on_error: `stop` raises, `skip` gives no score and logs it."""
+    """The reward functions of a run. on_error: `stop` raises, `skip` logs the error and gives no score."""
 
     functions: tuple[RewardFunction, ...]
     on_error: OnError = "stop"
@@ -221,7 +221,7 @@ class RewardFunctions:
             function.check_columns(columns)
 
     def score(self, asked: Completions) -> Scores:
-        """Call every function once. Raises RewardFunctionError where `on_error` is `stop`."""
+        """Call every function once. If one fails and `on_error` is `stop`, raises RewardFunctionError."""
         logged = Logged()
         returned: dict[str, object] = {}
         waiting: dict[str, Coroutine[object, object, object]] = {}
@@ -246,7 +246,7 @@ class RewardFunctions:
         return Scores(by_row, extra, {name: fmean(values) for name, values in logged.numbers.items()})
 
     def _failed(self, function: RewardFunction, asked: Completions, problem: BaseException) -> list[None]:
-        """Return no scores, or raise the error. Rows are tried one by one to find the failing one."""
+        """Return no scores, or raise the error. Retries the rows one by one to find the failing one."""
         where = ""
         for index in range(min(len(asked), TRIES)):
             try:
@@ -268,7 +268,7 @@ class RewardFunctions:
         return [None] * len(asked)
 
     def _checked(self, function: RewardFunction, result: object, asked: Completions) -> list[ComponentScore]:
-        """Read the result of a function as scores. Raises RewardFunctionError where `on_error` is `stop`."""
+        """Convert the result of a function to scores. Raises RewardFunctionError if `on_error` is `stop`."""
         values = result.tolist() if hasattr(result, "tolist") else result  # type: ignore[union-attr]
         nothing = [ComponentScore(function.name, None, function.weight)] * len(asked)
         if not isinstance(values, (list, tuple)):
@@ -281,10 +281,10 @@ class RewardFunctions:
         for value, row in zip(values, asked.rows, strict=True):
             number, why = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
             try:
-                if not isinstance(number, (int, float)) and hasattr(number, "item"):  # a number of numpy or torch
+                if not isinstance(number, (int, float)) and hasattr(number, "item"):  # a NumPy or torch scalar
                     number = number.item()  # type: ignore[union-attr]
                 good = number is None or (isinstance(number, (int, float)) and math.isfinite(number))
-            except (ValueError, RuntimeError, OverflowError):  # several numbers, or an integer beyond all floats
+            except (ValueError, RuntimeError, OverflowError):  # an array, or an integer too large for a float
                 good = False
             if not good:
                 self._problem(
@@ -304,7 +304,7 @@ class RewardFunctions:
 
 
 def load_function(path: str, weight: float = 1.0) -> RewardFunction:
-    """Load the function at `file.py:name` or `package.module.name`, or the reward model of a folder or a hub id.
+    """Load the function at `file.py:name` or `package.module.name`, or the reward model in a folder or at a hub id.
 
     Raises RewardFunctionError.
     """
@@ -325,7 +325,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
         raise RewardFunctionError(f"environment.reward_funcs: {problem}") from problem
     if found is None:
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        if not own:  # a package that imports its functions when they are asked for
+        if not own:  # a package that imports its functions lazily
             own = [n for n in dir(module) if not n.startswith("_")]
         near = difflib.get_close_matches(name, own, 1, 0.6)
         raise RewardFunctionError(
@@ -336,7 +336,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
         raise RewardFunctionError(f'"{path}" is {_shown(found)}, not a function `f(completions, **kwargs)`')
     try:
         parameters = inspect.signature(found).parameters.values()
-    except (TypeError, ValueError):  # some callables written in C have none
+    except (TypeError, ValueError):  # some C callables have no signature
         return RewardFunction(path, weight, found, name, None, ())
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -359,7 +359,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
 
 
 def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:
-    """Return the results of all, in order, with exceptions among them."""
+    """Run all concurrently and return their results or exceptions, in order."""
 
     async def gathered() -> list[object]:
         return list(await asyncio.gather(*waiting, return_exceptions=True))

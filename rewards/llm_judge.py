@@ -1,4 +1,4 @@
-"""A language model as a reward function, behind any server with OpenAI's API of chat completions.
+"""A language model as a reward function, on any server that implements OpenAI's chat completions API.
 
     # rewards.py
     from grpo_tui.rewards.llm_judge import LLMJudge
@@ -42,12 +42,12 @@ class JudgeError(GrpoTuiError, RuntimeError):
 
 
 class LLMJudge:
-    """Scores each completion from 0 to 1 by a criterion, with the judge's own sentence as the reason.
+    """Scores each completion from 0 to 1 by a criterion, with the judge's explanation as the reason.
 
-    url: the base of the API, such as `http://127.0.0.1:8000/v1`. criterion: the condition of a good answer. reference:
-    the column of the data that holds a reference answer, if any. api_key: by default `OPENAI_API_KEY`. parallel:
-    requests at the same time. timeout: seconds of one request. options: more fields of a request, such as
-    `temperature`. A reply without a score gives None. Raises JudgeError when a request fails `tries` times.
+    url: the base of the API, such as `http://127.0.0.1:8000/v1`. criterion: describes a good answer. reference: the
+    data column with a reference answer, if any. api_key: defaults to `OPENAI_API_KEY`. parallel: maximum concurrent
+    requests. timeout: seconds per request. options: additional fields of a request, such as `temperature`. A reply
+    without a score gives None. Raises JudgeError when a request fails `tries` times.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LLMJudge:
     async def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any
     ) -> list[tuple[float | None, str]]:
-        """Return a score and a sentence for each completion."""
+        """Return a score and an explanation for each completion."""
         right = columns.get(self.reference or "") or [None] * len(prompts)
 
         async def judged(prompt: Prompt, completion: Prompt, reference: object) -> tuple[float | None, str]:
@@ -100,7 +100,7 @@ def _calls(message: Mapping[str, Any]) -> str:
 
 
 def _verdict(reply: str) -> tuple[float | None, str]:
-    """Read the last JSON object with a score between 0 and 1. A judge may think before it."""
+    """Parse the last JSON object with a score between 0 and 1. A judge may think before it."""
     for found in reversed(_JSON.findall(reply)):
         try:
             data = json.loads(found)

@@ -1,4 +1,4 @@
-"""Moments of streams, repeated actions, and the metrics of a batch's rewards. No torch here."""
+"""Running moments, repeated actions, and the reward metrics of a batch. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .breakdown import RewardBreakdown
 
 @dataclass(frozen=True)
 class Moments:
-    """Number of values so far, their mean, and the sum of squared deviations from it."""
+    """The number of values, their mean, and the sum of squared deviations from it."""
 
     count: int = 0
     mean: float = 0.0
@@ -42,7 +42,7 @@ def moments(values: Iterable[float]) -> Moments:
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """Return the moments of both streams together."""
+    """Combine the moments of two streams."""
     if not a.count or not b.count:
         return a if a.count else b
     count = a.count + b.count
@@ -55,16 +55,16 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 SAME = 1e-9
-"""A variance below this is rounding: shares of it are not given."""
+"""A variance below this is rounding and gets no shares."""
 UNPARSABLE = "(unparsable)"
 UNKNOWN_TOOL = "(unknown tool)"
 
 
 def action_distribution(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Return the frequency of each action among all steps of a batch. The values add up to 1, or there are none.
+    """Return the frequency of each action among all steps of a batch. The values sum to 1, or there are none.
 
-    Declared tools without calls are included with 0. Names that a model made up share one entry, so that the number of
-    entries is bounded by the environments.
+    Uncalled declared tools have the value 0. All names that a model made up share one entry, so that the environments
+    bound the number of entries.
     """
     counts: Counter[str] = Counter()
     steps = 0
@@ -74,7 +74,7 @@ def action_distribution(trajectories: Iterable[Trajectory]) -> dict[str, float]:
             counts[name] += 0
         for step in trajectory.steps:
             if step.is_text and not names:
-                continue  # where nothing can be called, text is no choice
+                continue  # without tools, text is not a choice
             steps += 1
             if step.action is None:
                 counts[UNPARSABLE] += 1
@@ -89,7 +89,7 @@ def batch_metrics(
     groups: Sequence[Hashable],
     weights: Mapping[str, float] | None = None,
 ) -> dict[str, float | Mapping[str, float]]:
-    """Return the metrics of rollouts that were scored, whether in one batch or in several.
+    """Compute the reward metrics of scored rollouts, from one batch or several.
 
     Raw and normalised values are over the steps where a component is defined. groups: the group of each rollout.
     weights: components to include even if no step has them.
@@ -129,8 +129,8 @@ def batch_metrics(
 
 
 def _advantage_shares(sums: Mapping[str, Sequence[float]], groups: Sequence[Hashable]) -> dict[str, float]:
-    """Return the share of each component in the variance of the group-centred reward, from its sums over
-    rollouts (`reward_detectors.advantage_shares`); empty without variance."""
+    """Return each component's share of the variance of the group-centred reward, from its sums per rollout
+    (`reward_detectors.advantage_shares`). Empty without variance."""
     members: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
@@ -151,8 +151,7 @@ def _advantage_shares(sums: Mapping[str, Sequence[float]], groups: Sequence[Hash
 
 
 def flat(values: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
-    """Flatten to one level: `{"behavior/action_distribution": {"A": 1}}` becomes `{"behavior/action_distribution/A":
-    1}`."""
+    """Flatten `{"behavior/action_distribution": {"A": 1}}` to `{"behavior/action_distribution/A": 1}`."""
     out: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -163,11 +162,11 @@ def flat(values: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
 
 
 WINDOW = 3
-"""An action repeats if it is among those of this many steps before it."""
+"""An action is repeated if it occurred within this many steps before it."""
 REPETITION = -1.0
 """R_coherence of a step that repeats an action, before normalisation and weight."""
 
 
 def repeated(keys: Sequence[str]) -> list[bool]:
-    """Whether each step of a trajectory repeats an action. keys: the canonical action of each step."""
+    """Return whether each step of a trajectory repeats an action. keys: the canonical action of each step."""
     return [key in keys[max(0, i - WINDOW) : i] for i, key in enumerate(keys)]

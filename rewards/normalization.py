@@ -1,7 +1,7 @@
-"""Reward components on one scale: running z-score, running scale, or within each group.
+"""Normalise reward components: running z-score, running scale, or within each group.
 
-Otherwise a component with a larger numerical range would dominate the sum at any weight.
-Statistics are read while a batch is scored and change only in `update`, so equal rollouts get equal rewards.
+Otherwise a component with a larger numerical range would dominate the sum at any weight. The statistics change only in
+`update`, not while a batch is scored, so equal rollouts get equal rewards.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def tensor_moments(values: Tensor) -> Moments:
 
 @dataclass(frozen=True)
 class Normalized:
-    """values: float64 [N], 0 where a component is not defined. mean, std: their normalisation, float64 [R], of each
-    rollout (None: the values are raw)."""
+    """Normalised values of a component, float64 [N], 0 where it is undefined. mean, std: the statistics used for each
+    rollout, float64 [R] (None: the values are raw)."""
 
     values: Tensor
     mean: Tensor | None = None
@@ -36,7 +36,7 @@ class Normalized:
 
 
 class RewardNormalizer:
-    """Running statistics of each component and the normalisation by them.
+    """Keeps running statistics of each component and normalises by them.
 
     `zscore`: (r - mean) / (max(std, floor) + epsilon), clipped. `scale_only`: r / (max(std, floor) + epsilon),
     clipped. `group`: see `group_normalized`. `none`: r.
@@ -48,14 +48,14 @@ class RewardNormalizer:
         self.running: dict[str, Moments] = {name: Moments() for name in modes}
 
     def mode(self, component: str) -> Normalization:
-        """Return how a component is normalised. A name without a configuration is a reward function."""
+        """Return the normalisation of a component. A name without a configuration is a reward function."""
         return self._modes.get(component, self.config.functions)
 
     def statistics(self, component: str) -> Moments:
         return self.running.get(component, Moments())
 
     def normalize(self, values: Tensor, component: str, *, valid: Tensor | None = None) -> Tensor:
-        """Normalise `values` float [N] as configured, to float64 [N]. Each value is a rollout. All are one group."""
+        """Normalise `values` float [N] as configured, to float64 [N]. Each value is a rollout of the same group."""
         if valid is None:
             valid = torch.ones_like(values, dtype=torch.bool)
         alone, together = torch.arange(values.numel()), torch.zeros(values.numel(), dtype=torch.int64)
@@ -84,7 +84,7 @@ class RewardNormalizer:
         return Normalized(torch.where(valid, scaled, 0.0), centre * alike, statistics.std * alike)
 
     def update(self, batch: Mapping[str, Moments]) -> None:
-        """Take a scored batch (of all processes) into the running statistics."""
+        """Add a scored batch (of all processes) to the running statistics."""
         for name, moments in batch.items():
             self.running[name] = merge(self.running.get(name, Moments()), moments)
 
@@ -92,7 +92,7 @@ class RewardNormalizer:
         return {name: moments.to_json() for name, moments in self.running.items()}
 
     def load_json(self, data: Mapping[str, Sequence[float]]) -> None:
-        """Restore `to_json`. Components that are not in `data` start empty."""
+        """Restore the output of `to_json`. Components that are not in `data` start empty."""
         known = {name: Moments.from_json(values) for name, values in data.items()}
         own = {name: known.get(name, Moments()) for name in self.running}
         self.running = {**{name: m for name, m in known.items() if name not in COMPONENTS}, **own}
@@ -103,9 +103,9 @@ def group_normalized(
 ) -> Normalized:
     """Normalise one component within each group, as in GDPO (arXiv 2601.05242), spread over the steps.
 
-    GDPO normalises a component's sum R_i of each rollout by its group: (R_i - mean) / (std + epsilon), std with n - 1.
-    Here step t of rollout i gets (r_it - mean / n_i) / (max(std, floor) + epsilon), n_i its valid steps, so that the
-    sum over a rollout's steps is GDPO's value exactly, and each step keeps its own size.
+    GDPO normalises a component's sum R_i over each rollout within the group: (R_i - mean) / (std + epsilon), std with
+    n - 1. Here step t of rollout i gets (r_it - mean / n_i) / (max(std, floor) + epsilon), with n_i its valid steps.
+    The sum over a rollout's steps is then exactly GDPO's value, and each step keeps its own size.
 
     values: float64 [N]. valid: bool [N]. rollout: int64 [N]. group: int64 [R].
     """

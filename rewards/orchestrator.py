@@ -1,7 +1,7 @@
-"""The orchestrator: all components of a batch, normalised, weighted and added up, with every number kept.
+"""The orchestrator computes, normalises, weights and sums all components of a batch, and keeps every number.
 
-All steps of all trajectories go through one flat batch. Python loops over the steps only for strings (actions,
-penalties) and for the breakdown.
+All steps of all trajectories form one flat batch. Python loops over the steps only for strings (actions, penalties) and
+for the breakdown.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ STATE_FORMAT = 1
 
 @dataclass(frozen=True)
 class RewardResult:
-    """The rewards of a batch of B trajectories of at most S steps, of C components.
+    """The rewards of B trajectories with at most S steps and C components.
 
-    total: float32 [B, S], 0 past a trajectory's end. contributions: float64 [B, S, C], 0 where a component is not
-    defined: curiosity at the last step, coherence at the first, the task anywhere but at the last. `total` is their sum
-    over C. `component_names` go along C. `metrics` are for the record, with dictionaries such as the action
+    total: float32 [B, S], 0 after a trajectory's end. contributions: float64 [B, S, C], 0 where a component is
+    undefined: curiosity at the last step, coherence at the first, the task before the last. `total` is their sum over
+    C. `component_names` indexes C. `metrics` are for the record and include dictionaries such as the action
     distribution.
     """
 
@@ -47,10 +47,10 @@ class RewardResult:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """All N steps of B trajectories, one after another.
+    """All N steps of B trajectories, concatenated.
 
     counts: steps of each trajectory. rollout: int64 [N], the trajectory of each step. last: bool [N], True at the last
-    step of each. group: int64 [B], the groups numbered in order of first appearance.
+    step of each. group: int64 [B], the group of each, numbered in order of first appearance.
     """
 
     trajectories: Sequence[Trajectory]
@@ -73,10 +73,10 @@ class StepBatch:
 
 
 class RewardOrchestrator:
-    """Computes the dense reward of trajectories from the components of `rewards.components`.
+    """Computes the dense reward of trajectories from the components in `rewards.components`.
 
-    Weights given here replace those in `config`. `embedding_dim` defaults to that of the first embeddings. Training and
-    serving use it the same way. Of several processes, one scores the rollouts of all.
+    Weights given here override those in `config`. `embedding_dim` defaults to that of the first embeddings. Training
+    and serving use it the same way. In distributed training, one process scores the rollouts of all.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RewardOrchestrator:
 
     @property
     def curiosity_module(self) -> CuriosityDrivenRewardModule | None:
-        """The module of R_curiosity (None: not needed yet)."""
+        """The module of R_curiosity, or None if it has not been needed yet."""
         return self._curiosity.module
 
     def calculate_total_reward(
@@ -124,14 +124,13 @@ class RewardOrchestrator:
     ) -> RewardResult:
         """Compute the dense reward of each step of each trajectory, with its whole breakdown.
 
-        embeddings: [S_i, D] for each trajectory, a row a step, needed if curiosity or coherence carries weight.
-        env_rewards: the environment's own rewards per step (None: those in the steps). groups:
-        the group of each trajectory (None: `trajectory.group`). step: optimiser steps made so far, by which weights are
-        annealed.
+        embeddings: [S_i, D] for each trajectory, one row per step, required if curiosity or coherence has weight.
+        env_rewards: the environment's own rewards per step (None: those in the steps). groups: the group of each
+        trajectory (None: `trajectory.group`). step: optimiser steps so far, for annealing the weights.
 
-        Statistics and dynamics model do not change while the batch is scored. Afterwards they learn from it: at once,
-        or with `update=False` when `update` is called (in an evaluation, never). Raises RewardError if embeddings are
-        missing or do not fit the steps.
+        Statistics and dynamics model do not change while the batch is scored. They learn from it afterwards: at once,
+        or with `update=False` on the next call of `update` (in an evaluation, never). Raises RewardError if embeddings
+        are missing or do not match the steps.
         """
         if isinstance(trajectories, Trajectory):
             trajectories = [trajectories]
@@ -172,7 +171,7 @@ class RewardOrchestrator:
         return replace(result, metrics={**result.metrics, **measured})
 
     def update(self) -> None:
-        """Take the last scored batch into the running statistics and let the components learn from it."""
+        """Add the last scored batch to the running statistics and let the components learn from it."""
         batch, self._pending = self._pending, {}
         self.normalizer.update(batch)
         for component in self.components.values():
@@ -182,9 +181,9 @@ class RewardOrchestrator:
         return [penalty for step in check_steps(self.rules, trajectory) for penalty in step]
 
     def _normalize_rewards(self, rewards_tensor: Tensor, component_name: str) -> Tensor:
-        """Normalise `rewards_tensor` (any shape) as this component is configured, by the current statistics.
+        """Normalise `rewards_tensor` (any shape) as configured for this component, without changing the statistics.
 
-        z = (r - running_mean) / (running_std + epsilon) with a floored std. The statistics do not change.
+        z = (r - running_mean) / (running_std + epsilon) with a floored std.
         """
         flat = rewards_tensor.reshape(-1)
         return self.normalizer.normalize(flat, component_name).view(rewards_tensor.shape)
@@ -202,7 +201,7 @@ class RewardOrchestrator:
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore `state_tensors` and `state_facts`. Raises RewardError for those of other settings."""
+        """Restore `state_tensors` and `state_facts`. Raises RewardError if they come from other settings."""
         if facts.get("format") != STATE_FORMAT:
             raise RewardError(f"the saved rewards have format {facts.get('format')}, this version reads {STATE_FORMAT}")
         for name, component in self.components.items():
@@ -219,7 +218,7 @@ class RewardOrchestrator:
     def _embeddings(
         self, trajectories: Sequence[Trajectory], counts: Sequence[int], embeddings: Sequence[Tensor] | Tensor | None
     ) -> Tensor | None:
-        """Return all steps' embeddings one after another, float32 [N, D]; None if there are none and none is needed."""
+        """Concatenate the embeddings of all steps, float32 [N, D]. None if there are none and none is needed."""
         if embeddings is None and self.config.needs_embeddings:
             raise RewardError(
                 "curiosity and coherence need state embeddings: pass embeddings, or set w_curiosity and w_coherence to "
@@ -245,11 +244,10 @@ def assemble(
     penalties: Sequence[Sequence[tuple[Penalty, ...]]],
     normalizer: RewardNormalizer,
 ) -> tuple[RewardResult, dict[str, Moments]]:
-    """Add up the reward of a batch. Returns it with the moments of each component's raw values for the running
-    statistics.
+    """Sum the reward of a batch. Returns it with the moments of each component's raw values for the running statistics.
 
-    values: for each component its raw rewards, float64 [N], and where they are defined, bool [N]. A value that is not
-    finite counts as not defined, and in `rewards/nonfinite`. penalties: of each step of each trajectory.
+    values: raw rewards of each component, float64 [N], and where they are defined, bool [N]. A value that is not finite
+    counts as undefined and in `rewards/nonfinite`. penalties: of each step of each trajectory.
     """
     scale = {name: float(weights[name]) for name in values}
     components: list[dict[str, ComponentValue]] = [{} for _ in range(batch.rollout.numel())]
@@ -297,7 +295,7 @@ def assemble(
 
 
 def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | None:
-    """Check the values of a component. Raises RewardError where it is not one number for each step."""
+    """Check the values of a component. Raises RewardError unless there is one number per step."""
     steps = len(batch.steps)
     if values is not None and [tuple(v.shape) for v in values] != [(steps,), (steps,)]:
         shapes = " and ".join(str(tuple(v.shape)) for v in values)
@@ -306,5 +304,5 @@ def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | 
 
 
 def _tensor_name(component: str, name: str) -> str:
-    """Return the name of a component's tensor. Those of curiosity have no prefix, which checkpoints rely on."""
+    """Return the name of a component's tensor. Curiosity's tensors have no prefix, and checkpoints rely on that."""
     return name if component == "curiosity" else f"{component}.{name}"

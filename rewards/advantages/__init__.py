@@ -1,8 +1,8 @@
-"""From rewards per turn to advantages: one file a method, each a subclass of `AdvantageMethod` with one function.
+"""Compute advantages from rewards per turn. Each method is a subclass of `AdvantageMethod` in its own file.
 
-The method called `turn` is `TurnAdvantage` in `turn.py`. To add one, copy that file and enter the name in the
-configuration's `Advantages` (`configs/sections/training.py`). A class in a file of your own needs no entry: name it in
-the configuration as `training.advantages: path/to/file.py:Class`.
+The method called `turn` is `TurnAdvantage` in `turn.py`. To add one, copy that file and add the name to `Advantages`
+(`configs/sections/training.py`). A class in your own file needs no entry: set `training.advantages:
+path/to/file.py:Class`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> tuple[str, ...]:
-    """Return `METHODS`, the names of the package's methods. Screens use this package without pydantic."""
+    """Load `METHODS`, the names of the package's methods, lazily: screens use this package without pydantic."""
     if name != "METHODS":
         raise AttributeError(name)
     from ...configs.sections.training import Advantages
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> tuple[str, ...]:
 
 
 def packaged_method(name: str, among: Among = "peers") -> AdvantageMethod:
-    """Return the method of the package called `name`. among: what `group` and `gdpo` compare shaping with."""
+    """Return the package's method called `name`. among: the peers of shaping in `group` and `gdpo`."""
     module = importlib.import_module(f".{name}", __package__)
     method = getattr(module, f"{name.capitalize()}Advantage")
     return method(among) if name in ("group", "gdpo") else method()

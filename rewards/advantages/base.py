@@ -1,14 +1,14 @@
-"""Advantages from rewards, in plain Python: the one implementation of their arithmetic.
+"""Compute advantages from rewards, in plain Python. This is the only implementation.
 
-Training computes advantages here, `grpo-tui check --recompute` computes them again from a record, and the screens use
-the same constants and deviations.
+Training computes advantages here, `grpo-tui check --recompute` recomputes them from a record, and the screens use the
+same constants and deviations.
 
-With Q[i, t] what a method compares (`AdvantageMethod.returns`), the advantage of turn t of rollout i is
+A method compares values Q[i, t] (`AdvantageMethod.returns`). The advantage of turn t of rollout i is
 
     A[i, t] = (Q[i, t] − mean_G Q[·, t]) / (σ + EPSILON)
 
-with the mean over the rollouts of the same group. σ is that of the same group and turn, that of the whole batch, or the
-division is left out (`Scale`). σ has Bessel's correction (n − 1), as in TRL.
+with the mean over the rollouts of the same group. σ is the standard deviation over the same group and turn, or over the
+whole batch, or there is no division (`Scale`). σ has Bessel's correction (n − 1), as in TRL.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ...envs.trajectory import Trajectory
 from ..breakdown import AdvantageFormula, AdvantageTerm, RewardBreakdown, comparison
 
 EPSILON = 1e-4
-"""What is added to a standard deviation before dividing by it."""
+"""Added to a standard deviation before dividing by it."""
 ROUNDING = 1e-6
-"""Centred returns below this are equal returns that were summed in another order."""
+"""Centred returns below this come from equal returns that were summed in a different order."""
 
 Scale = Literal["group", "batch", "none"]
 Among = Literal["group", "peers"]
-"""What shaping is compared with: the whole group, or those rollouts of it that succeeded alike."""
+"""Compare shaping with the whole group, or with the rollouts of the group that had the same success."""
 
 
 class ComponentPart(NamedTuple):
     """One reward component of a rollout: its weight, and its normalised values summed over the turns. shaping: whether
-    it guides the policy rather than stating the goal."""
+    it guides the policy instead of defining the goal."""
 
     weight: float
     value: float
@@ -46,10 +46,9 @@ class Returns:
     """The rewards of one rollout of S turns.
 
     turns: reward of each turn [S]. unshaped: the same without shaping [S]. states: the state before each turn [S]
-    (empty: not known). parts: reward components by name (None: the reward has none). right: whether the rollout is
-    known to be right. scored: False if its environment failed. Such a rollout takes part in no mean and has no
-    advantage. branch: for a rollout that branches, the place of its parent in the group and the number of turns that it
-    repeats.
+    (empty: unknown). parts: reward components by name (None: the reward has none). right: whether the rollout is known
+    to be right. scored: False if its environment failed. Such a rollout counts in no mean and has no advantage. branch:
+    for a branching rollout, the index of its parent in the group and the number of repeated turns.
     """
 
     turns: Sequence[float]
@@ -66,13 +65,13 @@ class Returns:
 
 
 def states_of(trajectory: Trajectory | None, turns: int) -> list[str]:
-    """Return the text before each turn [turns]: the prompt, then observations. Empty if the trajectory lacks them."""
+    """Return the text before each turn [turns]: the prompt, then observations. Empty if the trajectory has fewer."""
     known = [] if trajectory is None else [trajectory.prompt, *(s.observation for s in trajectory.steps)][:turns]
     return known if len(known) == turns else []
 
 
 def parts_of(breakdown: RewardBreakdown, shaping: Collection[str]) -> dict[str, ComponentPart]:
-    """Return each component that carries weight. shaping: the names of those that guide the policy."""
+    """Return each component with a non-zero weight. shaping: the names of the shaping components."""
     found: dict[str, ComponentPart] = {}
     for step in breakdown.steps:
         for name, value in step.components.items():
@@ -94,9 +93,9 @@ class Spread(NamedTuple):
 
 
 def total(values: Sequence[float]) -> float:
-    """Return the sum in the order in which PyTorch adds up to 16 float64 values: four interleaved partial sums.
+    """Sum in the order in which PyTorch adds up to 16 float64 values: four interleaved partial sums.
 
-    The order is kept so that a change of this code never changes a training.
+    The fixed order keeps training results bitwise stable when this code changes.
     """
     whole = len(values) // 4 * 4
     found = sum(values[whole:], 0.0)
@@ -106,25 +105,25 @@ def total(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Return mean, standard deviation and number of the values that are not None."""
+    """Compute mean, standard deviation and number of the values that are not None."""
     size = sum(v is not None for v in values)
     mean = total([v or 0.0 for v in values]) / max(size, 1)
     squares = [0.0 if v is None else (v - mean) * (v - mean) for v in values]
     std = math.sqrt(total(squares) / max(size - 1, 1))
-    if math.isinf(std):  # squares of very large rewards do not fit into a float
+    if math.isinf(std):  # squares of very large rewards overflow
         std = math.hypot(*(v - mean for v in values if v is not None)) / math.sqrt(max(size - 1, 1))
     return Spread(mean, std, size)
 
 
 def compared(value: float, with_: Spread, std: float | None, weight: float = 1.0, name: str = "") -> AdvantageTerm:
-    """Return the comparison of a value with its peers, itself included. Without other peers it equals their mean."""
-    mean = with_.mean if with_.size > 1 else value  # whatever rounding made of it
+    """Compare a value with its peers, including itself. Without other peers, the mean is the value itself."""
+    mean = with_.mean if with_.size > 1 else value  # exact, despite rounding of the mean
     return AdvantageTerm(value, mean, std, with_.size, weight, name)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The returns of one group by turn: column t holds those of the rollouts that got to turn t, else None."""
+    """The returns of one group by turn: column t has the return of each rollout, None if it did not reach turn t."""
 
     values: Sequence[Sequence[float | None]]
     spreads: Sequence[Spread] = field(init=False)
@@ -133,35 +132,35 @@ class Columns:
         object.__setattr__(self, "spreads", [spread(column) for column in self.values])
 
     def differ(self, least: float) -> bool:
-        """Whether some return differs from its peers, and some standard deviation is at least `least`."""
+        """Return whether some return differs from its peers and some standard deviation is at least `least`."""
         pairs = zip(self.values, self.spreads, strict=True)
         differs = any(v is not None and abs(v - s.mean) > ROUNDING for column, s in pairs for v in column)
         return differs and max((s.std for s in self.spreads), default=0.0) >= least
 
 
 class AdvantageMethod(ABC):
-    """A way to turn rewards into advantages. Subclasses define `name` and `returns`. The rest fits most of them."""
+    """A way to turn rewards into advantages. Subclasses define `name` and `returns`. The defaults suit most of them."""
 
     name: str = ""
-    """Its name in the record."""
+    """The method's name in the record."""
     compares: str = ""
-    """For people who read the formula: what `returns` gives, and (`compared_with`) the peers of the comparison."""
+    """Description of `returns` in the formula for people. `compared_with` describes the peers."""
     compared_with: str = "the {size} rollouts of its group"
     shaping_apart: bool = False
-    """Whether shaping is compared on its own, so that it may teach where the goal gives no signal."""
+    """Whether shaping is compared separately, so that it gives signal where the goal gives none."""
     on_last_token: bool = False
-    """Whether the advantage of a turn goes on its last token alone, not on all tokens of the agent."""
+    """Whether the advantage of a turn goes only on its last token, not on all its agent tokens."""
 
     @abstractmethod
     def returns(self, rollout: Returns) -> Sequence[float]:
-        """Return the compared numbers of a rollout: one a turn, or one for the whole rollout."""
+        """Return the values to compare: one per turn, or one for the whole rollout."""
 
     def sentence(self, formula: AdvantageFormula) -> str:
-        """Describe the comparison of a formula in a sentence for the record."""
+        """Describe a formula in one sentence for the record."""
         return comparison(self.compares or f"the returns of {self.name}", self.compared_with, formula.scale)
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        """Return the formula of the advantages of each rollout of each group; None for one without."""
+        """Return the advantage formula of each rollout of each group, None for a rollout without an advantage."""
         if scale not in ("group", "batch", "none"):
             raise ValueError(f'unknown scale "{scale}": group, batch or none')
         columns = [self.columns(group) for group in groups]
@@ -178,7 +177,7 @@ class AdvantageMethod(ABC):
         ]
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
-        """Return which groups can be learned from: returns differ, with a standard deviation of at least `least`."""
+        """Return which groups carry signal: their returns differ, with a standard deviation of at least `least`."""
         return [self.columns(group).differ(least) for group in groups]
 
     def columns(self, group: Group) -> Columns:
@@ -188,7 +187,7 @@ class AdvantageMethod(ABC):
     def _formulas(
         self, group: Group, scale: str, terms: Callable[[int, float], tuple[AdvantageTerm, ...]]
     ) -> list[AdvantageFormula | None]:
-        """Return a formula with the terms of each return of each rollout."""
+        """Return the formula of each rollout. terms: the terms of one of its returns."""
         found: list[AdvantageFormula | None] = []
         for rollout in group:
             returns = self.returns(rollout) if rollout.scored else ()
@@ -196,7 +195,7 @@ class AdvantageMethod(ABC):
         return found
 
     def formula(self, scale: str, steps: Sequence[tuple[AdvantageTerm, ...]]) -> AdvantageFormula | None:
-        """Return the formula with its sentence; None without steps."""
+        """Build the formula with its sentence. Returns None without steps."""
         if not steps:
             return None
         made = AdvantageFormula(self.name, scale, EPSILON, tuple(steps))
@@ -208,8 +207,8 @@ def learnable(
 ) -> list[bool]:
     """Return which groups carry signal.
 
-    least: the smallest standard deviation of returns that counts. goal_only: whether rewards without shaping decide.
-    solved: whether shaping that is compared on its own is signal enough where all rollouts of a group are right.
+    least: the minimum standard deviation of returns. goal_only: whether to ignore shaping. solved: whether separately
+    compared shaping is enough signal if all rollouts of a group are right.
     """
     if not goal_only:
         return method.signal(groups, least)
@@ -223,7 +222,7 @@ def learnable(
 
 
 def component_names(groups: Sequence[Group]) -> list[str]:
-    """Return the components of a batch in order of first appearance; none if some rollout has no components."""
+    """Return the components of a batch in order of first appearance, or none if any rollout lacks components."""
     rollouts = [rollout for group in groups for rollout in group]
     if any(rollout.parts is None for rollout in rollouts):
         return []
@@ -231,7 +230,7 @@ def component_names(groups: Sequence[Group]) -> list[str]:
 
 
 class GroupParts:
-    """The components of one group, each with the mean and deviation of its peers."""
+    """The components of one group, each with the mean and standard deviation of its peers."""
 
     def __init__(self, group: Group, among: Among) -> None:
         self.group = group
@@ -239,7 +238,7 @@ class GroupParts:
         self._spreads: dict[tuple[str, bool | None], Spread] = {}
 
     def term(self, rollout: Returns, name: str) -> AdvantageTerm | None:
-        """Return the comparison of a rollout's component with its peers; None if the rollout lacks it."""
+        """Compare a rollout's component with its peers. Returns None if the rollout lacks it."""
         part = (rollout.parts or {}).get(name)
         if part is None:
             return None
@@ -251,7 +250,7 @@ class GroupParts:
         return compared(part.value, peers, peers.std, part.weight, name)
 
     def differ(self, names: Sequence[str], least: float) -> bool:
-        """Whether a component differs among its peers, with a weighted standard deviation of at least `least`."""
+        """Return whether a component differs among peers, with a weighted standard deviation of at least `least`."""
         terms = [self.term(rollout, name) for name in names for rollout in self.group if rollout.scored]
         return any(abs(t.value - t.mean) > ROUNDING and t.weight * (t.std or 0.0) >= least for t in terms if t)
 

@@ -1,11 +1,11 @@
-"""`gdpo`: each component of the reward against its own group, then the weighted sum over the batch (arXiv 2601.05242).
+"""`gdpo`: normalise each reward component within its group, then the weighted sum over the batch (arXiv 2601.05242).
 
-For rollout i, component c with weight w_c, R_c[i] its normalised values summed over the turns:
+For rollout i and component c with weight w_c, with R_c[i] the sum of its normalised values over the turns:
 
     a[i] = Σ_c w_c · (R_c[i] − mean R_c) / (std R_c + ε)          over the rollouts of the group
     A[i] = (a[i] − mean a) / (std a + ε)                          over the batch
 
-The influence of a component is its weight, whatever its scale. In TRL this is
+A component's influence is its weight, regardless of its scale. In TRL this is
 `multi_objective_aggregation="normalize_then_sum"`.
 """
 
@@ -20,7 +20,7 @@ from .group import GroupAdvantage
 
 
 class GdpoAdvantage(GroupAdvantage):
-    """Group reward-decoupled normalisation. `scale` has no effect. A reward without components is one component."""
+    """Group reward-decoupled normalisation. `scale` has no effect. A reward without components counts as one."""
 
     name = "gdpo"
 

@@ -1,13 +1,13 @@
-"""`gigpo`: the rollout against its group, plus each turn against the turns in the same state (arXiv 2505.10978).
+"""`gigpo`: compare each rollout with its group, and each turn with the turns in the same state (arXiv 2505.10978).
 
 The anchor state of a turn is the observation before it, or the prompt before the first turn. Turns of a group with
-equal anchor states form a subgroup S, which may hold several turns of one rollout. For rollout i with rewards r and
+equal anchor states form a subgroup S, which may contain several turns of one rollout. For rollout i with rewards r and
 turn t in S:
 
     D[i, t] = Σ_{k ≥ t} γ^(k − t) · r[i, k]
     A[i, t] = (R[i] − mean_G R) / (std_G R + ε) + ω · (D[i, t] − mean_S D) / (std_S D + ε)
 
-A turn whose state no other turn shares has only the first term. States are compared as text: pictures are not.
+A turn whose state no other turn shares has only the first term. States are compared as text, without pictures.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..breakdown import AdvantageFormula, AdvantageTerm
 from .base import AdvantageMethod, Columns, Group, Returns, Scale, compared, spread, total
 
 GAMMA = 0.95
-"""The discount of a turn for each later turn: the paper's."""
+"""The discount per turn, as in the paper."""
 OMEGA = 1.0
-"""The weight of the comparison within a state: the paper's."""
+"""The weight of the comparison within a state, as in the paper."""
 ROLLOUT, STATE = "rollout", "same state"
 """Names of the two terms."""
 
@@ -59,13 +59,13 @@ class GigpoAdvantage(AdvantageMethod):
         return found
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
-        """Return in which groups the returns differ, or the discounted returns in a state."""
+        """Return which groups have returns that differ, or discounted returns that differ within a state."""
         pairs = zip(super().signal(groups, least), groups, strict=True)
         return [found or SameState(group).columns.differ(least) for found, group in pairs]
 
 
 class SameState:
-    """The turns of one group by state. discounted: D of each turn of each rollout, none for a rollout that failed."""
+    """The turns of one group by state. discounted: D of each turn of each rollout, empty for failed rollouts."""
 
     def __init__(self, group: Group) -> None:
         self.discounted = [discounted(rollout.turns) if rollout.scored else [] for rollout in group]
@@ -73,13 +73,13 @@ class SameState:
         self._states = [rollout.states or alone for rollout, alone in zip(group, unknown, strict=True)]
         found: dict[Hashable, list[float]] = {}
         for states, values in zip(self._states, self.discounted, strict=True):
-            for state, value in zip(states, values, strict=False):  # a failed rollout has states only
+            for state, value in zip(states, values, strict=False):  # a failed rollout has states but no values
                 found.setdefault(state, []).append(value)
         self.columns = Columns(list(found.values()))
         self._spreads = dict(zip(found, self.columns.spreads, strict=True))
 
     def terms(self, rollout: int, scale: Scale, batch: float) -> list[AdvantageTerm]:
-        """Return the comparison of each turn of a rollout. batch: the deviation of the batch."""
+        """Return the term of each turn of a rollout. batch: the standard deviation of the batch."""
         found: list[AdvantageTerm] = []
         for state, value in zip(self._states[rollout], self.discounted[rollout], strict=True):
             peers = self._spreads[state]

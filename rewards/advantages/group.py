@@ -1,12 +1,12 @@
 """`group`: every agent token of rollout i gets R[i] − mean_G R, R the sum of its rewards (GRPO, arXiv 2402.03300).
 
-Shaping need not be part of R. With `among="peers"`, R is the rest of the reward, and each shaping component c with
-weight w_c, R_c[i] its normalised values summed over the turns, decides between peers:
+R may exclude shaping. With `among="peers"`, it does, and each shaping component c with weight w_c decides between
+peers, with R_c[i] the sum of its normalised values over the turns:
 
     A[i] = (R[i] − mean R) / (std R + ε) + Σ_c w_c · (R_c[i] − mean R_c) / (std R_c + ε)
 
-with mean and deviation of R_c over those rollouts of the group that succeeded alike. Shaping then moves an advantage by
-a few w_c at most. Added to R, it could become the goal.
+with mean and std of R_c over the rollouts of the group with the same success. Shaping then changes an advantage by at
+most a few w_c. Added to R, it could become the goal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .base import AdvantageMethod, Among, Group, GroupParts, Returns, Scale, com
 
 
 class GroupAdvantage(AdvantageMethod):
-    """GRPO's: one number for a rollout, against the other rollouts of its prompt."""
+    """GRPO's advantage: one number per rollout, relative to the other rollouts of its prompt."""
 
     name = "group"
     compares = "the return"
@@ -58,7 +58,7 @@ class GroupAdvantage(AdvantageMethod):
         return found
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
-        """Return in which groups the return, or the goal or a shaping component, differs."""
+        """Return which groups differ in the return, or in the goal or a shaping component."""
         shaping = self._shaping(groups)
         if not shaping:
             return super().signal(groups, least)

@@ -12,7 +12,7 @@ from .base import AdvantageMethod, Group, Returns, Scale
 
 
 class RewardAdvantage(AdvantageMethod):
-    """Rewards in the place of advantages."""
+    """Rewards used as advantages."""
 
     name = "reward"
     on_last_token = True
@@ -29,5 +29,5 @@ class RewardAdvantage(AdvantageMethod):
         ]
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
-        """Return in which groups some reward is not 0."""
+        """Return which groups have a non-zero reward."""
         return [any(v != 0 for rollout in group if rollout.scored for v in rollout.turns) for group in groups]

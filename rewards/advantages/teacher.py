@@ -1,8 +1,8 @@
-"""The advantage that a teacher gives to a turn of a rollout: `weight` · (log π_teacher − log π − its mean).
+"""A teacher's advantage for a turn: `weight` · (log π_teacher − log π − mean).
 
-The log-probs are means over the tokens of the turn, and the mean is over all tokens of the batch. It does not change
-the expected gradient, that of the reverse KL (GKD, arXiv 2306.13649), and lowers its variance: far from the teacher
-nearly every sampled token has a negative value.
+The log-probs are means over the tokens of the turn. The subtracted mean is over all tokens of the batch. It does not
+change the expected gradient, which is that of the reverse KL (GKD, arXiv 2306.13649), but lowers its variance: far from
+the teacher, nearly every sampled token has a negative value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SENTENCE = "the teacher's log-prob minus the policy's, over the tokens of the tu
 def with_teacher(
     formula: AdvantageFormula | None, leads: Sequence[float], mean: float, size: int, weight: float, with_reward: bool
 ) -> AdvantageFormula | None:
-    """Return `formula` with the teacher's term in each turn. None for a rollout without an advantage.
+    """Add the teacher's term to each turn of `formula`. Returns None for a rollout without an advantage.
 
     leads: log π_teacher − log π of each turn [S], mean over its tokens, nats. mean: over all tokens of the `size`
     rollouts of the batch. with_reward: keep the other terms.

@@ -1,19 +1,18 @@
-"""`tree`: `turn` over rollouts that branch from each other, with the mean of all that share a turn.
+"""`tree`: `turn` for branching rollouts, with means over all rollouts that share a turn.
 
-Of the rollouts of a group, some repeat the first turns of another one and then continue on their own (`envs.tree`).
-For turn t of rollout i, let v be the rollouts that share it, and u ⊃ v those that share the turns before the branch in
-which it was sampled: all rollouts of the group if nothing branched off before turn t, else those that share the last
-turns which more rollouts share than turn t. With Q[k, t] = Σ_{j ≥ t} r[k, j], and each mean over rollouts that reached
-turn t:
+Some rollouts of a group repeat the first turns of another one and then continue on their own (`envs.tree`). For turn t
+of rollout i, let v be the rollouts that share it, and u ⊃ v those that share the turns before the branch in which it
+was sampled: all rollouts of the group if nothing branched off before turn t, else those that share the last turn that
+more rollouts share than turn t. With Q[k, t] = Σ_{j ≥ t} r[k, j], and each mean over rollouts that reached turn t:
 
     A[i, t] = ½ · (mean_v Q − mean_G Q) / (σ_t + ε) + ½ · (mean_v Q − mean_u Q) / (σ_t + ε)
 
-These are differences between values of nodes: the first one between the trees of the group, the second one within a
-tree (Tree-GRPO, arXiv 2509.21240; TreeRL, arXiv 2506.11902). σ_t is that of `turn`. A group without branches has the
+The terms are differences between node values: the first between the trees of the group, the second within a tree
+(Tree-GRPO, arXiv 2509.21240; TreeRL, arXiv 2506.11902). σ_t is the same as in `turn`. A group without branches gets the
 advantages of `turn`.
 
-A rollout is trained on its own turns alone. A repeated turn has advantage 0, and its tokens are no agent tokens there.
-So each sampled token counts once in the loss.
+A rollout trains only on its own turns. A repeated turn has advantage 0, and its tokens are not agent tokens there, so
+each sampled token counts once in the loss.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ Node = tuple[int, int]
 """The rollout that sampled a turn, and the number of turns up to it."""
 ROOT: Node = (-1, 0)
 BRANCH, REPEATED = "branch", "repeated turn"
-"""Names of terms. The second one has weight 0."""
+"""Names of terms. The second has weight 0."""
 
 
 class TreeAdvantage(TurnAdvantage):
-    """The value of a turn, against the rollouts that got as far and those of the branch that it continues."""
+    """The value of a turn, relative to the rollouts that reached it and to those of the branch that it continues."""
 
     name = "tree"
 
@@ -58,7 +57,7 @@ class TreeAdvantage(TurnAdvantage):
 
 
 class Tree:
-    """The rollouts of a group. columns: their returns from each turn on. shared: the rollouts that contain a node."""
+    """The rollouts of a group. columns: their returns from each turn on. shared: the rollouts that share each node."""
 
     def __init__(self, group: Group, columns: Columns) -> None:
         self.group = group

@@ -13,7 +13,7 @@ from .base import AdvantageMethod, Returns
 
 
 class TurnAdvantage(AdvantageMethod):
-    """The return from a turn on, against the rollouts of the group that got as far as that turn."""
+    """The return from a turn on, relative to the rollouts of the group that reached that turn."""
 
     name = "turn"
     compares = "the return from this step on"

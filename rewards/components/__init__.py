@@ -1,7 +1,7 @@
-"""The components of the reward, by name in `COMPONENTS`.
+"""The reward components, by name in `COMPONENTS`.
 
-To add one, copy `given.py`'s `PenaltyReward` and enter the class in `EXTRA`. A class in a file of your own needs no
-entry. Either gets its weight from the configuration: `rewards.extra_components: {name: {weight: 0.1, class_path: …}}`.
+To add one, copy `PenaltyReward` in `given.py` and add the class to `EXTRA`. A class in your own file needs no entry.
+Both get their weight from the configuration: `rewards.extra_components: {name: {weight: 0.1, class_path: …}}`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ BUILT_IN: dict[str, Callable[[RewardsConfig, int], RewardComponent]] = {
     "coherence": lambda config, seed: CoherenceReward(),
     "penalty": lambda config, seed: PenaltyReward(config),
 }
-"""Those with a section of their own in the configuration, made from it and a seed."""
+"""Components with their own configuration section, constructed from the configuration and a seed."""
 
 EXTRA: dict[str, type[RewardComponent]] = {"overlong": OverlongReward}
-"""Further ones that come with the package, known by name in `rewards.extra_components`."""
+"""Optional components of the package, available by name in `rewards.extra_components`."""
 
 
 def make_components(config: RewardsConfig, seed: int) -> dict[str, RewardComponent]:
-    """Make the components of a run by name, in the order in which they are added up.
+    """Create the components of a run by name, in the order of summation.
 
-    Raises RewardError for an unknown or unusable one of `extra_components`.
+    Raises RewardError if one of `extra_components` is unknown or unusable.
     """
     made = {name: make(config, seed) for name, make in BUILT_IN.items()}
     return made | {name: _extra(name, extra) for name, extra in config.extra_components.items()}

@@ -1,4 +1,4 @@
-"""Input and output of a component of the reward."""
+"""The interface of a reward component."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...envs.trajectory import Step, Trajectory
 from ..breakdown import Penalty
 
 Correctness = bool | float | None
-"""Whether the final answer is right: True or False, a score of its own scale, or None where it is not known."""
+"""Whether the final answer is right: True or False, a score on its own scale, or None if unknown."""
 
 
 class RewardError(GrpoTuiError, ValueError):
@@ -22,12 +22,12 @@ class RewardError(GrpoTuiError, ValueError):
 
 @dataclass(frozen=True)
 class RewardInputs:
-    """A batch to be rewarded: all N steps of B trajectories, one after another.
+    """A batch to score: all N steps of B trajectories, concatenated.
 
     trajectories, correctness: B of each. steps, env_rewards (the environment's own reward of each step): N of each.
     keys: the canonical action of each step, by trajectory. last: bool [N], True at the last step of each trajectory.
-    states: float32 [N, D], the state embedding of each step (None: no component needs them). penalties: those of each
-    step, by trajectory.
+    states: float32 [N, D], the state embedding of each step (None: no component needs them). penalties: the penalties
+    of each step, by trajectory.
     """
 
     trajectories: Sequence[Trajectory]
@@ -41,21 +41,21 @@ class RewardInputs:
 
 
 Values = tuple[Tensor, Tensor]
-"""Raw rewards, float64 [N], and where they are defined, bool [N]."""
+"""Raw rewards, float64 [N], and a mask of where they are defined, bool [N]."""
 
 
 class RewardComponent(ABC):
-    """One component. To add one, write `compute`. The other methods are for components that learn.
+    """One reward component. A subclass implements `compute`. The other methods are for components that learn.
 
-    A user's own is made with the `options` of its entry in `rewards.extra_components`.
+    The constructor of a user's component receives the `options` of its entry in `rewards.extra_components`.
     """
 
     @abstractmethod
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Return the raw reward of each step, before normalisation and weight; None if this batch has none."""
+        """Return the raw reward of each step, before normalisation and weight, or None if this batch has none."""
 
     def update(self) -> None:  # noqa: B027 (most components learn nothing)
-        """Learn from the batch that was computed last."""
+        """Learn from the batch of the last `compute`."""
 
     def metrics(self) -> Mapping[str, float]:
         return {}
@@ -69,4 +69,4 @@ class RewardComponent(ABC):
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:  # noqa: B027
-        """Restore the state of the two methods above."""
+        """Restore the state from the two methods above."""

@@ -1,4 +1,4 @@
-"""R_coherence: similarity to the previous step, and the penalty of repetition."""
+"""R_coherence: similarity to the previous step, with a penalty for repeated actions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class TrajectoryCoherenceAnalyzer:
     """Cosine similarity of consecutive step embeddings, and a cost for repeated actions.
 
     R_t = -1 if the action of step t (tool and arguments) is among those of the last `WINDOW` steps, else cos(s_t,
-    s_{t-1}). A repeated step earns no similarity: it is the most similar of all. The first step of a trajectory has no
-    predecessor. It gets 0 and is undefined for the statistics.
+    s_{t-1}). A repeated step earns no similarity, because repetition maximises it. The first step of a trajectory has
+    no predecessor: it gets 0 and is undefined for the statistics.
     """
 
     def compute(self, embeddings: Tensor, keys: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
-        """Return R_coherence of each step of each trajectory, in order, float64 [N], and where it is defined, bool [N].
+        """Return R_coherence of all steps, float64 [N], and a mask of where it is defined, bool [N].
 
-        embeddings: [N, D], the steps of all trajectories one after another. keys: the canonical actions of each
-        trajectory, N in all.
+        embeddings: [N, D], the steps of all trajectories, concatenated. keys: the canonical actions of each trajectory,
+        N in all.
         """
         first = torch.tensor([i == 0 for row in keys for i in range(len(row))], dtype=torch.bool)
         again = torch.tensor([flag for row in keys for flag in repeated(row)], dtype=torch.bool)
@@ -45,7 +45,7 @@ class CoherenceReward(RewardComponent):
 
 
 def cosine_to_previous(states: Tensor) -> Tensor:
-    """Return cos(s_t, s_{t-1}) of rows [N, D], float64 [N - 1]; 0 next to a row of zeros. The rows are not copied."""
+    """Return cos(s_t, s_{t-1}) of rows [N, D], float64 [N - 1]; 0 next to a row of zeros. Does not copy the rows."""
     states = states.float()
     lengths = torch.linalg.vector_norm(states, dim=-1)
     unit = states / lengths.clamp(min=1e-12)[:, None]

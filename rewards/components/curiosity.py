@@ -1,6 +1,6 @@
-"""R_curiosity: the error of a dynamics model that learns while rollouts come in.
+"""R_curiosity: the prediction error of a dynamics model that learns online.
 
-The model is a light MLP with a frozen base and peft's LoRA adapters. The base is random: a fixed non-linear expansion
+The model is a small MLP with a frozen base and peft's LoRA adapters. The base is random: a fixed non-linear expansion
 of (state, action) whose output starts near zero, so that the untrained model predicts no change. Only the low-rank
 update is learned, which suits the low-rank changes that actions make to a state embedding.
 """
@@ -23,14 +23,14 @@ from ..embedding import ActionEncoder
 from .base import RewardComponent, RewardError, RewardInputs, Values
 
 TRAINABLE_SHARE = 0.1
-"""Largest share of the parameters that may train."""
+"""Maximum share of trainable parameters."""
 
 
 class DynamicsModel(nn.Module):
     """Predicts the change of the state embedding: `(s_t [N, D], a_t [N, A]) -> s_{t+1} - s_t [N, D]`.
 
-    `lora_rank` is lowered where needed, so that at most a tenth of all parameters train. `version` grows with each
-    change of the weights. Cached predictions are keyed by it.
+    `lora_rank` is lowered where needed, so that at most a tenth of all parameters train. `version` increases with each
+    change of the weights and is part of the cache key of predictions.
     """
 
     def __init__(
@@ -71,28 +71,28 @@ def _largest_rank(inputs: int, hidden: int, outputs: int) -> int:
 
 
 TRAIN_BATCH_SIZE = 128
-"""Transitions of a batch that one training step of the dynamics model uses at most."""
+"""Maximum transitions of a batch in one training step of the dynamics model."""
 CACHE_SIZE = 4096
-"""Predictions that the LRU cache keeps."""
+"""Number of predictions in the LRU cache."""
 
 _Key = tuple[int, bytes, str]
-"""Version of the model, all of s_t, all of a_t."""
+"""Version of the model, bytes of s_t, canonical a_t."""
 
 
 _Transitions = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D], and bool [M], whether a
-transition is free of NaN and infinity."""
+"""Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D], and bool [M], True for
+transitions without NaN or infinity."""
 
 
 class CuriosityDrivenRewardModule:
     """Prediction error of a `DynamicsModel` on each transition, with a cache of its predictions.
 
-    States are brought to root mean square 1, so the reward's size depends neither on the scale of the embeddings nor on
+    States are scaled to root mean square 1, so the reward's size depends neither on the scale of the embeddings nor on
     their width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2.
 
-    Equal transitions of a batch are predicted once. Between batches an LRU cache, keyed by the model's version and the
-    whole (s_t, a_t), byte for byte, is valid while the model is unchanged, as in serving. In training the model learns
-    after every batch, so nothing is kept.
+    Equal transitions of a batch are predicted once. Between batches, an LRU cache keeps predictions while the model is
+    unchanged, as in serving. Its key is the model's version and (s_t, a_t), byte for byte. In training, the model
+    learns after every batch, so nothing is kept.
     """
 
     def __init__(self, embedding_dim: int, *, hidden: int = 128, learning_rate: float = 3e-3, seed: int = 0) -> None:
@@ -102,9 +102,9 @@ class CuriosityDrivenRewardModule:
         self.cache: LRUCache[_Key, np.ndarray] = LRUCache(CACHE_SIZE)
         self._fresh: dict[_Key, np.ndarray] = {}
         self.hits = 0
-        """Transitions of the last batch that the cache had from an earlier one."""
+        """Transitions of the last batch that were cached from an earlier one."""
         self.repeats = 0
-        """Those that were equal to another of the batch."""
+        """Transitions that were equal to another one in the batch."""
         self.lookups = 0
         self.loss: float | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -114,10 +114,10 @@ class CuriosityDrivenRewardModule:
     def compute(self, embeddings: Tensor, steps: Sequence[Step], keys: Sequence[str], has_next: Tensor) -> Tensor:
         """Return R_curiosity of each step, float64 [N]; 0 at the last step of a trajectory, which has no s_{t+1}.
 
-        embeddings: [N, D], the steps of all trajectories one after another. keys: their canonical actions. has_next:
-        bool [N], False at the last step of each trajectory. Keeps the transitions for `update`.
+        embeddings: [N, D], the steps of all trajectories, concatenated. keys: their canonical actions. has_next: bool
+        [N], False at the last step of each trajectory. Keeps the transitions for `update`.
         """
-        # The batch is large and the model small: each pass over [N, D] counts, so there are as few as can be.
+        # The batch is large and the model small, so each pass over [N, D] is expensive. Make as few as possible.
         states = rms_normalized(embeddings.float().cpu())
         here = has_next.nonzero(as_tuple=True)[0]
         indices: list[int] = here.tolist()
@@ -135,8 +135,8 @@ class CuriosityDrivenRewardModule:
         return rewards
 
     def update(self) -> float | None:
-        """Train the model on the transitions of the last `compute`. Returns the loss before the step, or None without
-        any."""
+        """Train the model on the transitions of the last `compute`. Returns the loss before the step, or None if there
+        were no transitions."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
@@ -162,12 +162,12 @@ class CuriosityDrivenRewardModule:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the last batch's transitions that an earlier batch had brought into the cache."""
+        """Share of the last batch's transitions that were cached from an earlier batch."""
         return self.hits / self.lookups if self.lookups else 0.0
 
     @property
     def repeat_rate(self) -> float:
-        """Share of the last batch's transitions that were predicted together with an equal one of the batch."""
+        """Share of the last batch's transitions that were equal to another one in the batch."""
         return self.repeats / self.lookups if self.lookups else 0.0
 
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
@@ -203,7 +203,7 @@ class CuriosityDrivenRewardModule:
                 self.cache[pair] = prediction.copy()  # a view would keep its whole batch alive
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return everything that was learned as tensors by flat names: model, optimiser, random state."""
+        """Return the learned state as tensors by flat names: model, optimiser, random state."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.adapters().items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -215,7 +215,7 @@ class CuriosityDrivenRewardModule:
         return {"version": self.model.version, "embedding_dim": self.model.embedding_dim}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore `state_tensors` and `state_facts`. The cache is emptied: a version may come twice now."""
+        """Restore `state_tensors` and `state_facts`. Clears the cache, because a version number may now repeat."""
         model = {name.removeprefix("model."): v for name, v in tensors.items() if name.startswith("model.")}
         self.model.load_state_dict(model)
         self.model.version = int(facts["version"])
@@ -237,7 +237,7 @@ class CuriosityDrivenRewardModule:
 class CuriosityReward(RewardComponent):
     """The prediction error of each transition. The last step of a trajectory has no next state and is undefined.
 
-    The module is made once the width of the embeddings is known.
+    The module is created once the width of the embeddings is known.
     """
 
     def __init__(self, config: RewardsConfig, seed: int) -> None:
@@ -246,7 +246,7 @@ class CuriosityReward(RewardComponent):
         self.module: CuriosityDrivenRewardModule | None = None
 
     def make(self, embedding_dim: int) -> CuriosityDrivenRewardModule:
-        """Return the module for embeddings of this width. Raises RewardError if it has another width."""
+        """Return the module for embeddings of this width, creating it once. Raises RewardError if its width differs."""
         if self.module is None:
             self.module = CuriosityDrivenRewardModule(embedding_dim, seed=self.seed)
         known = self.module.model.embedding_dim
@@ -289,6 +289,6 @@ class CuriosityReward(RewardComponent):
 
 
 def rms_normalized(states: Tensor) -> Tensor:
-    """Divide each row by its root mean square, [N, D]. A row of zeros stays."""
+    """Divide each row by its root mean square, [N, D]. Rows of zeros stay zero."""
     rms = torch.linalg.vector_norm(states, dim=-1, keepdim=True) / states.shape[-1] ** 0.5
     return states / rms.clamp(min=1e-8)

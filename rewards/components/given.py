@@ -1,4 +1,4 @@
-"""The components that are given: correctness, rewards of the environment, penalties, length, scores of functions."""
+"""The components that learn nothing: correctness, environment rewards, penalties, length, scores of functions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .base import RewardComponent, RewardInputs, Values
 
 
 class TaskReward(RewardComponent):
-    """Correctness, on the last step. Without a known answer: the environment's own total, less the part that
-    `environment` already carries."""
+    """Correctness, on the last step. If it is unknown, the environment's total without the part that the component
+    `environment` already counts."""
 
     def __init__(self, config: RewardsConfig) -> None:
         self.steps_count_elsewhere = config.w_environment > 0
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Return correctness. A trajectory without steps has none. If reward functions judge, their scores are the
-        reward."""
+        """Return correctness. It is undefined for trajectories without steps, and where reward functions judge, whose
+        scores are the reward."""
         if batch.trajectories and all(t.judged_by for t in batch.trajectories):
             return None
         values = torch.zeros(len(batch.steps), dtype=torch.float64)
@@ -39,15 +39,15 @@ class TaskReward(RewardComponent):
 
 
 class EnvironmentReward(RewardComponent):
-    """The environment's own reward of each step, but not of a last step whose correctness is known or that reward
-    functions judge: most environments would count the same result twice."""
+    """The environment's own reward of each step. It is undefined on a last step whose correctness is known or that
+    reward functions judge, because most environments would count the same result twice."""
 
     def __init__(self, config: RewardsConfig) -> None:
         self.counts = config.w_environment > 0
         self.seen = False
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Return the rewards; None without a weight, or before the environment gave a first reward."""
+        """Return the rewards, or None if the weight is 0 or the environment has not given a reward yet."""
         judged = torch.tensor(
             [
                 c is not None or bool(t.judged_by)
@@ -69,13 +69,13 @@ class EnvironmentReward(RewardComponent):
 
 
 class PenaltyReward(RewardComponent):
-    """The sum of the amounts of each step's penalties, at most 0."""
+    """The sum of each step's penalties, at most 0."""
 
     def __init__(self, config: RewardsConfig) -> None:
         self.has_own_rules = bool(config.penalty_rules)
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Return the sums: 0 for a step without penalties. None if no tool can be called and no step was penalised."""
+        """Return the sums, 0 for steps without penalties. None without tools, the user's own rules, and penalties."""
         if (
             not self.has_own_rules
             and not any(t.tools for t in batch.trajectories)
@@ -89,7 +89,7 @@ class PenaltyReward(RewardComponent):
 class OverlongReward(RewardComponent):
     """The soft punishment of long rollouts (DAPO, arXiv 2503.14476), on the last step.
 
-    With n tokens of the agent: 0 up to limit − cache, then down to −1 at `limit`, and −1 beyond it.
+    With n agent tokens: 0 up to limit − cache, then linear down to −1 at `limit`, and −1 beyond it.
     """
 
     def __init__(self, limit: int, cache: int) -> None:
@@ -106,9 +106,9 @@ class OverlongReward(RewardComponent):
 
 
 def scored_components(steps: Sequence[Step]) -> dict[str, tuple[Values, float]]:
-    """Return values and weight of each named score of the steps, in the order in which the names first appear.
+    """Return values and weight of each named score, in order of first appearance.
 
-    The scores come from reward functions and from rubrics of others. A name without any score in the batch is left out.
+    The scores come from reward functions and from environments' rubrics. Omits names without any score in the batch.
     """
     found: dict[str, tuple[list[int], list[float], float]] = {}
     for n, step in enumerate(steps):
