@@ -18,7 +18,7 @@ from .sampling import AgentSettings
 
 Script = Callable[[int, int, str | None], str | None] | Sequence[Sequence[str]]
 """`script(row, turn, observation) -> text`, or `script[row][turn]` (rows and turns wrap around). The observation is
-None in the first turn. Returning None as text ends the rollout."""
+None in the first turn. A text of None ends the rollout."""
 
 
 class ScriptedAgent(ChatAgent):

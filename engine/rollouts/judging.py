@@ -156,8 +156,6 @@ def completion_messages(trajectory: Trajectory) -> Conversation:
 
 
 def _without(trajectory: Trajectory, special_tokens: Sequence[str]) -> Trajectory:
-    """Remove special tokens from the agent's texts."""
-
     def plain(text: str) -> str:
         for token in special_tokens:
             text = text.replace(token, "")

@@ -75,7 +75,7 @@ def micro_batches(
 ) -> list[Batch]:
     """Split a batch into `parts` equal ones, each with its `rollouts` and all scalars.
 
-    shuffled: shuffle the rows first, in groups of this size (0: keep their order).
+    shuffled: shuffle the rows first, as whole groups of this size (0: keep their order).
     """
     rows = len(rollouts)
     order = torch.arange(rows)

@@ -48,7 +48,7 @@ def run_branch(
 ) -> bool:
     """Sample the continuations of `config.evaluation.branch`. Returns False if stopped early.
 
-    Each error it raises has a message of one sentence.
+    Raises errors whose message is one sentence.
     """
     spec = config.evaluation
     at = spec.branch

@@ -92,7 +92,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         prompts = args.generation_batch_size // args.num_generations  # type: ignore[operator]
         samples = list(range(len(self.rows))) * -(-prompts // len(self.rows))  # TRL drops rows that fill no batch
         beta, synced = args.beta, args.sync_ref_model
-        if reference is not None:  # otherwise TRL loads its own copy
+        if reference is not None:  # keep TRL from loading its own copy
             args.beta, args.sync_ref_model = 0.0, False
         super().__init__(
             model=model,  # type: ignore[arg-type]
@@ -320,7 +320,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return sums.mean() / accumulation if self.loss_type == "luspo" else sums.sum() / self._tokens_of_step(batch)
 
     def _tokens_of_step(self, batch: Batch) -> Tensor:
-        """Return the number of agent tokens in an optimiser step, by process."""
+        """Return the number of agent tokens in an optimiser step, divided by the number of processes."""
         tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if self.model.training:
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation

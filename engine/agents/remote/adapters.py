@@ -123,7 +123,7 @@ class AdapterPublisher:
         pool.admit = self._admit
 
     def publish(self, model: PeftModel, step: int) -> Adapter:
-        """Make the model's adapters the current version, once every available server has verified it.
+        """Make the model's adapters the current version, once it is verified on every available server.
 
         Does nothing if the current version has this step. Waits while no server is available. Raises NoServersLeft,
         AdapterError (the folder cannot be written), ServerRefusal.
@@ -149,7 +149,7 @@ class AdapterPublisher:
         *,
         patient: bool = False,
     ) -> Adapter:
-        """Return a version that every available server has loaded and verified.
+        """Return a version that is loaded and verified on every available server.
 
         It is in use until the caller releases it. text: `probe` of this version. tensors: its adapters by parameter
         name, if they are not in the model. patient: wait for a server without a limit. Raises the errors of `publish`.

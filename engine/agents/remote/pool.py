@@ -223,7 +223,7 @@ class ServerPool:
         return self.run(leave())
 
     def weigh_anew(self) -> None:
-        """Restore the share of slow servers that verified a version as fast as others. Call it in the pool's loop."""
+        """Restore the share of slow servers that passed verification as fast as others. Call it in the pool's loop."""
         proving = [s.client.proved_in_s for s in self.servers if s.up and s.client.proved_in_s]
         for server in self.servers:
             if server.up and server.load.share < SLOW_SHARE and server.client.proved_in_s <= ALIKE * min(proving):
