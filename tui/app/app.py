@@ -1,6 +1,6 @@
 """The app: its screen stack, theme and memory. Screens are in `screens/`, keys in `bindings.py`.
 
-The start imports only the modules of the first screen, so the first paint comes early at any size of the run.
+Only the modules of the first screen are imported at the start, so the first paint comes early at any size of the run.
 """
 
 from __future__ import annotations

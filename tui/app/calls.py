@@ -74,7 +74,7 @@ _VERBS = {
 _SHORT = 120
 """Longest one-line value, in characters, that goes in the call's line."""
 _COMPARED = 600
-"""The most lines of an edit that are compared."""
+"""Maximum number of lines of an edit that are compared."""
 
 _EXIT = re.compile(
     r"(?:exit(?:ed)?[ _-]?(?:code|status)|return[ _-]?code|exited with(?: code)?|exit status)\W{1,4}?(-?\d{1,4})", re.I

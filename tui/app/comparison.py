@@ -12,22 +12,22 @@ from .calls import calls_of, shown, summary
 from .short_values import arguments_text
 
 Pieces = list[tuple[str, bool]]
-"""The words of a line, each with whether only its side has it."""
+"""A line as pieces of text, each flagged if only this side has it."""
 _WORDS = 200
-"""The most words of a line that are compared. A longer line is marked whole."""
+"""Maximum number of words of a line that are compared. A longer line is marked whole."""
 _CHARACTERS = 4_000
 _LINES = 1_200
-"""The most lines of two texts, together, that are compared."""
+"""Maximum number of lines of two texts, together, that are compared."""
 _FOLDED = 3
-"""The most equal lines that are shown. More are folded."""
+"""Maximum number of equal lines that are shown. More are folded."""
 _FEW_WORDS = 6
 """Texts with at most this many words are always marked."""
 _COMMON = 0.3
-"""The least share of the shorter text that both must have in common for differences to be marked."""
+"""Minimum share of the shorter text that both must have in common for differences to be marked."""
 _ALIKE = 200
 """Characters of each argument that distinguish calls before they are compared."""
 _ALIGNED = 2_000
-"""The most steps of a rollout for an edit script. Beyond this, steps are aligned by position."""
+"""Maximum number of steps of a rollout for an edit script. Beyond this, steps are aligned by position."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _same(a: Step, b: Step) -> bool:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A line of two texts in columns, as pieces with whether only one side has them. `equal`: folded equal lines."""
+    """A line of two texts in columns. None: the side has no such line. `equal`: the number of folded equal lines."""
 
     left: Pieces | None = None
     right: Pieces | None = None
@@ -183,7 +183,7 @@ def rows(left: str, right: str) -> list[ComparisonRow]:
 
 
 def marks(left: str, right: str) -> tuple[Pieces, Pieces]:
-    """Return the words of both texts, each with whether only that text has it."""
+    """Split both texts into words, each flagged if only that text has it."""
     if left == right:
         return [(left, False)], [(right, False)]
     a, b = left.split(" "), right.split(" ")

@@ -108,7 +108,7 @@ class Groups(OfQuery):
 
 @dataclass(frozen=True)
 class SideBySide(OfRun):
-    """All rollouts of the group of trajectory `n` next to each other."""
+    """All rollouts of the group of trajectory `n`, side by side."""
 
     screen = ("side_by_side", "SideBySideScreen")
     n: int

@@ -172,7 +172,7 @@ def pieces(update: Any) -> Iterator[tuple[int, int, Strip]]:
     if isinstance(update, _LAYOUT):
         for y, strips in enumerate(update.strips, update.region.y):
             x = update.region.x
-            for strip in [strips] if isinstance(strips, Strip) else strips:  # Textual 6.2 has one strip a line
+            for strip in [strips] if isinstance(strips, Strip) else strips:  # Textual 6.2 has one strip per line
                 yield x, y, strip
                 x += strip.cell_length
         return

@@ -191,7 +191,7 @@ class ChartView:
 
 
 def metrics_of(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the recorded metrics that a chart wants."""
+    """Return the recorded metrics that match the patterns of a chart."""
     names = list(names)
     found: list[str] = []
     for pattern in wanted:

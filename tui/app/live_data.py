@@ -100,7 +100,7 @@ Kind = Literal["rft", "sft", "online"]
 
 ACTIONS = metric.ACTION_SHARE.prefix
 POINTS = 400
-"""The most points read per curve: about two per cell of a wide terminal."""
+"""Maximum number of points read per curve: about two per cell of a wide terminal."""
 FOLLOW_SECONDS = 1.0
 """Seconds between two reads of an active run, and so the least time between two redraws."""
 TREND = 40

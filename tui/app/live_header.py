@@ -1,4 +1,4 @@
-"""The first line of the dashboard: run and progress. Parts that do not fit are left out whole."""
+"""The first line of the dashboard: run and progress. Parts that do not fit are left out as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HeaderField(NamedTuple):
 _NAME = 6
 """Cells reserved for the run's name. The rest of it gives way to the progress."""
 _BORDER = 8
-"""Cells of the frame around both sides of the header."""
+"""Cells that the frame takes on both sides of the header."""
 _QUIET = 60.0
 """Seconds without a sign of life that the header reports, unless a step takes longer."""
 

@@ -22,7 +22,7 @@ from textual.strip import Strip
 _SHIFT = 21
 """A cell is one integer: the code point of the character in the low 21 bits, the number of its pen above them."""
 _BRIDGE = 3
-"""The most equal cells between two runs that are sent again, because moving the cursor costs more bytes."""
+"""Maximum number of equal cells between two runs that are sent again, because moving the cursor costs more bytes."""
 _KEPT_STYLES = 8192
 """Styles whose pens are kept. Pictures in half blocks keep bringing new ones."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")

@@ -14,7 +14,7 @@ from ...engine.runs.types import RunInfo
 
 SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")
 DUMPS = 50
-"""The most dumps that are listed with the runs."""
+"""Maximum number of dumps that are listed with the runs."""
 LARGEST_FIRST = ("created", "success", "reward", "step")
 """Columns that sort from the largest value on."""
 _STATUS = ("running", "starting", "paused", "stopping", "crashed", "stopped", "finished")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ..text import FIELD_LIMIT
 
 _VALUE = 24
-"""The most characters of an argument in a heading."""
+"""Maximum number of characters of an argument in a heading."""
 _CALL = 400
 """Characters of a call after which further arguments are left out."""
 _JSON: dict[object, str] = {True: "true", False: "false", None: "null"}

@@ -33,7 +33,7 @@ NAMED = {
 }
 """Display names of recorded spans. All other spans belong to servers."""
 _READ = 512
-"""The most rollouts of a step that are read to find their servers."""
+"""Maximum number of rollouts of a step that are read to find their servers."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Move between rollouts: along the list that led here, within the group, and from match to match."""
+"""Move between rollouts: along the list of origin, within the group, and from match to match."""
 
 from __future__ import annotations
 

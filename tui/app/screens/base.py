@@ -66,7 +66,7 @@ GROW_SECONDS = 2.0
 READ_A_SECOND = 15
 """Characters of a message that people read per second."""
 MESSAGES = 2
-"""The most messages on a screen at once."""
+"""Maximum number of messages on a screen at once."""
 
 
 class AppScreen(Screen[Any]):

@@ -89,7 +89,7 @@ class QuestionPane(Pane):
 
 
 class ConfirmDialog(Modal[bool]):
-    """Dismissed with whether the answer was yes. The cursor starts at no."""
+    """Dismissed with True for yes. The cursor starts at no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss(False)", show=False),

@@ -31,7 +31,7 @@ from .query_list import QueryList
 
 T = TypeVar("T")
 _POINTS = 2000
-"""The most groups of a prompt whose rewards are drawn."""
+"""Maximum number of groups of a prompt whose rewards are drawn."""
 
 
 class GroupsScreen(GrowingScreen, QueryList):

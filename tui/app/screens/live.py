@@ -124,7 +124,7 @@ class RequestKeys(FollowsRun):
 
 
 _LOG_END = 2_000_000
-"""The most bytes of a log that go to the pager."""
+"""Maximum number of bytes of a log that go to the pager."""
 
 
 class LiveScreen(ChartKeys, RequestKeys):
@@ -187,7 +187,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.frame.refresh_lines()
 
     def _empty(self, shown: Reading) -> frozenset[str]:
-        """Return the empty panels of a run that we recorded. The others take their room."""
+        """Return the empty panels of one of our own runs. The other panels take their room."""
         if shown.is_dump or shown.info.mode == "recorded":
             return frozenset()
         has = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HINT = "a call such as {call}, several calls, or plain words · tab completes · ↑ earlier turns · esc cancels"
 _IMAGE_ROOM = 18
-"""The least rows of text and image together for which an image is shown."""
+"""Minimum height of text and image together, in rows, for showing the image."""
 
 
 class ToolsPanel(Pane):

@@ -7,7 +7,7 @@ from ..widgets.reading import ReadingPanel
 from .base import AppScreen
 
 _WIDE = (100, 14)
-"""The least columns and rows for group, steps and reward next to the text. Below, one pane fills the screen."""
+"""Minimum columns and rows for group, steps and reward next to the text. Below that, one pane fills the screen."""
 
 
 def is_wide(width: int, height: int) -> bool:

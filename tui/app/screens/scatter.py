@@ -19,7 +19,7 @@ from .base import GrowingScreen
 from .chart_keys import MetricPicker
 
 _MOST = (200, 80)
-"""The most columns and rows of cells."""
+"""Maximum number of columns and rows of cells."""
 
 
 class ScatterScreen(GrowingScreen):

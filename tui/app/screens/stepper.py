@@ -28,11 +28,11 @@ from .outline_keys import OutlineKeys, RolloutKeys
 from .reading_screen import ReadingScreen, is_wide
 
 _THREE = 144
-"""The least columns of a screen for a separate column of step rewards."""
+"""Minimum width of a screen, in columns, for a separate column of step rewards."""
 _TEXT = 72
-"""The least columns of the text, including both borders."""
+"""Minimum width of the text with both borders, in columns."""
 _IMAGE_ROOM = 16
-"""The least rows of text and image together for which an image is shown."""
+"""Minimum height of text and image together, in rows, for showing the image."""
 
 
 class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
@@ -62,8 +62,8 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         return [self.text, self.conversation, self.tokens, self.group, self.steps, self.image, self.reward]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """Place the text right of group, steps and reward. Under 100 columns one pane fills the screen below a line of
-        tabs."""
+        """Place the text to the right of group, steps and reward. Under 100 columns, one pane fills the screen below a
+        line of tabs."""
         boxes: list[Box] = []
         x, text, middle = 0, width, height
         body = self._body or "step"

@@ -14,7 +14,7 @@ from .pane import Pane
 
 _SIGNS: dict[Severity, str] = {"failure": "✗", "warning": "⚠", "asked": "↳", "hint": "·", "good": "✓"}
 _LONGEST = 2000
-"""The most characters of a message that are shown."""
+"""Maximum number of characters of a message that are shown."""
 
 
 class Alerts(Pane):

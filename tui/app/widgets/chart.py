@@ -108,7 +108,7 @@ class Braille:
 
 
 _PANEL = 5
-"""The least height of each of several panels, including its axis."""
+"""Minimum height of each of several panels, including its axis."""
 
 
 class Chart(Pane):

@@ -18,9 +18,9 @@ from .line import Line
 from .text_layout import Flow, FlowPane, FlowPart
 
 MOST = 8
-"""The most columns."""
+"""Maximum number of columns."""
 _LEAST = 28
-"""The least cells of a column."""
+"""Minimum width of a column, in cells."""
 _LINES = {"thought": 3, "call": 5, "answered": 5, "reward": 2}
 """Lines of a text that are shown. Whole texts get ten times as many."""
 _CHARACTERS = 20_000

@@ -20,9 +20,9 @@ from .line import Line, wrapped
 from .text_layout import Flow, FlowPane, FlowPart
 
 _FIELD = 6_000
-"""The most characters of a field that are shown."""
+"""Maximum number of characters of a field that are shown."""
 _ONE_SIDE = 240
-"""The most characters shown of a thought or result that only one side has."""
+"""Maximum number of characters shown of a thought or result that only one side has."""
 NAMES = ("thought", "call", "answered", "reward")
 
 

@@ -24,9 +24,9 @@ _ORDER = ("task", "environment", "curiosity", "coherence", "penalty")
 _PLACES = 3
 """Decimals of added numbers. With fewer, the rounded numbers visibly miss their rounded sum."""
 _NAME = 11
-"""The least cells for a long name."""
+"""Minimum width of a long name, in cells."""
 _TREND = 5
-"""The least cells of a sparkline."""
+"""Minimum width of a sparkline, in cells."""
 
 
 class ComponentTable(LivePanel):

@@ -19,7 +19,7 @@ from .line import Line, wrapped
 from .pane import Pane
 
 _PLACES = 4
-"""The most decimals of a sum."""
+"""Maximum number of decimals of a sum."""
 _INEXACT = 1e-5
 """The largest rounding error of recorded terms against their total."""
 _NUMBERS = 4  # columns: raw, normalised, weight, contribution

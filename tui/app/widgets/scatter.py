@@ -1,4 +1,4 @@
-"""A scatter plot: one character a cell, heavier for more rollouts, and a cursor that goes from point to point."""
+"""A scatter plot: one character per cell, heavier for more rollouts, and a cursor that goes from point to point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIGNS = "·•●▒▓█"
 _FILLS = 3
 """Index of the first sign that fills a cell wider than a character."""
 MARGIN = 12
-"""The most cells for the labels and the border left of the plot."""
+"""Maximum width of the labels and the border left of the plot, in cells."""
 
 
 class ScatterChart(Chart):

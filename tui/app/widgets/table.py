@@ -1,4 +1,4 @@
-"""A table over any number of rows, which requests and paints only those on screen and keeps few pages."""
+"""A table over any number of rows, which requests and paints only those on screen and caches few pages."""
 
 from __future__ import annotations
 

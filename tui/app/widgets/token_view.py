@@ -1,4 +1,4 @@
-"""The tokens of a trajectory, coloured by who wrote them, by log-prob, or by advantage, with a legend."""
+"""The tokens of a trajectory, coloured by author, by log-prob or by advantage, with a legend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENTROPIES = (0.1, 0.7, 1.5)
 """Nats: below the first a token is sure, at the second a choice of about two, above the third open."""
 _MARK = Style(reverse=True)
 LIMIT = 200_000
-"""The most tokens shown. A longer trajectory is visibly cut."""
+"""Maximum number of tokens shown. A longer trajectory is visibly cut."""
 _TOGETHER = 300
 """Tokens of a turn that are laid out together."""
 _NAMED = 9

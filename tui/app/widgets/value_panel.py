@@ -14,7 +14,7 @@ from .line import Line, wrapped
 from .pane import Pane
 
 _TEXT = 160
-"""The most characters shown of an observation that differs."""
+"""Maximum number of characters shown of an observation that differs."""
 
 
 class ValuePanel(Pane):

@@ -16,12 +16,12 @@ from .live_panels import LivePanel
 _TEXTS = 3
 """Long texts that are shown together. If texts are short, more fit."""
 _LEAST_LINES = 3
-"""The least lines for a text below another one, including its heading."""
+"""Minimum number of lines for a text below another one, including its heading."""
 
 
 class WritingPanel(LivePanel):
     """Texts that the run's process is writing (`engine.runs.control.live`). Texts in progress come first until the user
-    steps to one. The whole panel shows that one with its prompt."""
+    steps to one. With `whole`, only that one is shown, with its prompt."""
 
     box = "writing"
     title = "Writing"
