@@ -1,1 +1,1 @@
-"""Learning while serving: inference engine, update queue, update worker, KL control, snapshots."""
+"""Learning while serving: inference engine, update queue, update worker, KL control and snapshots."""

@@ -1,4 +1,4 @@
-"""Answers to requests, with all data that learning, the record and the caller's reply need."""
+"""Answers to requests, with all data needed for learning, the record and the reply."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .requests import Request
 from .texts import Written
 
 OPEN_S = 60.0
-"""Time after which a turn is recorded without its continuation."""
+"""After this time, a turn is recorded without its continuation."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """The answer to one request, with all its data. `samples[0]` is the initial trajectory.
 
-    shown: the index in `samples` of the caller's answer; None when only neighbours gave it. single: the caller gets the
-    first sample, and samples for a vote are drawn later. extracted: the part of the answer that counts in votes. vote:
-    gave the answer. label_vote: gives the labels and the gate; it may include later samples. seconds: from arrival to
-    answer. correct: None where the right answer is unknown.
+    shown: the index in `samples` of the caller's answer; None if only neighbours gave that answer. single: the caller
+    gets the first sample, and samples for a vote are drawn later. extracted: the part of the answer that counts in
+    votes. vote: the vote that gave the answer. label_vote: the vote that gives labels and gate; it may include later
+    samples. seconds: from arrival to answer. correct: None if the right answer is unknown.
     """
 
     request: Request
@@ -41,7 +41,7 @@ class Answer:
     single: bool = False
     extracted: str | None = None
     written: tuple[Written, ...] = ()
-    """The texts of the running batch, one for each of the first samples."""
+    """The texts from the running batch, one per sample, for the first samples."""
 
     @property
     def text(self) -> str | None:
@@ -54,13 +54,13 @@ class Answer:
 
     @property
     def trajectory_id(self) -> str:
-        """The trajectory of this answer, else the initial one."""
+        """The id of this answer's trajectory, else of the initial trajectory."""
         samples = [self.samples[self.shown]] if self.shown is not None else []
         return next((s.trajectory.id for s in (*samples, *self.samples[:1]) if s.trajectory is not None), "")
 
 
 def answer_as_json(answer: Answer) -> dict[str, object]:
-    """Return the answer, its confidence (null for a single text), and its place in the record."""
+    """Return the answer, its confidence (null for a single text), and where it is in the record."""
     learning = {"extracted": answer.extracted}
     if not answer.gate.open:
         learning["not_learnt"] = answer.gate.reason
@@ -76,8 +76,8 @@ def answer_as_json(answer: Answer) -> dict[str, object]:
 
 
 class OpenTurns:
-    """Turns that call tools wait for their conversation to continue, and are recorded as a part of it. For the engine's
-    thread.
+    """Holds turns that call tools until their conversation continues, so that they are recorded as a part of it. Only
+    for the engine's thread.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class OpenTurns:
         return list(self._open)
 
     def hold(self, answer: Answer) -> bool:
-        """End the waiting of the turn that this answer continues. Return whether the answer itself waits now."""
+        """Drop the turn that this answer continues. Returns whether the answer itself is now held."""
         talk = answer.request.conversation
         if talk is not None and talk.previous is not None:
             self._open.pop(talk.previous.request, None)
@@ -98,7 +98,7 @@ class OpenTurns:
         return True
 
     def due(self, *, all_: bool = False) -> list[Answer]:
-        """Remove and return the turns that waited long enough, or all of them."""
+        """Remove and return the turns that have waited long enough, or all of them."""
         now = time.monotonic()
         due = [number for number, (until, _) in self._open.items() if all_ or now > until]
         return [self._open.pop(number)[1] for number in due]

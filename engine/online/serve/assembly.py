@@ -1,4 +1,4 @@
-"""Assembles the inference engine's process from a run's configuration and runs it."""
+"""Assemble the inference engine's process from a run's configuration, and run it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ T = TypeVar("T")
 AGAIN_S = 1.0
 """Pause before another attempt after a disk error."""
 SAVE_EVERY_S = 10.0
-"""Interval of saving the experience buffer; a kill loses at most this much of it."""
+"""Interval between saves of the experience buffer. A kill loses at most this much of it."""
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 
 
@@ -70,11 +70,11 @@ def serve(
     *,
     engine_class: type[InferenceEngine] = InferenceEngine,
 ) -> bool:
-    """Answer requests until they end (True) or the run is stopped (False)."""
+    """Serve until there are no more requests (returns True) or the run is stopped (returns False)."""
     online = config.online
     writer.event("phase", "The policy is being loaded.", name="loading")
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) - online.updates))  # one core is the worker's
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - online.updates))  # leave one core to the worker
     torch.manual_seed(config.seed)
     folder = OnlineFolder(run_dir)
 
@@ -83,8 +83,8 @@ def serve(
         log.warning("%s", message)
 
     store = open_store(folder, online, problem)
-    with contextlib.ExitStack() as closing:  # the last one opened is closed first
-        # Two connections: reading must not wait for a write that a stopped worker holds up.
+    with contextlib.ExitStack() as closing:  # closes in reverse order
+        # Two connections, so that reading never waits for a write that a stopped worker holds up.
         written = patiently(store.open_engine_queue, control, problem)
         if written is None:
             return False
@@ -95,7 +95,7 @@ def serve(
         if online.updates and online.validation.enabled:
             validation = ValidationProcess(folder, queue, problem)
             closing.callback(validation.stop)
-            validation.keep_alive()  # it continues a validation while the policy is loaded here
+            validation.keep_alive()  # validation continues while the policy loads here
         reader = store.reader()
         closing.callback(store.link(queue))
         wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
@@ -105,7 +105,7 @@ def serve(
         if resume and folder.buffer.exists():
             try:
                 buffer.load(folder.buffer)
-            except (OSError, ValueError) as error:  # only a memory: serving does not depend on it
+            except (OSError, ValueError) as error:  # serving does not depend on the buffer
                 problem(f"The memory of earlier experiences is lost ({error}). It starts empty.")
         elif resume:
             writer.event("phase", "There is no memory of earlier experiences. It starts empty.", name="loading")
@@ -162,7 +162,7 @@ def serve(
 
 
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
-    """Return the result of `act` once the disk allows it; None when the run ends before that."""
+    """Return the result of `act` once the disk allows it; None if the run ends first."""
     trouble = Trouble(tell)
     while True:
         try:
@@ -185,7 +185,7 @@ def _policy(
     reader: SnapshotReader,
     problem: Callable[[str], None],
 ) -> tuple[TransformersAgent | RemoteAgent, WeightFollower]:
-    """Return the agent that writes the answers, here or on rollout servers, and the follower of its weights."""
+    """Return the agent that answers, here or on rollout servers, and the follower of its weights."""
     online = config.online
     if config.rollouts.engine == "transformers":
         agent = serving_agent(config, model, tokenizer)
@@ -199,7 +199,7 @@ def _policy(
         name=name.replace("/", "-"),
         counted="v",
         request_timeout_s=min(config.rollouts.request_timeout_s, online.request_timeout_s),
-        wait_s=0.0,  # `Serving` waits, which can still be stopped
+        wait_s=0.0,  # `Serving` does the waiting, because it can still be stopped
     )
 
     def tell(sentence: str, good: bool) -> None:
@@ -211,7 +211,7 @@ def _policy(
 
 
 def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], None]:
-    """Save the buffer regularly on a thread; return a function that saves it for the last time."""
+    """Save the buffer regularly on a thread. Returns a function that saves it one last time."""
     ended = threading.Event()
 
     def save() -> None:
@@ -220,7 +220,7 @@ def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], Non
             ending = ended.wait(SAVE_EVERY_S)
             if ending or buffer.added != saved:
                 saved = buffer.added
-                with contextlib.suppress(OSError):  # a full disk: the next time
+                with contextlib.suppress(OSError):  # a full disk: try again next time
                     buffer.save(path)
 
     thread = threading.Thread(target=save, name="experiences", daemon=True)
@@ -234,9 +234,9 @@ def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], Non
 
 
 def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writer: RunWriter) -> bool:
-    """Load the statistics and the dynamics model of offline training. Returns whether they exist.
+    """Load the reward statistics and the dynamics model of offline training. Returns whether they exist.
 
-    They stay unchanged, so that a reward means the same here. Without them, both start fresh and learn.
+    They stay fixed, so that rewards have the same meaning as in training. Without them, both are learned here.
     """
     folder = Path(config.model.sft_adapters or "").expanduser()
     if not (folder / "rewards.json").is_file():
@@ -263,8 +263,8 @@ def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Requ
 
 
 def _read_pipe(source: RequestSource, config: RunConfig) -> None:
-    """Read requests from standard input, one JSON object per line. An invalid line is answered with its error."""
-    for number, line in enumerate(sys.stdin.buffer, 1):  # bytes: one line of another encoding must not end them all
+    """Read requests from standard input, one JSON object per line. The answer to an invalid line is its error."""
+    for number, line in enumerate(sys.stdin.buffer, 1):  # bytes, so that one wrongly encoded line does not end reading
         if not line.strip():
             continue
         try:
@@ -278,7 +278,7 @@ _printing = threading.Lock()
 
 
 def _print(values: Mapping[str, object]) -> None:
-    """Print one JSON line. A closed reader does not stop learning."""
+    """Print one JSON line. If the reader has closed the pipe, learning continues."""
     with _printing, contextlib.suppress(BrokenPipeError):
         print(json.dumps(dict(values)), flush=True)
 
@@ -300,7 +300,7 @@ def _server(online: OnlineConfig, run_dir: Path, source: RequestSource, backend:
 
 
 def _write_address(path: Path, server: AnswerServer) -> bool:
-    """Write the engine's address into a file that only its owner can read. Raises OSError."""
+    """Write the engine's address to a file that only its owner can read. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump({"url": server.url, "token_needed": server.token_needed}, file)

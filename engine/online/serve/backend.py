@@ -1,4 +1,4 @@
-"""The engine's process as the HTTP server sees it."""
+"""The HTTP server's interface to the engine's process."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ from .requests import RequestSource, ServerEnds, parse_request
 from .weights import WeightFollower
 
 _REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
-"""The request number in the id of a completion or a response."""
+"""Matches the request number in the id of a completion or response."""
 
 
 @dataclass(eq=False)
 class EngineBackend:
-    """Called from the HTTP thread. sees: whether the policy sees pictures.
+    """The engine for the HTTP thread. sees: whether the policy takes images.
 
-    `<model>@<version>` is the name of one snapshot. samples: trajectories per request. timeout_s: how long a caller
-    waits.
+    `<model>@<version>` names one snapshot. samples: trajectories per request. timeout_s: how long a caller waits.
     """
 
     config: RunConfig
@@ -63,11 +62,11 @@ class EngineBackend:
         self._tokenizer = self.engine.runner.tokenizer
 
     def writes_text(self, environment: str, ensemble: bool | None) -> bool:
-        """Return whether the running batch answers tasks of an environment class, each with one text."""
+        """Return whether the running batch answers tasks of this environment class, each with one text."""
         return self._keeps_rows and not ensemble and (environment == CHAT_ENV or self._chats)
 
     def tools_problem(self) -> str:
-        """Return the reason why callers cannot use tools; empty where they can."""
+        """Return the reason why callers cannot use tools; empty if they can."""
         reader = self.engine.call_reader
         if reader is None:
             return f"the chat template of {self.model} shows no tools. Serve a model whose template does"
@@ -76,16 +75,16 @@ class EngineBackend:
     def conversation(
         self, source: str, messages: Sequence[Told], tools: Sequence[Mapping[str, object]], *, prompted: bool
     ) -> Conversation:
-        """Return the conversation of a request, as the continuation of an earlier turn if that is remembered.
+        """Return the conversation of a request, which continues an earlier turn if that is remembered.
 
-        prompted: whether its prompt is made here in any case. Raises ChatTemplateError.
+        prompted: always build the prompt here. Raises ChatTemplateError.
         """
         agent, caller = self.engine.runner.agent, _caller(source, tools)
         assert isinstance(agent, TransformersAgent)
         given, previous = cast("Sequence[Message]", messages), self.engine.conversations.find(caller, messages)
         if previous is not None:
             before = previous.rollout.token_ids.tolist()
-            # Some templates do not show the turn: then the turns so far are read as a new prompt.
+            # Some templates do not show the turn. The turns so far are then read as a new prompt.
             with contextlib.suppress(ChatTemplateError):
                 after = agent.chat.after(before[-1], given, len(previous.messages) - 1, tools or None)
                 return Conversation(tuple(messages), caller, (*before, *after), previous)
@@ -93,7 +92,7 @@ class EngineBackend:
         return Conversation(tuple(messages), caller, prompt)
 
     def turn(self, source: str, identifier: str) -> Turn | None:
-        """Return a remembered turn of a caller without tools, by the id of its answer."""
+        """Return a remembered turn by the id of its answer, for a caller without tools."""
         try:
             return self.engine.conversations.turn(_caller(source, ()), _number(identifier))
         except KeyError:
@@ -103,7 +102,7 @@ class EngineBackend:
         return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
     def count_tokens(self, text: str) -> int:
-        """Count the tokens of a text, without those of the chat template."""
+        """Count the tokens of a text without the chat template."""
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def versions(self) -> list[int]:
@@ -157,7 +156,7 @@ class EngineBackend:
 
 
 def _caller(source: str, tools: Sequence[Mapping[str, object]]) -> str:
-    """Return the key of a caller's conversations: its source and its tools, which the prompt shows."""
+    """Return the key of a caller's conversations: its source, and its tools, because the prompt shows them."""
     return f"{source} {json.dumps(list(tools), sort_keys=True)}"
 
 
@@ -169,7 +168,7 @@ def _number(identifier: str) -> int:
 
 
 def _env_class(config: RunConfig) -> type[Env] | None:
-    """Return the run's environment class; None for a class that is not a subclass of `Env`."""
+    """Return the run's environment class; None if it cannot be loaded or is not a subclass of `Env`."""
     try:
         found = load_env_class(config.environment.class_path)
     except EnvLoadError:

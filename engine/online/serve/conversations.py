@@ -1,4 +1,4 @@
-"""Recent conversations of callers. A further turn continues the rollout of the turns before it."""
+"""Recent conversations of callers. A new turn continues the rollout of the turns before it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ....envs.trajectory import Call, Step, Trajectory
 from ...rollouts.rollout import Rollout
 
 REMEMBERED = 1024
-"""Turns that may still be continued."""
+"""Number of turns that can still be continued."""
 
 Told = Mapping[str, Any]
-"""A message as the chat template reads it: role, content, and `tool_calls` with their arguments as objects."""
+"""A message in the chat template's form: role, content, and `tool_calls` with their arguments as objects."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that the policy wrote, in its conversation. messages: up to and with this turn. rollout: of all its turns.
-    request: its number.
+    """A turn that the policy wrote. messages: the conversation including this turn. rollout: of all turns so far.
+    request: the number of the turn's request.
     """
 
     messages: tuple[Told, ...]
@@ -35,8 +35,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The conversation of a request. prompt: its tokens; None if the environment makes them. previous: the turn that it
-    continues.
+    """The conversation of a request. prompt: its tokens; None if the environment builds the prompt. previous: the turn
+    that it continues.
     """
 
     messages: tuple[Told, ...]
@@ -52,14 +52,14 @@ class Conversation:
 
 @dataclass
 class Conversations:
-    """Remembers turns by the messages up to them, for each caller. For any thread."""
+    """Remembers each caller's turns by the messages up to them. Usable from any thread."""
 
     _turns: OrderedDict[bytes, Turn] = field(default_factory=OrderedDict)
     _keys: dict[int, bytes] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def find(self, caller: str, messages: Sequence[Told]) -> Turn | None:
-        """Return the last turn of a conversation that the policy wrote, if it is remembered."""
+        """Return the policy's last turn in a conversation, if it is remembered."""
         keys = [key for message, key in _keyed(caller, messages) if message["role"] == "assistant"]
         with self._lock:
             return next((self._turns[key] for key in reversed(keys) if key in self._turns), None)
@@ -85,12 +85,12 @@ class Conversations:
             while len(self._turns) > REMEMBERED:
                 _, old = self._turns.popitem(last=False)
                 self._keys.pop(old.request, None)
-            while len(self._keys) > REMEMBERED:  # of requests that got the same answer to the same messages
+            while len(self._keys) > REMEMBERED:  # several requests may share a turn
                 del self._keys[next(iter(self._keys))]
 
 
 def assistant(text: str, calls: Sequence[Call]) -> Told:
-    """Return the message of a turn of the policy."""
+    """Return the message for a turn of the policy."""
     made = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
@@ -99,8 +99,8 @@ def assistant(text: str, calls: Sequence[Call]) -> Told:
 
 
 def _keyed(caller: str, messages: Sequence[Told]) -> Iterator[tuple[Told, bytes]]:
-    """Yield each message with the key of the conversation up to it. Ids of calls and white space at the ends of a text
-    do not count, since clients change them.
+    """Yield each message with the key of the conversation up to it. Call ids and leading or trailing white space do not
+    count, because clients change them.
     """
     digest = hashlib.sha256(caller.encode())
     for message in messages:
@@ -111,9 +111,9 @@ def _keyed(caller: str, messages: Sequence[Told]) -> Iterator[tuple[Told, bytes]
 
 
 def continued(previous: Turn, new: Sequence[Told], rollout: Rollout) -> Rollout:
-    """Return one rollout of the earlier turns and a turn that was written after their tokens.
+    """Join the earlier turns and a turn that was written after their tokens into one rollout.
 
-    new: the messages between the two, which are the observation of the turn before.
+    new: the messages between them, which are the observation of the last earlier turn.
     """
     before, trajectory = previous.rollout, rollout.trajectory
     if before.trajectory is None or trajectory is None or not trajectory.steps:
@@ -140,21 +140,21 @@ def continued(previous: Turn, new: Sequence[Told], rollout: Rollout) -> Rollout:
 
 
 def _begun_like(trajectory: Trajectory, first: Trajectory) -> Trajectory:
-    """Return a trajectory with the prompt of the conversation's first turn, under which all turns are found."""
+    """Return a trajectory with the prompt of the conversation's first turn, so that all turns have the same prompt."""
     extra = {**trajectory.extra, "conversation": first.extra.get("conversation", first.id)}
     begun = {"prompt": first.prompt, "prompt_id": first.prompt_id, "messages": first.messages, "task": first.task}
     return replace(trajectory, extra=extra, tools=first.tools, meta=first.meta, **begun)
 
 
 def _answered(step: Step, new: Sequence[Told]) -> Step:
-    """Return a turn with the messages that answer it, and each call with the result of its tool."""
+    """Return a turn with its observation, the `new` messages, and with the result of each of its tool calls."""
     results = {str(m.get("tool_call_id")): str(m["content"]) for m in new if m["role"] == "tool"}
     calls = tuple(replace(call, result=results.get(call.id)) for call in step.calls)
     return replace(step, observation="\n".join(str(m["content"]) for m in new), calls=calls)
 
 
 def with_calls(rollout: Rollout, calls: Sequence[Call], text: str, tools: Sequence[Mapping[str, Any]]) -> Rollout:
-    """Return a rollout whose last turn calls the caller's tools. text: before the calls."""
+    """Return a rollout whose last turn calls the caller's tools. text: the text before the calls."""
     trajectory = rollout.trajectory
     if trajectory is None or not trajectory.steps:
         return rollout

@@ -1,4 +1,4 @@
-"""Writes update tasks into the durable queue on its own thread, so that serving waits for no disk."""
+"""Write update tasks to the durable queue on a separate thread, so that serving never waits for a disk."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ log = logging.getLogger(__name__)
 AGAIN_S = 1.0
 """Pause before another attempt after a disk error."""
 IN_HAND = 64
-"""Tasks that may wait in memory."""
+"""Maximum number of tasks that wait in memory."""
 
 
 class Enqueuer:
-    """Takes tasks at once. Tasks that do not fit into memory during a disk error are counted in `lost`."""
+    """Accepts tasks without blocking. If the disk fails and memory is full, further tasks are dropped and counted in
+    `lost`."""
 
     def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
         self._updates = updates
@@ -28,13 +29,13 @@ class Enqueuer:
         self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, object]] | None] = queue.Queue(IN_HAND)
         self.lost = 0
         self.dropped = 0
-        """Older tasks that a full queue dropped."""
+        """Number of older tasks that the full queue has dropped."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enqueue", daemon=True)
         self._thread.start()
 
     def put(self, task: UpdateTask | None, **meta: object) -> None:
-        """Add a task, or only facts to store. Never blocks or raises."""
+        """Add a task, or only facts to store. Never blocks, never raises."""
         try:
             self._waiting.put_nowait((task, meta))
         except queue.Full:
@@ -57,7 +58,7 @@ class Enqueuer:
             self._waiting.task_done()
 
     def _stored(self, task: UpdateTask | None, meta: dict[str, object]) -> bool:
-        """Store one item; retry while the disk refuses. Returns False when it is lost."""
+        """Store one item, retrying while the disk fails. Returns False if it is lost."""
         while True:
             try:
                 if task is not None:

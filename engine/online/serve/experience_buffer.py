@@ -1,7 +1,7 @@
-"""Earlier experiences by embedding. The answers of those nearest to a new one join its vote.
+"""Earlier experiences by embedding. The nearest neighbours of a new one join its vote with their answers.
 
-The embedding covers the tokens that the agent did not write, so it compares questions and observations, not the wording
-of answers.
+The embedding only covers tokens that the agent did not write, so it compares questions and observations, not the
+wording of answers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ...runs.durable import replace_file
 from ..voting import Neighbour
 
 NEIGHBOUR_WEIGHT = 0.5
-"""The vote of a neighbour at similarity 1; a candidate's vote counts 1."""
+"""The weight of a neighbour's vote at similarity 1. A candidate's vote has weight 1."""
 MIN_SIMILARITY = 0.995
-"""The least cosine similarity of a neighbour."""
+"""The minimum cosine similarity of a neighbour."""
 
 
 class ExperienceBuffer:
-    """The last `capacity` unit vectors with answers, with exact search. 4096 × 896 float32 take 14 MiB."""
+    """Stores the last `capacity` unit vectors with their answers. Search is exact. 4096 × 896 float32 take 14 MiB."""
 
     def __init__(self, capacity: int = 4096) -> None:
         self.capacity = capacity
         self._vectors = np.zeros((0, 0), np.float32)
         self._known: deque[tuple[str, str]] = deque(maxlen=capacity)
-        """Ids and answers, the oldest first. The vector of number n (counted in `added`) is row n % capacity."""
+        """Ids and answers, oldest first. The vector of number n (counted in `added`) is row n % capacity."""
         self.added = 0
         """Number of experiences added so far."""
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class ExperienceBuffer:
         return len(self._known)
 
     def add(self, id: str, embedding: np.ndarray, answer: str) -> None:
-        """Store an experience; a full buffer drops the oldest. Zero and NaN vectors are ignored."""
+        """Store an experience. A full buffer drops the oldest. Zero and NaN vectors are ignored."""
         unit = _unit(embedding)
         if unit is None:
             return
@@ -53,12 +53,12 @@ class ExperienceBuffer:
             self.added += 1
 
     def _rows(self) -> np.ndarray:
-        """Return the row of each known experience, the oldest first."""
+        """Return the row of each stored experience, oldest first."""
         return np.arange(self.added - len(self._known), self.added) % self.capacity
 
     def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float = MIN_SIMILARITY) -> list[Neighbour]:
-        """Return the k most similar experiences with cosine ≥ `min_similarity`, the most similar first, as voters. Each
-        counts its similarity times `NEIGHBOUR_WEIGHT`.
+        """Return the k most similar experiences with cosine ≥ `min_similarity`, most similar first. The weight of each
+        is its similarity times `NEIGHBOUR_WEIGHT`.
         """
         unit = _unit(embedding)
         with self._lock:
@@ -88,7 +88,7 @@ class ExperienceBuffer:
             with np.load(path, allow_pickle=False) as data:
                 vectors, ids, answers = data["vectors"], data["ids"], data["answers"]
         except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, TypeError, AttributeError, ValueError) as error:
-            # NumPy's own message is about pickles, and about how to load them unsafely.
+            # NumPy's own message is about pickles and how to load them unsafely.
             raise ValueError(f"{path} is damaged") from error
         if vectors.ndim != 2 or not len(vectors) == len(ids) == len(answers):
             raise ValueError(f"{path} is not an experience buffer")

@@ -1,4 +1,4 @@
-"""Turns feedback on answers into update tasks, and follows each to the version that contains it."""
+"""Turn feedback on answers into update tasks, and track each task to the version that contains it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .sample_passes import behaviour_logprobs
 log = logging.getLogger(__name__)
 
 REMEMBERED = 1024
-"""Answers that feedback may still refer to."""
+"""Number of recent answers that feedback may refer to."""
 
 
 @dataclass(eq=False)
@@ -46,13 +46,13 @@ class FeedbackKeeper:
         self._remembered: OrderedDict[int, Answer] = OrderedDict()
         self._outcomes: OrderedDict[int, FeedbackOutcome] = OrderedDict()
         self.ready: deque[tuple[int, Feedback, str, Answer]] = deque()
-        """Feedback whose samples have been drawn and wait to become an update task."""
+        """Feedback whose samples have been drawn, waiting to become update tasks."""
         self._drawing = 0
         self._judged: set[int] = set()
 
     @property
     def waits(self) -> bool:
-        """Whether some feedback is not an update task yet."""
+        """Whether any feedback has not become an update task yet."""
         return bool(self.ready or self._drawing)
 
     def remember(self, answers: Iterable[Answer]) -> None:
@@ -77,7 +77,7 @@ class FeedbackKeeper:
 
     def take(self, request: int, given: Feedback, source: str = "") -> Mapping[str, object]:
         """Process feedback on a request and return its outcome so far. source: as in `Request.source`. Raises KeyError
-        when the answer is no longer remembered, ValueError for feedback that cannot be used.
+        if the answer is no longer remembered, and ValueError for feedback that cannot be used.
         """
         answer = self._remembered[request]
         if given.answer is None and given.correction is None and answer.text is None:
@@ -103,7 +103,7 @@ class FeedbackKeeper:
         return self.outcome(request)
 
     def _make_task(self, request: int, given: Feedback, source: str, answer: Answer) -> Mapping[str, object]:
-        """Enqueue the update task of feedback; return its outcome so far."""
+        """Enqueue the update task of feedback, and return its outcome so far."""
         engine, right = self._engine, given.answer
         rated = given.correction is None and right is None and (answer.single or answer.extracted is None)
         self.live.pause()
@@ -151,7 +151,7 @@ class FeedbackKeeper:
         return self.outcome(request)
 
     def _peers(self, source: str) -> tuple[int, int]:
-        """Count the callers of remembered answers, and the users of this source's caller."""
+        """Return the number of callers with remembered answers, and of users of this source's caller."""
         asked = {a.request.source for a in self._remembered.values()} | {source}
         callers = [name.partition("/")[0] for name in asked]
         return len(set(callers)), callers.count(source.partition("/")[0])
@@ -161,7 +161,7 @@ class FeedbackKeeper:
         return {"answers": [_listed(a) for a in sorted(open_, key=certainty)[:limit]]}
 
     def outcome(self, request: int) -> Mapping[str, Any]:
-        """Return the state of the last feedback on a request. Raises KeyError when there is none."""
+        """Return the state of the last feedback on a request. Raises KeyError if there is none."""
         return {"request": request, "accepted": True, **self._outcomes[request].as_json()}
 
     def note(self, row: Mapping[str, object]) -> None:
@@ -173,10 +173,10 @@ class FeedbackKeeper:
 
 
 def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str | None) -> Learned:
-    """Return the update task of feedback with the right answer, or with one that is wrong.
+    """Return the update task of feedback that names the right answer, or one that is wrong.
 
-    Samples that the feedback does not concern are left out. In free text without an extractor, a number is compared
-    with the last number, a letter with the choice. wrong: as it was extracted.
+    Samples that the feedback does not judge are left out. In free text without an extractor, a number is compared with
+    the last number in the text, a letter with the choice. wrong: as it was extracted.
     """
     if answer.single and right is not None and len(answer.samples) == 1:
         answer = engine.widen([answer], always=True)[0]
@@ -198,9 +198,9 @@ def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str
 
 
 def at_temperature(engine: InferenceEngine, answer: Answer) -> Answer:
-    """Return the answer with the log-probs of its texts at `online.temperature`, to which an update compares them.
+    """Return the answer with the log-probs of its texts at `online.temperature`, which updates use.
 
-    The caller's temperature, or that of the model's generation defaults, may be another one.
+    The caller or the model's generation defaults may have used a different temperature.
     """
     if not answer.single and answer.request.sampling.temperature is None:
         return answer
@@ -216,9 +216,9 @@ def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
     """Return the update task of a rating: the answer earns 1 or −1 against the running baseline (REINFORCE with a
     baseline, Williams 1992, doi:10.1007/BF00992696).
 
-    Where answers can be extracted, all samples with the same answer earn this. The others earn 0, and `agrees` of the
-    task's facts tells them apart. Learning rates are meant for `online.samples` judged samples, so a rating of fewer
-    has that share of the rate.
+    If answers can be extracted, all samples with the same answer earn this reward and the others 0. The task's fact
+    `agrees` marks the former. Learning rates are meant for `online.samples` judged samples; a rating with fewer scales
+    the rate down in proportion.
     """
     shown = answer.samples[answer.shown or 0]
     others = [s for s in answer.samples if s is not shown] if _comparable(engine, answer) else []
@@ -249,7 +249,8 @@ def _comparable(engine: InferenceEngine, answer: Answer) -> bool:
 
 
 def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
-    """Return the update task of a corrected last turn: it earns 1, the given answer 0. Raises ValueError."""
+    """Return the update task of a corrected last turn: the correction earns 1, the original answer 0. Raises ValueError
+    for an answer that cannot be corrected."""
     first = answer.samples[answer.shown or 0]
     if first.trajectory is None or not (answer.single or len(first.trajectory.steps) == 1):
         raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
@@ -280,8 +281,8 @@ def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
 
 
 def certainty(answer: Answer) -> float:
-    """Return the policy's certainty in [0, 1]: the share of the vote, or without a vote the geometric mean of the
-    probabilities of the answer's tokens.
+    """Return the policy's certainty in [0, 1]: the share of the vote or, without a vote, the geometric mean of the
+    answer's token probabilities.
     """
     if not answer.single or len(answer.samples) > 1:
         return answer.label_vote.confidence
@@ -293,7 +294,7 @@ def certainty(answer: Answer) -> float:
 def _listed(answer: Answer) -> dict[str, Any]:
     trajectory, talk = answer.samples[0].trajectory, answer.request.conversation
     prompt = trajectory.prompt if trajectory is not None else ""
-    if talk is not None and talk.previous is not None:  # its rollout begins with the prompt of the first turn
+    if talk is not None and talk.previous is not None:  # its trajectory has the prompt of the first turn
         prompt = "\n\n".join(str(message["content"]) for message in talk.messages)
     return {
         "id": str(answer.request.number),
@@ -307,7 +308,7 @@ def _listed(answer: Answer) -> dict[str, Any]:
 
 @dataclass
 class FeedbackOutcome:
-    """The outcome of the task of some feedback. samples: how its samples were judged."""
+    """The outcome of a feedback's task. samples: how its samples were judged."""
 
     task: str
     samples: str
@@ -331,6 +332,6 @@ class FeedbackOutcome:
                 self.version, self.reason = int(row["version"]), ""
 
     def as_json(self) -> dict[str, object]:
-        """`learned` is true once a version contains the update."""
+        """Return the outcome as JSON. `learned` is true once a version contains the update."""
         found = {"learned": self.version is not None, "update": self.update, "version": self.version}
         return {**found, "samples": self.samples, **({"reason": self.reason} if self.reason else {})}

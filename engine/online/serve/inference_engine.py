@@ -1,8 +1,8 @@
-"""The inference engine: answers by vote, and turns confident answers into update tasks.
+"""The inference engine: answer by vote, and turn confident answers into update tasks.
 
-A request is answered first and learnt from afterwards. Rewards are those of offline training: the same
-`RewardOrchestrator`, its saved statistics and fixed weights. The pseudo-label, the vote of the *other* candidates and
-the neighbours, replaces the known answer.
+A request is answered first; learning from it comes afterwards. Rewards are those of offline training: the same
+`RewardOrchestrator`, its saved statistics and fixed weights. The pseudo-label, which is the vote of the *other*
+candidates and the neighbours, replaces the known answer.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FULL_VOCABULARY, TOP_K = 8192, 64
-"""Original logits are kept whole up to this vocabulary, and then the KL is exact. Above it, the likeliest tokens are
-kept, with one bucket for the rest."""
+"""Up to this vocabulary size, all original logits are kept and the KL is exact. Above it, only the `TOP_K` likeliest
+tokens are kept, with one bucket for the rest."""
 FEEDBACK_ONLY = Gate(GateCode.NO_LABEL, "online.learn_from is feedback, and this answer has none")
 
 
 @dataclass
 class Learned:
-    """The data of an answer for the record and for learning. task: None when there is nothing to learn."""
+    """The data of an answer for the record and for learning. task: None if there is nothing to learn."""
 
     answer: Answer
     records: list[TrajectoryRecord] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Learned:
 class InferenceEngine:
     """Answers requests with `runner`'s agent under the given policy version.
 
-    name: the engine's name among those that share a queue, else empty. judge: the user's reward functions, which
+    name: the engine's name among engines that share a queue, else empty. judge: the user's reward functions, which
     replace the vote.
     """
 
@@ -86,20 +86,20 @@ class InferenceEngine:
     name: str = ""
     judge: Judge | None = None
     between: Callable[[], None] | None = None
-    """Called between two forward passes of learning, so that callers need not wait for all of them."""
+    """Called between forward passes of learning, so that callers do not have to wait for all of them."""
 
     def __post_init__(self) -> None:
         self.extract = make_extractor(self.config.answer)
         self.conversations = Conversations()
         agent = self.runner.agent
         self.call_reader = agent.call_reader or NativeCalls.of(agent.chat) if isinstance(agent, ChatAgent) else None
-        """Reads calls of callers' tools, in the syntax of the chat template; None if that shows no tools."""
+        """Parses calls of callers' tools in the chat template's syntax; None if the template shows no tools."""
         self.logits_top_k = None if vocabulary_of(self.model) <= FULL_VOCABULARY else TOP_K
 
     # -------------------------------------------------------------------------------------------------- answering
 
     def answer(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
-        """Sample, vote and gate a batch of requests. An environment that fails costs only its own request."""
+        """Sample, vote and gate a batch of requests. A failing environment only affects its own request."""
         single = [r for r in requests if self.is_single(r)]
         voted = [r for r in requests if r not in single]
         answers = self._at_once(single, policy_version) if single else []
@@ -107,7 +107,7 @@ class InferenceEngine:
         return sorted(answers, key=lambda a: a.request.number)
 
     def is_single(self, request: Request) -> bool:
-        """Return whether the caller gets one text: in a conversation without tools, unless it asked for the vote."""
+        """Return whether the caller gets one text. This is so in a chat without tools, unless it asked for a vote."""
         if request.sampling.ensemble:
             return False
         try:
@@ -117,7 +117,7 @@ class InferenceEngine:
         return isinstance(env, ChatEnv) and not (isinstance(env, DatasetEnv) and env.functions)
 
     def _at_once(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
-        """Sample one text each, with the model's generation defaults where the caller set none."""
+        """Sample one text per request. The model's generation defaults replace settings that the caller left out."""
         how, limit = self.sampling(requests[0].sampling)
         turn = {"max_turn_tokens": limit or self.config.max_trajectory_tokens}
         changes = asdict(how) | turn | ({"max_new_tokens": limit} if limit else {})
@@ -162,12 +162,12 @@ class InferenceEngine:
         )
 
     def single_answer(self, request: Request, samples: list[Rollout], policy_version: int) -> Answer:
-        """Return the answer of texts that were sampled for the caller. Samples for a vote may follow."""
+        """Return the answer for texts that were sampled for the caller. Samples for a vote may follow."""
         outcome, first = vote([None] * len(samples)), self.key(samples[0])
         return _answer(request, outcome, self._single_gate(request), samples, policy_version, 0, first, single=True)
 
     def sampling(self, chosen: Sampling) -> tuple[SamplingSettings, int | None]:
-        """Complete the caller's settings from the model's generation configuration; also return the token limit."""
+        """Return the caller's settings, completed from the model's generation configuration, and the token limit."""
         config = getattr(self.model, "generation_config", None)
         usual = SamplingSettings(0.0)
         if config is not None and config.do_sample:
@@ -181,12 +181,12 @@ class InferenceEngine:
         return vote([self.key(s) for s in samples], neighbours)
 
     def key(self, sample: Rollout) -> str | None:
-        """Return the part of a sample's answer that votes and feedback compare."""
+        """Return the part of a sample's answer that is compared in votes and feedback."""
         text = answer_of(sample)
         return text if text is None or self.extract is None else self.extract(text)
 
     def _single_gate(self, request: Request) -> Gate:
-        """Return whether samples are drawn after a single answer."""
+        """Return the gate that decides whether samples are drawn after a single answer."""
         if request.version is not None:
             return Gate(GateCode.OWN_SAMPLING, "the caller chose the version")
         if self.config.learn_from == "feedback":
@@ -200,8 +200,8 @@ class InferenceEngine:
         return Gate(GateCode.OPEN)
 
     def _gate(self, request: Request, outcome: Vote) -> Gate:
-        """Return the confidence gate. Answers with a caller's own sampling or version are not learnt from, because the
-        served policy would not have given them.
+        """Return the confidence gate. It is closed if the caller chose the sampling or the version, because the served
+        policy would not have given that answer.
         """
         if self.config.learn_from == "feedback":
             return FEEDBACK_ONLY
@@ -212,7 +212,7 @@ class InferenceEngine:
     def _drawn(
         self, requests: Sequence[Request], count: int, changes: Mapping[str, object], seed: int | None = None
     ) -> list[Rollout]:
-        """Draw `count` rollouts of each request with changed agent settings."""
+        """Draw `count` rollouts per request with changed agent settings."""
         first, agent = requests[0].number, cast("TransformersAgent | RemoteAgent", self.runner.agent)
         with contextlib.ExitStack() as open_:
             if not isinstance(agent, RemoteAgent):  # convert and merge weights once for all tokens
@@ -226,7 +226,7 @@ class InferenceEngine:
     # --------------------------------------------------------------------------------------------------- learning
 
     def learn(self, answers: Sequence[Answer]) -> list[Learned]:
-        """Compute rewards, record rows and update tasks of answers that were given."""
+        """Compute rewards, record rows and update tasks for delivered answers."""
         learned: list[Learned] = []
         for answer in map(self._judged, self.widen(answers)):
             if learned and self.between is not None:
@@ -237,7 +237,7 @@ class InferenceEngine:
         return learned
 
     def rewarded(self, answer: Answer, *, update: bool = False) -> Learned:
-        """Score a labelled answer. update: learn the reward statistics from it."""
+        """Compute rewards and update task of a labelled answer. update: also update the reward statistics with it."""
         learned = Learned(answer, metrics=_metrics(answer))
         outcome = answer.label_vote
         samples = [s for s in answer.samples if s.trajectory is not None]
@@ -277,7 +277,7 @@ class InferenceEngine:
         return learned
 
     def _judged(self, answer: Answer) -> Answer:
-        """Return the answer with the scores of the user's reward functions in place of the vote."""
+        """Return the answer, judged by the user's reward functions instead of the vote."""
         unjudged = answer.error is not None or answer.request.version is not None
         if self.judge is None or self.config.learn_from == "feedback" or unjudged:
             return answer
@@ -293,7 +293,7 @@ class InferenceEngine:
 
     @property
     def drawn_later(self) -> int:
-        """The number of samples after a single answer."""
+        """The number of samples drawn after a single answer."""
         return (self.config.samples + self.config.samples_to_learn) if self.config.updates else 0
 
     def _extra(self, answer: Answer, always: bool) -> int:
@@ -305,10 +305,10 @@ class InferenceEngine:
         return 0 if own or not self.config.updates else self.config.samples_to_learn
 
     def widen(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:
-        """Draw further samples for each answer: more votes give better labels and a steadier gradient. If drawing
-        fails, the answers stay as they are.
+        """Draw more samples for each answer: more votes give better labels and a less noisy gradient. If drawing fails,
+        the answers stay unchanged.
 
-        always: draw the vote of a single answer even if its gate is closed.
+        always: draw samples for a single answer even if its gate is closed.
         """
         found = {a.request.number: a for a in answers}
         wanted = {n: (self._extra(a, always), a.request.sampling.max_tokens) for n, a in found.items()}
@@ -326,8 +326,8 @@ class InferenceEngine:
         return list(found.values())
 
     def widened(self, answer: Answer, drawn: Sequence[Rollout]) -> Answer:
-        """Return the answer with more samples and the labels of all votes. A single answer has no vote, because it was
-        sampled in another way.
+        """Return the answer with more samples, and labels from all votes. A single answer has no vote itself, because
+        it was sampled with other settings.
         """
         if not drawn:
             return replace(answer, gate=Gate(GateCode.NO_LABEL, "no samples could be drawn"))
@@ -377,7 +377,7 @@ def _answer(
 def labelled(
     answer: Answer, samples: Sequence[Rollout], correct: Sequence[bool | None], right: str | None = None
 ) -> Answer:
-    """Return the answer with samples that were judged for certain. right: the right answer, if known."""
+    """Return the answer with samples judged with certainty. right: the right answer, if known."""
     label_vote = replace(
         answer.label_vote,
         labels=tuple(None if c is None else right for c in correct),
@@ -421,7 +421,7 @@ def answer_of(sample: Rollout) -> str | None:
 
 
 def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bool | None:
-    """Return whether the answer is right, where the environment knows."""
+    """Return whether the answer is right; None if the environment does not know."""
     known = [s.trajectory for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
     if not known:
         return None
@@ -433,7 +433,7 @@ def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bo
 
 
 def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:
-    """Return the candidate's place in the vote."""
+    """Return the candidate's role in the vote, for the record."""
     outcome = answer.label_vote
     return Served(
         request=answer.request.number,

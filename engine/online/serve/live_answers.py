@@ -1,8 +1,8 @@
-"""Answers conversations in a running batch, and draws the samples of votes in its background.
+"""Answer conversations in a running batch, and draw the samples of votes in its background.
 
-A caller's text joins the batch between two tokens and is streamed. Samples occupy the background rows of the batch and
-never delay an answer. Each policy version has its own batch: an older version finishes its texts while a newer one
-takes the next requests.
+A caller's text joins the batch between two tokens and is streamed. Samples are background rows of the batch and never
+delay an answer. Each policy version has its own batch: an older version finishes its texts while a newer one takes the
+next requests.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from .written_agent import WrittenAgent
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Attempts at a text of the form that its caller asked for."""
+"""Attempts at a text in the form that its caller asked for."""
 MERGED_BYTES = 1 << 30
-"""Most bytes of the served version's merged weights, which stay for all of its requests."""
+"""Maximum bytes of the served version's merged weights, which are kept for all of its requests."""
 SAMPLE_TOKENS = BATCH_TOKENS // 2
-"""Most tokens that all background rows together may come to have, of all versions. The others wait."""
+"""Maximum total length in tokens of all running background rows, over all versions. Other rows wait."""
 PROMPT_TOKENS = 2048
-"""Most tokens of prompts that are processed together."""
+"""Maximum number of prompt tokens processed together."""
 VISIT = 8
-"""Tokens before another version's batch takes its turn."""
+"""Number of tokens before another version's batch takes its turn."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Running:
     batch: LiveBatch
     waiting: list[LiveRow] = field(default_factory=list)
     behind: list[LiveRow] = field(default_factory=list)
-    """Background rows that wait for a place."""
+    """Background rows that wait to join."""
 
     @property
     def urgent(self) -> int:
@@ -72,8 +72,8 @@ class _Running:
 
 @dataclass(eq=False)
 class _Job:
-    """Rows of one request: its texts, or samples of its vote. finish: called when all are done. fail: when one cannot
-    be written.
+    """Rows of one request: its texts, or samples of its vote. finish: called once all rows are done. fail: called if a
+    row cannot be written.
     """
 
     request: Request
@@ -85,7 +85,7 @@ class _Job:
 
 @dataclass(eq=False)
 class LiveAnswers:
-    """All methods are for the engine's thread.
+    """Running batches for conversations and vote samples. All methods are for the engine's thread.
 
     answered: called with each answer. failed: called with each request whose text cannot be written.
     """
@@ -109,7 +109,7 @@ class LiveAnswers:
 
     @property
     def able(self) -> bool:
-        """Whether the policy can answer in a running batch: rows of its cache can join and leave."""
+        """Whether the policy can answer in a running batch, that is, rows can join and leave its cache."""
         return self._agent is not None and self._agent.keeps_rows
 
     @property
@@ -118,7 +118,7 @@ class LiveAnswers:
 
     @property
     def behind(self) -> int:
-        """Number of background rows that wait for a place."""
+        """Number of background rows that wait to join."""
         return sum(len(r.behind) for r in self._running.values())
 
     @property
@@ -127,7 +127,7 @@ class LiveAnswers:
 
     @property
     def has_room(self) -> bool:
-        """Whether another caller's text may join: all together reserve at most `BATCH_TOKENS` tokens."""
+        """Whether another caller's text may join: the tokens reserved for all are still below `BATCH_TOKENS`."""
         return sum(row.longest for row in self._jobs if not row.background) < BATCH_TOKENS
 
     @property
@@ -136,15 +136,15 @@ class LiveAnswers:
 
     @property
     def unrecorded(self) -> list[Request]:
-        """Requests without an answer, and rows of a file whose votes are drawn: a restarted run asks them again."""
+        """Unanswered requests, and rows of a file whose votes are being drawn. A restarted run asks them again."""
         return [job.request for row, job in self._jobs.items() if not row.background or job.request.place]
 
     def takes(self, request: Request) -> bool:
-        """Whether the request is answered here, by one text."""
+        """Return whether the request is answered here, with a single text."""
         return self.able and self.engine.is_single(request)
 
     def begin(self, request: Request) -> bool:
-        """Add a request. Returns False when its environment cannot begin it. Raises SnapshotError."""
+        """Add a request. Returns False if its prompt cannot be built here. Raises SnapshotError."""
         prompt = self._prompt(request)
         if prompt is None:
             return False
@@ -159,7 +159,8 @@ class LiveAnswers:
         self._jobs |= dict.fromkeys(rows, job)
 
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
-        """Draw `count` samples of an answered request with its version; none if that fails. Raises SnapshotError."""
+        """Draw `count` samples for an answered request with its version. If that fails, `finish` gets an empty list.
+        Raises SnapshotError."""
         prompt = self._prompt(answer.request)
         assert prompt is not None, "its answer began with this prompt"
         config, number = self.engine.config, answer.request.number
@@ -175,9 +176,9 @@ class LiveAnswers:
         self._jobs |= dict.fromkeys(rows, job)
 
     def advance(self) -> None:
-        """Write one token for one version's rows, or process the prompts of new rows.
+        """Write one token for the rows of one version, or process the prompts of new rows.
 
-        A failure, as without memory, costs the requests whose rows it concerns.
+        A failure, such as running out of memory, only fails the requests of the affected rows.
         """
         running = self._choose()
         if running is None:
@@ -191,7 +192,7 @@ class LiveAnswers:
             done = running.batch.join(joining) if joining else running.batch.step()
         except Exception as error:
             log.exception("the running batch of version %d failed", running.version)
-            first = re.split(r"\.\s|\n", str(error))[0]  # not the error, whose frames hold the memory of its pass
+            first = re.split(r"\.\s|\n", str(error))[0]  # not the error: its frames hold the pass's memory
             self._break_off(running, joining, NotWritten(f"{type(error).__name__}: {first}"))
             done = []
         self._visit += 1
@@ -201,7 +202,7 @@ class LiveAnswers:
             self._running.pop(running.version, None)
 
     def pause(self) -> None:
-        """Restore the served version's weights, which all other code expects."""
+        """Put the served version's weights back, which all other code expects."""
         if self._open is not None:
             self._open.close()
             self._open, self._at = None, -1
@@ -209,14 +210,14 @@ class LiveAnswers:
     # ------------------------------------------------------------------------------------------------------ rows
 
     def _row(self, request: Request, prompt: Sequence[int], index: int, attempt: int = 1) -> LiveRow:
-        """Return the row of a caller's text, which reports its pieces and ends before a stop string."""
+        """Create the row of a caller's text, which reports pieces of text and ends before a stop string."""
         chosen = request.sampling
         sampling, limit = self.engine.sampling(chosen)
         room = self.engine.config.max_trajectory_tokens - len(prompt)
         seed = seed_of(self.engine.seed, request.number) if chosen.seed is None else chosen.seed
         seed = seed if chosen.seed is None and not index else seed_of(seed, index)
         seed = seed if attempt == 1 else seed_of(seed, attempt)
-        voted = self.engine.drawn_later > 0  # samples of a vote begin with the same prompt
+        voted = self.engine.drawn_later > 0  # samples for the vote start from the same prompt
         row = LiveRow(prompt, min(room, limit or room), sampling, seed, likeliest=chosen.likeliest, keep=voted)
         if request.on_text is None and not chosen.stop:
             return row
@@ -234,7 +235,7 @@ class LiveAnswers:
         return row
 
     def _of(self, version: int | None) -> _Running:
-        """Return the batch of a version."""
+        """Return the batch of a version, by default the served one. Creates it if needed."""
         number = self.follower.version if version is None else version
         if number not in self._running:
             self._running[number] = _Running(number, self.follower.weights(number), self._new_batch())
@@ -247,7 +248,7 @@ class LiveAnswers:
         return LiveBatch(self._agent.decoder, self._agent.chat.stop_ids)
 
     def _choose(self) -> _Running | None:
-        """Return the next batch to advance: one with callers first; the present one for `VISIT` tokens."""
+        """Return the next batch to advance. Batches with callers come first; the current one keeps `VISIT` tokens."""
         every = self._running.values()
         able = [r for r in every if r.urgent] or [
             r for r in every if len(r.batch) or (r.behind and self._fits(r.behind[0]))
@@ -261,7 +262,7 @@ class LiveAnswers:
         return (later or able)[0]
 
     def _joining(self, running: _Running) -> list[LiveRow]:
-        """Take the rows that join now: callers' texts, or samples if there are none."""
+        """Take the rows that join now: callers' texts or, if there are none, samples."""
         queue = running.waiting or ([] if running.urgent else running.behind)
         rows: list[LiveRow] = []
         for row in queue:
@@ -272,14 +273,14 @@ class LiveAnswers:
         return rows
 
     def _fits(self, row: LiveRow, joining: Sequence[LiveRow] = ()) -> bool:
-        """Whether a row may join a batch after the `joining` ones."""
+        """Return whether a row may join a batch in addition to the `joining` rows."""
         if not row.background:
             return True
         held = sum(r.longest for r in joining) + sum(r.batch.background_tokens for r in self._running.values())
         return not held or held + row.longest <= SAMPLE_TOKENS
 
     def _enter(self, running: _Running) -> None:
-        """Put a version's weights in place, converted once for all tokens until `pause`."""
+        """Put a version's weights in place until `pause`. They are converted once for all tokens."""
         if self._open is not None and self._at == running.version:
             return
         self.pause()
@@ -296,19 +297,19 @@ class LiveAnswers:
         if version != self.follower.version:
             return None
         if self._merged is None or self._merged[0] != version:
-            self._merged = None  # before the new ones are made
+            self._merged = None  # free the old ones first
             self._merged = version, MergedWeights(self.engine.model, MERGED_BYTES)
         return self._merged[1]
 
     def _break_off(self, running: _Running, joining: Sequence[LiveRow] | None, error: NotWritten) -> None:
-        """Fail the requests that a failed batch leaves without their rows. joining: the rows that were to join, or None
-        if the weights could not be put in place.
+        """Fail the requests that lose rows in a failed batch. joining: the rows that were about to join, None if the
+        weights could not be put in place.
         """
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # raises if the device itself is lost: serving ends
+            torch.cuda.synchronize()  # raises if the device itself is lost, which ends serving
         waiting = [] if joining is None else [*running.waiting, *running.behind]
         lost = [row for row, job in self._jobs.items() if job.running is running and row not in waiting]
-        if joining and not any(row.tokens for row in joining):  # their prompts could not be read: the others go on
+        if joining and not any(row.tokens for row in joining):  # only their prompts failed: the other rows continue
             lost = joining
         else:
             running.batch = self._new_batch()
@@ -323,7 +324,7 @@ class LiveAnswers:
 
     def _finish(self, row: LiveRow) -> None:
         job = self._jobs.pop(row, None)
-        if job is None:  # of a request that has failed
+        if job is None:  # its request has failed
             return
         if row.cancelled:
             for each in job.rows:
@@ -344,13 +345,13 @@ class LiveAnswers:
         written: Mapping[int, Written] = MappingProxyType({}),
         attempt: int = 1,
     ) -> None:
-        """Answer with the texts of `rows`. Texts that are not as the caller wants them are written again.
+        """Answer with the texts of `rows`. Texts that lack the form that the caller wants are written again.
 
-        written: earlier texts, by their rows' places.
+        written: texts of earlier attempts, by row index.
         """
         texts = {i: written.get(i) or self._written(request, row) for i, row in enumerate(rows)}
         failed = [i for i, text in texts.items() if text.problem]
-        if failed and attempt < ATTEMPTS and rows[0].sampling.temperature > 0:  # a greedy text would be the same
+        if failed and attempt < ATTEMPTS and rows[0].sampling.temperature > 0:  # greedy decoding would repeat the text
             for i in failed:
                 rows[i] = self._row(request, rows[i].prompt, i, attempt + 1)
             kept = {i: text for i, text in texts.items() if i not in failed}
@@ -374,7 +375,7 @@ class LiveAnswers:
         self.answered(replace(answer, written=tuple(texts.values())))
 
     def _written(self, request: Request, row: LiveRow) -> Written:
-        """Return the text of a finished row, with the calls of the caller's tools in it."""
+        """Return the text of a finished row, with its calls of the caller's tools."""
         wanted, stop = request.wanted, request.sampling.stop
         words, stream = self._words(row), self._streams.pop(row, None)
         text = before_stop(self._text(words), stop)
@@ -393,7 +394,7 @@ class LiveAnswers:
     # ------------------------------------------------------------------------------------- from and to environments
 
     def _prompt(self, request: Request) -> list[int] | None:
-        """Return the prompt's tokens; None when the environment or the policy refuses the task, or there is no room."""
+        """Return the prompt's tokens; None if the environment or policy refuses the task, or the prompt is too long."""
         assert self._agent is not None
         if request.conversation is not None and request.conversation.prompt is not None:
             return list(request.conversation.prompt)
@@ -402,13 +403,13 @@ class LiveAnswers:
             return None
         try:
             begun = self._agent.chat.begun(*env.opening(request.row.task_data, self._agent))
-        except Exception:  # the ordinary way reports what is wrong with the task
+        except Exception:  # the normal path reports the problem with the task
             return None
         fits = isinstance(begun, Encoded) and len(begun.ids) < self.engine.config.max_trajectory_tokens
         return list(begun.ids) if isinstance(begun, Encoded) and fits else None
 
     def _words(self, row: LiveRow) -> list[int]:
-        """Return the tokens of a row without the one that ends its turn."""
+        """Return the tokens of a row without the token that ends the turn."""
         assert self._agent is not None
         ends = bool(row.tokens) and row.tokens[-1] in self._agent.chat.stop_ids
         return row.tokens[:-1] if ends else row.tokens
@@ -419,11 +420,11 @@ class LiveAnswers:
         return str(words.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:
-        """Return the rows as rollouts of the request's environment, which judges them as usual."""
+        """Return the rows as rollouts in the request's environment, which judges them as usual."""
         runner = replace(self.engine.runner, agent=WrittenAgent(self._agent, rows, request.sampling.stop))
         return runner.run([request.row], step=request.number, first=request.number, num_rollouts=len(rows))
 
 
 def _left(request: Request) -> bool:
-    """Whether the caller has left. A started stream has no deadline."""
+    """Return whether the caller has left. A started stream has no deadline."""
     return request.cancelled.is_set() if request.on_text is not None else request.gone() is not None

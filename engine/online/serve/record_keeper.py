@@ -1,6 +1,6 @@
-"""Writes the work of engine and worker into the run's record (and wandb).
+"""Write the work of engine and worker to the run's record (and wandb).
 
-The worker's part comes from the queue's journal. Each row is copied once, over restarts of either process.
+The worker's part comes from the queue's journal. Each row is copied once, even across restarts of either process.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ UPDATE_METRICS = {
     "update": (metric.UPDATES,),
     "seconds": (metric.UPDATE_SECONDS,),
 }
-"""Keys of an update's journal row, and their metrics."""
+"""Maps keys of an update's journal row to metrics."""
 
 USE_FACTS = (
     "update", "kl", "kl_before", "beta", "learning_rate", "learning_rate_kind", "grad_norm", "clipped_grad_norm",
     "step_norm", "clip_fraction", "baseline", "published_version",
 )  # fmt: skip
-"""Facts of an update that the record keeps for each rollout that it used."""
+"""Facts of an update that are recorded for each rollout that it used."""
 
 VALIDATION_METRICS = {
     "live": metric.VALIDATION_LIVE,
@@ -61,12 +61,12 @@ VALIDATION_METRICS = {
 
 @dataclass(eq=False)
 class RecordKeeper:
-    """Writes requests and journal rows. The step is the number of the request.
+    """Writes requests and journal rows. The step is the request number. No method raises into serving.
 
-    engine: marks its own requests in a journal that several engines read; updates of other engines are recorded at the
-    present step. sinks: further outputs for numbers, such as wandb. logs: the update logs of a worker on this machine.
-    A row is copied after it is logged: the logs keep the numbers if the queue is lost.
-    No method raises into serving.
+    engine: identifies this engine's requests in a journal shared by several engines. Updates for other engines are
+    recorded at the current step. sinks: further destinations for metrics, such as wandb. logs: the update logs of a
+    worker on this machine. Rows are copied only once they are logged, because the logs keep the row numbers if the
+    queue is lost.
     """
 
     writer: RunWriter
@@ -77,7 +77,7 @@ class RecordKeeper:
     engine: str = ""
     logs: UpdateLogs | None = None
     heard: Callable[[Mapping[str, object]], None] = lambda row: None
-    """Receives each row of the journal."""
+    """Called with each row of the journal."""
 
     def __post_init__(self) -> None:
         self.step = self._logged = 0
@@ -85,8 +85,8 @@ class RecordKeeper:
         self._complained: set[str] = set()
 
     def requests(self, learned: Iterable[Learned], extra: Values, **positions: int) -> None:
-        """Write trajectories and metrics of answered requests. `extra` metrics go with the last one. `positions` stores
-        how many requests and rows were answered.
+        """Write trajectories and metrics of answered requests. extra: further metrics for the last one. positions: how
+        many requests and rows have been answered, stored with them.
         """
         items = list(learned)
         with self.writer.together(**positions):
@@ -100,7 +100,7 @@ class RecordKeeper:
                 self.metrics(number, {**item.metrics, **(extra if item is items[-1] else {})})
 
     def metrics(self, step: int, values: Values, axis: tuple[str, int] | None = None) -> None:
-        """Write numbers of a step. axis: the name and value of the axis in the sinks, when that is not the request."""
+        """Write the metrics of a step. axis: name and value of the axis in the sinks, if it is not the request."""
         self._guard("metrics", lambda: self.writer.metrics(step, values))
         name, value = axis or (metric.REQUEST, step)
         for sink in self.sinks:
@@ -110,7 +110,7 @@ class RecordKeeper:
         self._guard("event", lambda: self.writer.event(kind, message, step=self.step, **data))
 
     def copy_journal(self) -> int:
-        """Copy new journal rows; return their number."""
+        """Copy new journal rows, and return their number."""
         try:
             rows = self.queue.journal(self.copied)
         except QueueError as error:
@@ -127,7 +127,7 @@ class RecordKeeper:
         return len(rows)
 
     def settled(self) -> int | None:
-        """Return the journal number up to which the record is complete; None when it has not changed."""
+        """Return the journal number up to which the record is complete; None if it has not changed."""
         sure = self.writer.positions.get(JOURNAL_POSITION, 0)
         if sure <= self._told:
             return None
@@ -135,7 +135,7 @@ class RecordKeeper:
         return sure
 
     def finish(self) -> None:
-        """Wait for the record, and store its journal position."""
+        """Wait until the record is written, and store its journal position."""
         if self.writer.flush(timeout=5.0):
             try:
                 self.queue.set(recorded=self.writer.positions.get(JOURNAL_POSITION, self.copied))
@@ -185,7 +185,7 @@ class RecordKeeper:
             )
 
     def _uses(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record the outcome of a task for each of its rollouts, if they are this engine's."""
+        """Record a task's outcome for each of its rollouts, if they belong to this engine."""
         if not self._is_own(values):
             return
         ids = values.get("trajectories") or []

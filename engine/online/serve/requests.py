@@ -19,19 +19,19 @@ from .texts import Piece
 from .wanted import Wanted
 
 BATCH_TOKENS = 32768
-"""Maximum number of tokens, of all samples, in requests that are answered together."""
+"""Maximum total number of tokens, over all samples, of requests that are answered together."""
 
 
 class RequestError(GrpoTuiError, ValueError):
-    """A request is not valid. The message names the problem and the valid form."""
+    """An invalid request. The message names the problem and the valid form."""
 
 
 class RequestDropped(RuntimeError):
-    """A request is dropped: its caller disconnected, or its deadline passed."""
+    """A request was dropped because its caller disconnected or its deadline passed."""
 
 
 class NotWritten(RuntimeError):
-    """The policy could not write a text, as without memory. The message contains the reason."""
+    """The policy could not write a text, for example without memory. The message contains the reason."""
 
 
 class PolicyAway(RequestDropped):
@@ -39,29 +39,29 @@ class PolicyAway(RequestDropped):
 
 
 class ServerEnds(RequestDropped):
-    """The run ends and accepts no more requests."""
+    """The run is ending and accepts no more requests."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """A caller's sampling settings. None leaves a setting to the configuration."""
+    """A caller's sampling settings. None means the configured value."""
 
     temperature: float | None = None
     max_tokens: int | None = None
     """Maximum number of tokens that the policy writes in a trajectory."""
     ensemble: bool | None = None
-    """Whether the answer is one that agrees with the majority of samples; None: as the environment has it."""
+    """Whether to answer with a sample that agrees with the majority of samples. None: the environment's default."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """A text ends before the first of these strings."""
     texts: int = 1
     """Number of texts for the caller."""
     likeliest: int | None = None
-    """Number of likeliest tokens at each place whose log-probs the caller wants; None: no log-probs."""
+    """Number of likeliest tokens per position for which the caller wants log-probs. None: no log-probs at all."""
 
     @property
     def is_own(self) -> bool:
-        """Whether the caller chose the sampling, so that answers differ from those of the served policy."""
+        """Whether the caller chose the sampling, so answers may differ from those of the served policy."""
         return self.temperature is not None or self.max_tokens is not None
 
 
@@ -70,10 +70,10 @@ class Request:
     """One task to answer.
 
     number: counts the run's requests from 1. place: counts the rows of the run's file or environment from 1; 0 for a
-    caller's request. reply: receives the answer on the engine's thread. fields: returned with
-    the answer, such as the caller's id. version: the snapshot that answers (None: the served one). tokens: the maximum
-    number of tokens of all samples. source: `caller` or `caller/user` (`http/guard.py`), empty for the run's own
-    requests. deadline: in `time.perf_counter()`. cancelled: set when the caller has disconnected.
+    caller's request. reply: called with the answer on the engine's thread. fields: returned with the answer, such as
+    the caller's id. version: the snapshot that answers (None: the served one). tokens: the maximum total number of
+    tokens of all samples. source: `caller` or `caller/user` (`http/guard.py`), empty for the run's own requests.
+    deadline: in `time.perf_counter()`. cancelled: set once the caller has disconnected.
     """
 
     row: Row
@@ -90,13 +90,13 @@ class Request:
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
     source: str = ""
     on_text: Callable[[int, Piece], None] | None = None
-    """Receives the request's number and each piece of its texts, on the engine's thread."""
+    """Called with the request's number and each piece of its texts, on the engine's thread."""
     conversation: Conversation | None = None
     """The messages of a caller's conversation."""
     wanted: Wanted | None = None
     """The form of the text, if the caller asked for one."""
     attempts: int = 0
-    """Number of attempts that broke off because the policy was unavailable."""
+    """Number of attempts interrupted because the policy was unavailable."""
 
     def send(self, outcome: object) -> None:
         """Reply with the answer or an error, if the request has a caller."""
@@ -105,11 +105,11 @@ class Request:
 
     @property
     def batch_key(self) -> tuple[Sampling, int | None]:
-        """Requests with equal keys can be answered together."""
+        """The key of requests that can be answered together."""
         return self.sampling, self.version
 
     def gone(self) -> str | None:
-        """Return the reason why the request is obsolete, or None while its caller waits."""
+        """Return the reason why the request is obsolete; None while its caller is waiting."""
         if self.cancelled.is_set():
             return "the caller disconnected"
         if self.deadline is not None and time.perf_counter() > self.deadline:
@@ -144,7 +144,7 @@ def parse_request(raw: object, defaults: EnvironmentConfig, where: str = "the re
 
 
 def parse_line(line: str | bytes, defaults: EnvironmentConfig, where: str) -> Request:
-    """Parse a line of JSON. Raises RequestError."""
+    """Parse a request from a line of JSON. Raises RequestError."""
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -153,25 +153,25 @@ def parse_line(line: str | bytes, defaults: EnvironmentConfig, where: str) -> Re
 
 
 def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
-    """Read and check the requests of a JSONL file. Raises RequestError with the line's number."""
+    """Read and check the requests in a JSONL file. Raises RequestError with the line number."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the file of requests {path} cannot be read: {error}") from error
-    lines = enumerate(text.split("\n"), 1)  # a text in JSON may hold the other characters that end lines
+    lines = enumerate(text.split("\n"), 1)  # not `splitlines`: JSON strings may contain other line separators
     return [parse_line(line, defaults, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
 FeedbackCall = tuple[Callable[..., object], Callable[[object], None]]
-"""A call with the `FeedbackKeeper` for the engine's thread, and the receiver of its result or error."""
+"""A function of the `FeedbackKeeper` to call on the engine's thread, and a callback for its result or error."""
 
 
 @dataclass(eq=False)
 class RequestSource:
-    """Pending requests: callers first (HTTP), then the rows of a file or of the environment, in order.
+    """Pending requests: first callers (HTTP), then the rows of a file or of the environment, in order.
 
-    Requests of one batch share their sampling and version, and have at most `batch_tokens` tokens in all (a single
-    request may have more). More than `max_waiting` callers are refused (queue.Full).
+    The requests of a batch share sampling and version, and have at most `batch_tokens` tokens in total (a single
+    request may have more). When `max_waiting` callers wait, further ones are refused (queue.Full).
     """
 
     rows: InitVar[Iterable[Request]] = ()
@@ -189,7 +189,7 @@ class RequestSource:
         self._changed = threading.Condition()
         self.rows_taken = 0
         self.seconds_a_request: float | None = None
-        """Recent engine time per request in seconds; None before the first."""
+        """Recent engine time per request, in seconds; None before the first request."""
 
     def took(self, requests: int, seconds: float) -> None:
         each = seconds / max(1, requests)
@@ -201,7 +201,7 @@ class RequestSource:
         return len(self._callers)
 
     def submit(self, request: Request, *, wait: bool = False) -> None:
-        """Add a caller's request, from any thread. Raises queue.Full, or waits for room; ServerEnds at the end."""
+        """Add a caller's request, from any thread. If full, raise queue.Full or wait. Raises ServerEnds at the end."""
         with self._changed:
             if self._ended:
                 raise ServerEnds
@@ -219,7 +219,7 @@ class RequestSource:
             self._changed.notify_all()
 
     def turn_away(self) -> None:
-        """Reply to all waiting and future callers, also those of feedback, that the run ends."""
+        """Tell all waiting and future callers, including those with feedback, that the run is ending."""
         with self._changed:
             self._ended = True
             for request in self._callers:
@@ -231,7 +231,7 @@ class RequestSource:
             self._changed.notify_all()
 
     def turn_back(self, problem: PolicyAway) -> None:
-        """Reply to waiting callers with the problem. Requests without a reply, as from a pipe, keep waiting."""
+        """Reply to waiting callers with the problem. Requests without a reply, such as from a pipe, keep waiting."""
         with self._changed:
             for request in list(self._callers):
                 if request.reply is not None:
@@ -240,7 +240,7 @@ class RequestSource:
             self._changed.notify_all()
 
     def submit_feedback(self, call: FeedbackCall) -> None:
-        """Submit a call on feedback, from any thread. Raises queue.Full, and ServerEnds at the end."""
+        """Submit a call about feedback, from any thread. Raises queue.Full, and ServerEnds at the end."""
         with self._changed:
             if self._ended:
                 raise ServerEnds
@@ -268,9 +268,9 @@ class RequestSource:
             self.rows_taken += 1
 
     def take(self, limit: int, timeout: float, only: Callable[[Request], bool] | None = None) -> list[Request]:
-        """Take up to `limit` requests for one batch; wait up to `timeout` seconds for a caller when there are none.
+        """Take up to `limit` requests for one batch. If there are none, wait up to `timeout` seconds for a caller.
 
-        only: a filter on callers' requests; then no rows are taken.
+        only: a filter for callers' requests. With a filter, no rows are taken.
         """
         with self._changed:
             self._drop_gone()
@@ -290,7 +290,7 @@ class RequestSource:
         return taken
 
     def _together(self, limit: int, only: Callable[[Request], bool] | None = None) -> list[Request]:
-        """Take the oldest request and later ones of the same batch."""
+        """Take the oldest request and later ones that fit into the same batch."""
         taken: list[Request] = []
         tokens = 0
         for request in list(self._callers):

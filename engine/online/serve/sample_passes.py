@@ -1,4 +1,4 @@
-"""Forward passes of the answering policy over its samples, and the update task of an answer."""
+"""Forward passes of the answering policy over its samples, and the update task for an answer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..voting import learning_rate
 from .answers import Answer
 
 TOGETHER = 256
-"""Tokens of one part of a pass that callers may interrupt."""
+"""Maximum tokens per part of a pass that callers may interrupt."""
 
 
 @torch.inference_mode()
 def request_embeddings(model: nn.Module, samples: Sequence[Rollout]) -> list[np.ndarray]:
-    """Return the mean last hidden state [D] of each sample over the tokens that the agent did not write."""
+    """Return each sample's mean last hidden state [D] over the tokens that the agent did not write."""
     rows = hidden_states(model, [s.token_ids for s in samples], [s.images for s in samples])
     read = [row[torch.from_numpy(~s.agent_mask).to(row.device)] for row, s in zip(rows, samples, strict=True)]
     return [(row.sum(0) / max(len(row), 1)).float().cpu().numpy() for row in read]
@@ -54,8 +54,8 @@ def embeddings_and_logits(
 ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
     """Return the step embeddings [S_i, D] of all samples if `embed`, and the original logits of the `wanted` ones.
 
-    The logits are keyed by the index of the sample. One pass gives both; none is made where neither is needed.
-    top_k: number of logits kept of each token; None keeps all. between: called between two parts of the pass.
+    The logits are keyed by sample index. One pass computes both, and is skipped if neither is needed. top_k: number of
+    logits kept per token; None keeps all. between: called between two parts of the pass.
     """
     if not embed and not any(wanted):
         return None, {}
@@ -95,10 +95,9 @@ def update_task(
     engine: str,
     images: ImageFolder | None,
 ) -> UpdateTask | None:
-    """Return the update task of `answer`; None when no candidate has a label and tokens of its own.
+    """Return the update task for `answer`; None if no candidate has both a label and agent tokens.
 
-    samples: the answer's candidates with a trajectory. images: the folder for images that were shown; None where there
-    are none.
+    samples: the answer's candidates that have a trajectory. images: the folder for images shown to the policy, if any.
     """
     outcome = answer.label_vote
     candidates = range(1) if config.learn_from == "initial" else range(len(samples))

@@ -1,6 +1,6 @@
 """The HTTP server of the engine: uvicorn on its own thread, on the loopback interface by default.
 
-Other machines need a token (`GRPO_TUI_TOKEN`, several separated by blanks). The routes are in `http/`.
+Callers on other machines need a token (`GRPO_TUI_TOKEN`, several separated by spaces). The routes are in `http/`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .requests import RequestSource
 
 START_SECONDS = 10.0
 STOP_SECONDS = 5
-"""Time for open connections to end when the server stops."""
+"""Time that open connections get to finish when the server stops."""
 
 
 HEAD_SECONDS = 20.0
 """Time limit for the head of a request."""
 IDLE_SECONDS = 65
-"""Time that an idle connection stays open: longer than clients keep theirs, else they send into a closed one."""
+"""Idle connections stay open this long: longer than clients keep theirs, so that none sends to a closed connection."""
 
 
 class PatientProtocol(AutoHTTPProtocol):
@@ -77,7 +77,7 @@ class PatientProtocol(AutoHTTPProtocol):
 
 
 class ServeError(GrpoTuiError, RuntimeError):
-    """The address cannot be used. The message explains the fix."""
+    """The address cannot be used. The message contains the fix."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -90,8 +90,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 class AnswerServer:
-    """Answers over HTTP; requests go into `source`. Raises ServeError for a used address, or a public one without
-    tokens.
+    """Serves answers over HTTP and puts requests into `source`. Raises ServeError for an address in use, or a public
+    address without tokens.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class AnswerServer:
             server_header=False,
             ws="none",
             http=PatientProtocol,
-            proxy_headers=False,  # any caller could name an address
+            proxy_headers=False,  # any caller could forge an address
             lifespan="off",
             timeout_graceful_shutdown=STOP_SECONDS,
             timeout_keep_alive=IDLE_SECONDS,
@@ -156,7 +156,7 @@ class AnswerServer:
         return f"{self._scheme}://{host}:{self.port}"
 
     def start(self) -> None:
-        """Start the server; return when it accepts connections. Raises ServeError when it does not."""
+        """Start the server, and return once it accepts connections. Raises ServeError if it does not start."""
         self._thread.start()
         until = time.monotonic() + START_SECONDS
         while not self._server.started:
@@ -165,7 +165,7 @@ class AnswerServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Accept no more requests, reply to waiting ones, and end."""
+        """Stop accepting requests, reply to waiting ones, and shut down."""
         self._source.turn_away()
         self._server.should_exit = True
         if self._thread.is_alive():

@@ -29,15 +29,15 @@ from .weights import WeightFollower
 log = logging.getLogger(__name__)
 
 KEEPING_S = 0.5
-"""Interval of copying the worker's journal into the record and of reading the queue, in seconds."""
+"""Interval, in seconds, between copies of the worker's journal to the record, which also read the queue."""
 BACKLOG = 32
-"""Answers that wait to be learnt from while callers are served. Beyond it, learning takes its turn."""
+"""Maximum number of answers that wait for learning while callers are served. Beyond it, learning takes a turn."""
 QUIET_S = 0.1
-"""Seconds after an answer before learning begins. A caller who asks again within them does not wait for it."""
+"""Seconds between an answer and learning from it. A caller who asks again sooner does not have to wait for learning."""
 LISTEN_S = 0.05
-"""Interval of looking for control requests (stop, pause), which reads a folder."""
+"""Interval between checks for control requests (stop, pause), which read a folder."""
 RESERVED = 64
-"""Request numbers reserved in advance, so that no number is used twice after a kill."""
+"""Request numbers are reserved this far ahead, so that none is used twice after a kill."""
 ATTEMPTS = 3
 """Attempts to answer a request while rollout servers fail."""
 
@@ -56,9 +56,9 @@ class Serving:
     server_wait_s: float = 0.0
     """How long callers wait while the policy is unavailable (`WeightFollower.away`)."""
     print_line: Callable[[Mapping[str, object]], None] | None = None
-    """Prints the answer to each request of a pipe, or why there is none."""
+    """Prints the answer to each request from a pipe, or the reason why there is none."""
     answered: int = field(init=False)
-    """The number of the last answered request, over all restarts of the run."""
+    """The number of the last answered request, across restarts of the run."""
     last: int | None = field(init=False)
     """The number of the last request to answer; None without a limit."""
 
@@ -79,7 +79,7 @@ class Serving:
         skipped = int(self.queue.get("skipped", 0)) + after - self.answered
         self.answered = after
         limit = self.config.max_requests
-        self.last = None if limit is None else limit + skipped  # numbers that were never given count for none
+        self.last = None if limit is None else limit + skipped  # skipped numbers do not count
         self._reserved = 0
         self.enqueuer.put(None, ending=False, skipped=skipped)
         self._reserve()
@@ -89,22 +89,22 @@ class Serving:
         self.live = LiveAnswers(self.engine, self.follower, self._answered_live, self._fail)
         self.engine.between = self._between
         self._scoring = False
-        """Whether learning is between two passes of one version, whose weights must stay in place."""
+        """Whether learning is between two passes of one version. Its weights must then stay in place."""
         self._feedback = FeedbackKeeper(self.live, self.enqueuer, self.keeper.event)
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._worker = WorkerWatch(run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
         self._failures = FailureWatch(self.keeper.event)
         self._broken_off: deque[Request] = deque()
-        """Requests whose attempt broke off while the policy was unavailable."""
+        """Requests whose attempt was interrupted because the policy was unavailable."""
         self._open_turns = OpenTurns()
         self._delivered = 0.0
-        """The time of the last answer, by `time.monotonic`."""
+        """The time of the last answer, from `time.monotonic`."""
         self._to_learn: deque[Answer] = deque()
-        """Delivered single answers, with the samples of their vote if there is one."""
+        """Delivered single answers, with the samples of their votes, if any."""
 
     def run(self) -> bool:
-        """Serve until a stop request (returns False) or until no request can come (returns True)."""
+        """Serve until a stop request (returns False) or until no further request can come (returns True)."""
         while not self._stopped and (self._broken_off or not self._all_taken or self._at_work):
             self._listen()
             self._take_feedback()
@@ -136,12 +136,12 @@ class Serving:
 
     @property
     def _at_work(self) -> bool:
-        """Whether answers are in progress or wait to be learnt from."""
+        """Whether answers are in progress or waiting for learning."""
         return self.live.busy or bool(self._to_learn) or self._feedback.waits
 
     @property
     def _quiet(self) -> bool:
-        """Whether it is time to learn from an answer: its caller does not ask again at once, or too many wait."""
+        """Whether it is time to learn: callers have been quiet, too many answers wait, or no requests remain."""
         pause = time.monotonic() - self._delivered
         return pause >= QUIET_S or len(self._to_learn) > BACKLOG or self._all_taken
 
@@ -156,8 +156,8 @@ class Serving:
                 reply(error)
 
     def _serve_callers(self) -> None:
-        """Write until no caller of a conversation waits; others may join. Learning calls it between two passes, so it
-        takes only requests of the running batch.
+        """Write until no caller of a conversation waits; more may join. Only takes requests for the running batch,
+        because learning calls this between two passes.
         """
         if not self.live.able:
             return
@@ -179,7 +179,7 @@ class Serving:
             self._scoring = False
 
     def _join(self) -> None:
-        """Let waiting callers join the running batch while it has room and the run takes requests."""
+        """Let waiting callers join the running batch while it has room and the run accepts requests."""
         while self.live.has_room and not self._all_taken:
             taken = self.source.take(1, 0.0, only=self.live.takes)
             if not taken:
@@ -188,12 +188,12 @@ class Serving:
             self.turn(taken)
 
     def _begin_live(self, request: Request) -> bool:
-        """Return whether the running batch took the request or replied with an error."""
+        """Return whether the request was handled here: the running batch took it, or the caller got an error."""
         try:
             return self.live.takes(request) and self.live.begin(request)
         except SnapshotError as error:
             request.send(_cannot_answer(request, error))
-        except Exception as error:  # no memory for the weights of its version
+        except Exception as error:  # for example, no memory for the version's weights
             log.exception("request %d could not begin", request.number)
             self._fail(request, error)
         return True
@@ -234,7 +234,7 @@ class Serving:
         return self.source.ended or (self.last is not None and self.answered >= self.last)
 
     def _take(self) -> list[Request]:
-        """Return the next requests: none while the policy is unavailable. Interrupted requests are retried one by one,
+        """Return the next requests; none while the policy is unavailable. Interrupted requests are retried one by one,
         in case one of them caused the failure.
         """
         why = self.follower.away()
@@ -290,7 +290,7 @@ class Serving:
         began = time.perf_counter()
         numbered = []
         for item in requests:
-            if not item.number:  # else it was begun before
+            if not item.number:  # a retried request keeps its number
                 self.answered += 1
                 arrived = item.arrived if item.reply else time.perf_counter()
                 item = replace(item, number=self.answered, arrived=arrived)
@@ -307,12 +307,12 @@ class Serving:
         self._keep_learned(learned, len(numbered), time.perf_counter() - began)
 
     def _keep_learned(self, learned: Sequence[Learned], requests: int, seconds: float) -> None:
-        """Enqueue the tasks, and record answers and positions. seconds: the engine time of the requests."""
+        """Enqueue the tasks, and record answers and positions. seconds: engine time spent on the requests."""
         self._failures.look(item.answer for item in learned)
         for item in learned:
             if item.task is not None:
                 self.enqueuer.put(item.task)
-        # A request that broke off or is under way is asked again after a kill: nothing behind it counts as answered.
+        # After a kill, an interrupted or open request is asked again, so no later request counts as answered.
         open_ = [*self.live.unrecorded, *(answer.request for answer in self._to_learn)]
         reached = min([self.answered + 1, *self._open_turns.numbers, *(r.number for r in open_)]) - 1
         row = min([self.source.rows_taken + 1, *(r.place for r in open_ if r.place)]) - 1
@@ -339,16 +339,16 @@ class Serving:
         try:
             with self.follower.scoring(version):
                 return self.engine.learn(answers)
-        except SnapshotError as error:  # it was pruned after it had answered
+        except SnapshotError as error:  # the version was pruned after it had answered
             log.warning("%s: its answers are not recorded", error)
-        except Exception as error:  # no memory for a pass, no room for a picture: serving continues
+        except Exception as error:  # such as no memory for a pass, no disk space for an image: serving continues
             log.exception("learning from %d answers failed", len(answers))
             first = answers[0].request.number
             self.keeper.event("error", f"Nothing is learnt from request {first}: {error}", where="engine")
         return []
 
     def _answer(self, requests: list[Request]) -> list[Answer]:
-        """Answer requests together. If that fails, answer them one by one, so that a bad request costs only itself."""
+        """Answer requests together. If that fails, answer them one by one, so that a bad request only fails itself."""
         try:
             with self.follower.serving(requests[0].version) as version:
                 return self.engine.answer(requests, version)
@@ -388,7 +388,7 @@ class Serving:
             if command.command == "stop":
                 self._stopped = True
                 self.control.acknowledge(command, "serving ends")
-            elif not self._worker.learns:  # else the update worker does it and answers
+            elif not self._worker.learns:  # otherwise the update worker obeys and replies
                 self.control.acknowledge(command, "nothing to do: this run serves and does not learn")
 
     def _keep(self, *, force: bool = False) -> None:
@@ -407,7 +407,7 @@ class Serving:
                 self.keeper.finish()
 
     def _wait_on(self) -> bool:
-        """Maintain the record while waiting. Returns False when the run is stopped."""
+        """Maintain the record while waiting. Returns False once the run is stopped."""
         self._listen()
         self._keep()
         return not self._stopped

@@ -1,4 +1,4 @@
-"""Texts of the running batch: in pieces while they grow, and whole."""
+"""Texts from the running batch: in pieces while they grow, and complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...agents.sampling import TokenLogprobs
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a growing text. index: which of the request's texts. scores: of the tokens that it completes."""
+    """A piece of a growing text. index: which of the request's texts. scores: those of the tokens that it completes."""
 
     text: str
     index: int = 0
@@ -21,8 +21,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """A whole text for the caller. scores: of its tokens, if the caller wants them. calls: of the caller's tools, after
-    the text. problem: why it has not the form that the caller wants, else empty.
+    """A complete text for the caller. scores: those of its tokens, if the caller wants them. calls: tool calls after
+    the text. problem: the reason why it lacks the form that the caller wants, else empty.
     """
 
     text: str
@@ -32,9 +32,9 @@ class Written:
 
 
 class TextStream:
-    """The text of a growing row of tokens, in pieces that end with whole characters.
+    """Decodes a growing row of tokens to pieces of text that end with complete characters.
 
-    The text ends before the first of the `stop` strings. The beginning of one is held back.
+    The text ends before the first `stop` string. Text that may be the beginning of a stop string is held back.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
@@ -43,11 +43,11 @@ class TextStream:
         self._begin = self._read = 0
         self._held = ""
         self._lengths: list[int] = []
-        """Characters after each token that has been read."""
+        """Length of the text, in characters, after each token read."""
         self.returned = 0
-        """Characters that `piece` has returned."""
+        """Number of characters that `piece` has returned."""
         self.scored = 0
-        """Tokens whose scores the caller has got."""
+        """Number of tokens whose scores were sent to the caller."""
         self.stopped = False
         """Whether a stop string was written."""
 
@@ -68,7 +68,7 @@ class TextStream:
         return bisect_right(self._lengths, self.returned)
 
     def _new(self, tokens: Sequence[int]) -> str:
-        # The window begins one piece earlier: some tokenizers drop a blank at the beginning of what they decode.
+        # The window begins one piece earlier, because some tokenizers drop a leading space when they decode.
         before = self._decode(tokens[self._begin : self._read])
         text = self._decode(tokens[self._begin :])
         if len(text) <= len(before) or text.endswith("\ufffd"):
@@ -83,5 +83,5 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the number of characters of `stop` with which the text ends."""
+    """Return how many of the first characters of `stop` the text ends with."""
     return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""The form of a text that a caller asked for: calls of its tools, or JSON. It is checked when the text is written."""
+"""The form of a text that a caller asked for: calls of its tools, or JSON. It is checked once the text is complete."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ....envs.calls import ToolCall
 from ....envs.trajectory import Call
 
 MOST_CHECKS = 20_000
-"""Keywords of a schema that one check evaluates. References can make their number grow exponentially."""
+"""Maximum schema keywords evaluated in one check. References can make their number grow exponentially."""
 UNCHECKED = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$id")
-"""Keywords that are refused: a check of them may take any time, or names another document."""
+"""Refused keywords: checking them may take unlimited time, or needs another document."""
 
 
 class NotAsWanted(RuntimeError):
@@ -41,7 +41,7 @@ class JsonSchema:
         self._schema = schema
 
     def problem(self, value: object) -> str | None:
-        """Return the reason why a value does not fit; None if it fits."""
+        """Return the reason why a value does not match the schema; None if it does."""
         checks = 0
 
         def counted(keyword: Callable[..., Iterator[object] | None]) -> Callable[..., Iterator[Any]]:
@@ -57,19 +57,19 @@ class JsonSchema:
         base: Any = Draft202012Validator
         made = extend(base, {name: counted(f) for name, f in base.VALIDATORS.items()})
         try:
-            # A registry of its own: no reference is fetched.
+            # An empty registry, so that no reference is fetched.
             error = next(made(self._schema, registry=Registry()).iter_errors(value), None)
         except RecursionError:
             return "the schema is too complex to be checked"
         except Unresolvable as unknown:
             return f"the schema refers to {str(unknown.ref)[:100]!r}, which it does not define"
-        except Exception as error:  # such as numbers beyond any float: a caller's schema must not end serving
+        except Exception as error:  # such as float overflow: a caller's schema must not stop serving
             return f"the schema cannot be checked ({type(error).__name__})"
         return None if error is None else f"{error.json_path}: {error.message[:200]}"
 
 
 def _unchecked(value: object) -> Iterator[str]:
-    """Yield the refused keywords of a schema. A property of such a name has a schema, not a text."""
+    """Yield the refused keywords in a schema. A property with such a name has a schema as its value, not a text."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name in UNCHECKED and (isinstance(inner, str) or name not in ("pattern", "$id", "$dynamicRef")):
@@ -82,8 +82,8 @@ def _unchecked(value: object) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """tools: schemas of the caller's tools. required: names of tools of which the text must call one, if there are any.
-    several: whether a text may have several calls. json: the text must be a JSON object, or fit the `schema`.
+    """The form of a text. tools: schemas of the caller's tools. required: if not empty, the text must call one of these
+    tools. several: whether a text may have several calls. json: the text must be a JSON object, or match `schema`.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -93,15 +93,15 @@ class Wanted:
     schema: JsonSchema | None = None
 
     def calls(self, read: ToolCall) -> tuple[Call, ...]:
-        """Return the calls of known tools in a text, with new ids."""
+        """Return the text's calls of known tools, with new ids."""
         names = {tool["function"]["name"] for tool in self.tools}
         found = [call for call in (read, *read.further) if call.name in names]
-        # Nine characters and digits: Mistral's templates take no other ids.
+        # Mistral's templates only accept ids of nine letters and digits.
         made = tuple(Call(str(call.name), dict(call.arguments), secrets.token_hex(5)[:9]) for call in found)
         return made if self.several else made[:1]
 
     def problem(self, text: str, calls: Sequence[Call]) -> str | None:
-        """Return the reason why a text is not as the caller wants it; None if it is."""
+        """Return the reason why a text does not have the form that the caller wants; None if it does."""
         if self.required and not {call.name for call in calls} & {*self.required}:
             return f"it does not call {' or '.join(self.required)}"
         if calls or not self.json:

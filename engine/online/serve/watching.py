@@ -1,4 +1,4 @@
-"""The engine's watch over the update worker, over validation and over the availability of the policy."""
+"""The engine's monitoring of the update worker, of validation and of the policy's availability."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from .answers import Answer
 log = logging.getLogger(__name__)
 
 TOLD_AFTER_S = 3.0
-"""A shorter absence is not reported: a failed server is asked again after two seconds."""
+"""A shorter outage is not reported: a failed server is asked again after two seconds."""
 DRAIN_S = 120.0
-"""How long an engine without further requests waits for the worker to empty the queue."""
+"""An engine without further requests waits this long for the worker to empty the queue."""
 VALIDATE_S = 120.0
-"""How long it then waits for the last updates to be validated and published."""
+"""Then it waits this long for the last updates to be validated and published."""
 RESTART_S = 10.0
-"""Pause before a restart, three times as long after each further failure."""
+"""Pause before validation restarts. It triples with each further failure."""
 ATTEMPTS = 3
-"""Failures in a row, without progress in between, after which it is not restarted."""
+"""Validation is not restarted after this many failures in a row without progress."""
 FAILURES = 5
-"""Requests in a row that fail in the environment before it is reported."""
+"""Number of requests in a row that fail in the environment before this is reported."""
 
 
 @dataclass
 class Absence:
-    """Reports times in which the policy is unavailable.
+    """Reports when the policy becomes unavailable and available again.
 
     wait_s: how long callers wait before they are refused. event: see `RecordKeeper.event`.
     """
@@ -52,10 +52,9 @@ class Absence:
     _reported: str = ""
 
     def look(self, why: str) -> str | None:
-        """Process the present reason why the policy is unavailable (empty: it is available), and report its begin and
-        end.
+        """Report the beginning and end of an outage. Returns the reason once the outage has lasted `wait_s`, else None.
 
-        Returns the reason once it has lasted for `wait_s`, else None.
+        why: the current reason why the policy is unavailable; empty if it is available.
         """
         now = time.monotonic()
         lasted = 0.0 if self._since is None else now - self._since
@@ -78,8 +77,8 @@ class Absence:
 
 @dataclass
 class WorkerWatch:
-    """The update worker as the engine sees it. `keep` maintains the record while the engine waits for the worker, and
-    returns False when the run is stopped.
+    """The engine's view of the update worker. keep: maintains the record while the engine waits for the worker; returns
+    False once the run is stopped.
     """
 
     run_dir: Path
@@ -98,7 +97,7 @@ class WorkerWatch:
         return self.config.updates and bool(state["alive"] or state["launcher_alive"])
 
     def look(self) -> None:
-        """Report the death of the worker once."""
+        """Report once if the worker has died."""
         state = self._state()
         dead = bool(state.get("pid")) and not state["alive"] and state.get("status") not in ENDED[:2]
         if dead and not self._missed and self.config.updates:
@@ -108,7 +107,7 @@ class WorkerWatch:
         self._missed = dead
 
     def finish(self) -> None:
-        """Let the worker empty the queue and validate the last updates, then stop it. On a shared queue, learning
+        """Let the worker empty the queue and validate the last updates, then stop it. With a shared queue, learning
         continues for other engines.
         """
         if self.config.updates:
@@ -150,11 +149,11 @@ class WorkerWatch:
 
 @dataclass
 class ValidationProcess:
-    """Background validation as the engine's child: started when a candidate waits, and restarted when it dies.
+    """Background validation as a child of the engine: started when a candidate waits, and restarted when it dies.
 
-    After `ATTEMPTS` failures in a row, with growing pauses, it is not restarted. A kill does not count. The final
-    failure is stored as the result of the waiting candidate, which the worker reports. The child outlives a killed
-    worker and ends with the engine (`process.end_with_parent`). tell: receives a message when it has died.
+    The pauses between restarts grow, and after `ATTEMPTS` failures in a row it stays off. Kills do not count. The last
+    failure is stored as the waiting candidate's result, which the worker reports. The child outlives a killed worker
+    and ends with the engine (`process.end_with_parent`). tell: receives a message when it has died.
     """
 
     folder: OnlineFolder
@@ -164,10 +163,10 @@ class ValidationProcess:
     _died: float | None = None
     _failures: int = 0
     _found: object = None
-    """The content of the queue at its last death."""
+    """Validation's entries in the queue at its last death."""
 
     def keep_alive(self) -> None:
-        """Start it if a candidate of this machine waits, and restart it after it died."""
+        """Start validation if a candidate on this machine waits, and restart it after it has died."""
         if self._process is None:
             if self._waits():
                 self._process = self._start()
@@ -183,7 +182,7 @@ class ValidationProcess:
 
     def _note_death(self, code: int) -> None:
         found = self._in_queue("validating"), self._in_queue("validation")
-        failed = code > 0  # else it was killed, or stopped
+        failed = code > 0  # otherwise it was killed or stopped
         self._failures = 0 if not failed else 1 if found != self._found else self._failures + 1
         self._died, self._found = time.monotonic(), found
         if self._failures <= 1:
@@ -192,7 +191,7 @@ class ValidationProcess:
             )
 
     def _give_up(self) -> None:
-        """Store the reason as the result of the waiting candidate, if it is of this machine."""
+        """Store the reason as the result of the waiting candidate, if that is on this machine."""
         candidate, result = self._in_queue("candidate"), self._in_queue("validation")
         if not self._waits() or not isinstance(candidate, dict):
             return
@@ -200,7 +199,7 @@ class ValidationProcess:
             return
         reason = str(process_state(self.folder.run_dir, "validation").get("error") or "see logs/validation.log")
         missing = f"validation failed {ATTEMPTS} times and is off until the run is resumed. The last error: "
-        with contextlib.suppress(QueueError):  # a full disk: the next time
+        with contextlib.suppress(QueueError):  # a full disk: try again next time
             self.queue.set(validation={"state": candidate["state"], "missing": missing + reason.rstrip(".")})
 
     def _in_queue(self, key: str) -> object:
@@ -210,21 +209,21 @@ class ValidationProcess:
             return None
 
     def _waits(self) -> bool:
-        """Whether a candidate waits here. On a shared queue, only the active worker's machine has its state."""
+        """Return whether a candidate waits here. With a shared queue, its state is on the active worker's machine."""
         candidate = self._in_queue("candidate")
         return isinstance(candidate, dict) and (self.folder.state / str(candidate.get("state"))).exists()
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         run_dir = self.folder.run_dir
         found = self._in_queue("validation")
-        if isinstance(found, dict) and "missing" in found:  # said in an earlier life, perhaps of another configuration
+        if isinstance(found, dict) and "missing" in found:  # from an earlier start, perhaps with other settings
             with contextlib.suppress(QueueError):
                 self.queue.set(validation=None)
         module = "grpo_tui.engine.online.learn.validator"
         command = [sys.executable, "-m", module, str(run_dir), "--child"]
         try:
             return spawn(run_dir, "validation", command, stdin=subprocess.PIPE)
-        except OSError:  # a full disk, no memory: the next time
+        except OSError:  # a full disk, no memory: try again next time
             return None
 
     def stop(self) -> None:
@@ -240,7 +239,7 @@ class ValidationProcess:
 
 @dataclass
 class FailureWatch:
-    """Reports an environment that fails for every request, once for each series of failures.
+    """Reports an environment that fails for every request, once per series of failures.
 
     event: see `RecordKeeper.event`.
     """

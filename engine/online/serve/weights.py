@@ -1,10 +1,10 @@
-"""The served weights: snapshots are read and checked on a thread, and swapped in between two requests.
+"""The served weights: a thread reads and checks snapshots, which are swapped in between two requests.
 
-With rollout servers, weights are served twice: by the servers, which answer, and here, where answers are scored. For
-each version: 1. The follower's thread reads and checks a snapshot. 2. Between two requests, the model here computes the
-version's log-probs of a fixed text. 3. A thread writes the adapters into a folder, and every available server has to
-load and prove them. 4. Between two requests, the servers' version and the weights here change together. 5. The thread
-unloads the previous version, and deletes its folder when the next one comes.
+With rollout servers, the weights are loaded twice: by the servers, which answer, and here, where answers are scored.
+For each version: 1. The follower's thread reads and checks a snapshot. 2. Between two requests, the model here computes
+the version's log-probs of a fixed text. 3. A thread writes the adapters to a folder, and every available server must
+load them and prove it. 4. Between two requests, the servers' version and the weights here change together. 5. The
+thread unloads the previous version, and deletes its folder when the next one comes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ AGAIN_S = 5.0
 
 
 class WeightFollower:
-    """Follows the pointer on its own thread. `swap` exchanges references between two requests.
+    """Follows the snapshot pointer on its own thread. `swap` exchanges references between two requests.
 
-    All methods but `look` are for the engine's thread. `on_problem` receives a message for a damaged or unsuitable
-    snapshot; the present version then stays.
+    All methods except `look` are for the engine's thread. on_problem: receives a message about a damaged or unsuitable
+    snapshot; the current version then stays.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class WeightFollower:
     ) -> None:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {n: p.data for n, p in self._parameters.items()}
-        """Version 0: the policy as it was loaded. Swaps replace data by reference, so these tensors stay unchanged."""
+        """Version 0: the policy as loaded. Swaps replace data by reference, so these tensors never change."""
         self._served: Mapping[str, Tensor] = self._start
         self._device = str(device_of(model))
         self._reader = reader
@@ -61,14 +61,14 @@ class WeightFollower:
         self._stop = threading.Event()
         self._seen = 0
         self.version = 0
-        """The served version; 0 is the policy as it was loaded."""
+        """The served version. 0 is the policy as loaded."""
         self._thread = threading.Thread(target=self._follow, name="snapshots", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def look(self) -> None:
-        """Read the newest snapshot, if it is new; `swap` puts it in place."""
+        """Read the newest snapshot if it is new. `swap` puts it in place."""
         snapshot = self._reader.newer_than(self._seen)
         if snapshot is None:
             return
@@ -86,11 +86,11 @@ class WeightFollower:
         return self._ready is not None
 
     def weights(self, version: int) -> dict[str, Tensor]:
-        """Return a version's weights, by reference for the served one. Raises SnapshotError."""
+        """Return a version's weights, by reference for the served version. Raises SnapshotError."""
         return dict(self._served) if version == self.version else self._tensors(version)
 
     def swap(self) -> Manifest | None:
-        """Put the last snapshot in place; None when there is none. No session may be open."""
+        """Put the last snapshot in place and return its manifest; None if there is none. No session may be open."""
         ready = self._take_ready()
         if ready is None:
             return None
@@ -100,18 +100,18 @@ class WeightFollower:
         return manifest
 
     def away(self) -> str:
-        """Return the reason why the policy is unavailable; empty when it is available."""
+        """Return the reason why the policy is unavailable; empty if it is available."""
         return ""
 
     def servers(self) -> Standing | None:
-        """Return the availability of the rollout servers, on any thread; None without them."""
+        """Return the availability of the rollout servers; None without servers. Usable from any thread."""
         return None
 
     @contextlib.contextmanager
     def scoring(self, version: int | None) -> Iterator[int]:
-        """Put another version's weights into the model here. None and the served version change nothing.
+        """Put another version's weights into the model here, inside the block. None means the served version.
 
-        Yields the version. Raises SnapshotError when it is missing or does not fit. No session may be open.
+        Yields the version. Raises SnapshotError if it is missing or does not fit. No session may be open.
         """
         if version is None or version == self.version:
             yield self.version
@@ -120,7 +120,7 @@ class WeightFollower:
             yield version
 
     serving = scoring
-    """Use another version for an answer. Rollout servers need more than the weights here (`PooledWeights`)."""
+    """Use another version for answers. With rollout servers, this also involves the servers (`PooledWeights`)."""
 
     def _take_ready(self) -> tuple[Manifest, dict[str, Tensor]] | None:
         with self._lock:
@@ -136,7 +136,7 @@ class WeightFollower:
         return weights_in_place(self._parameters, tensors)
 
     def _tensors(self, version: int) -> dict[str, Tensor]:
-        """Return a version's weights. Raises SnapshotError when it is missing or does not fit."""
+        """Load a version's weights. Raises SnapshotError if it is missing or does not fit."""
         if version == 0:
             return self._start
         try:
@@ -146,7 +146,7 @@ class WeightFollower:
             raise SnapshotError(f"Snapshot {version} is not there any more") from error
 
     def _fitting(self, snapshot: Snapshot) -> dict[str, Tensor]:
-        """Return a snapshot's weights in the model's formats. Raises SnapshotError when they do not fit."""
+        """Return a snapshot's weights in the model's dtypes. Raises SnapshotError if they do not fit."""
         tensors = snapshot.tensors(self._device)
         try:
             check_fit(self._parameters, tensors)
@@ -169,7 +169,7 @@ class WeightFollower:
 
 @dataclass(frozen=True)
 class _Offered:
-    """A version that servers are loading. manifest: None for the policy as it was loaded."""
+    """A version that servers are loading. manifest: None for the policy as loaded."""
 
     version: int
     manifest: Manifest | None
@@ -178,7 +178,7 @@ class _Offered:
 
 
 class PooledWeights(WeightFollower):
-    """Follows the pointer for the servers of `agent` and for its model here."""
+    """Follows the snapshot pointer for the servers of `agent` and for its model here."""
 
     def __init__(
         self,
@@ -199,13 +199,13 @@ class PooledWeights(WeightFollower):
 
     @property
     def waits(self) -> bool:
-        """Always True: `swap` also manages the servers."""
+        """Always True, because `swap` also manages the servers."""
         return True
 
     def swap(self) -> Manifest | None:
-        """Change to a version once every available server has it; None when there is none yet.
+        """Change to the next version once every available server has it; return None until then.
 
-        Raises ServerRefusal where no server takes the first version.
+        Raises ServerRefusal if no server accepts the first version.
         """
         changed = self._change()
         if self._offered is None and time.monotonic() >= self._not_before:
@@ -229,7 +229,7 @@ class PooledWeights(WeightFollower):
 
     @contextlib.contextmanager
     def serving(self, version: int | None) -> Iterator[int]:
-        """Use another version for an answer, on the servers and here."""
+        """Use another version for answers inside the block, on the servers and here."""
         with self.scoring(version) as chosen:
             if chosen == self.version:
                 yield chosen
@@ -242,7 +242,7 @@ class PooledWeights(WeightFollower):
                 self._publisher.release(adapter)
 
     def stop(self) -> None:
-        """End the thread, and unload all versions."""
+        """Stop the threads and unload all versions."""
         super().stop()
         self._work.shutdown(wait=False, cancel_futures=True)
         self._publisher.end()
@@ -258,7 +258,7 @@ class PooledWeights(WeightFollower):
         self._offered = _Offered(version, manifest, tensors, adapter)
 
     def _change(self) -> Manifest | None:
-        """Change to the offered version if all servers have it."""
+        """Change to the offered version if all available servers have it."""
         offered = self._offered
         if offered is None or not offered.adapter.done():
             return None
@@ -287,7 +287,7 @@ class PooledWeights(WeightFollower):
     def _given_now(self, version: int) -> Adapter:
         """Offer an older version, whose weights are in the model here, while the caller waits.
 
-        Raises SnapshotError when the servers do not take it in time.
+        Raises SnapshotError if the servers do not load it in time.
         """
         tensors = {name: parameter.data for name, parameter in self._parameters.items()}
         said = self._publisher.probe(self._model)
@@ -304,7 +304,7 @@ class PooledWeights(WeightFollower):
             self._work.submit(self._retire)
 
     def _give_up(self, given: Future[Adapter]) -> None:
-        """Release a version that came too late."""
+        """Release a version that was loaded too late."""
         if not given.cancelled() and given.exception() is None:
             self._publisher.release(given.result())
 

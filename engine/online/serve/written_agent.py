@@ -1,4 +1,4 @@
-"""An agent that hands over turns that were written before, so that their environment judges them as usual."""
+"""An agent that replays turns that are already written, so that their environment judges them as usual."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .texts import before_stop
 
 
 class WrittenAgent:
-    """An agent whose only turns were written before; in all else it is the agent that wrote them."""
+    """An agent whose only turns are already written. Otherwise it behaves like the agent that wrote them."""
 
     def __init__(self, agent: Any, rows: list[LiveRow], stop: Sequence[str]) -> None:
         self._agent = agent

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's chat completions, responses and models, and our feedback, health and metrics."""
+"""The routes: OpenAI's chat completions, responses and models; our requests, feedback, health and metrics."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHARACTERS_A_TOKEN = 16
-"""A text with more characters than this per token of the limit is refused without tokenising it."""
+"""A text with more than this many characters per token of the limit is refused without tokenising it."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """The shared objects of the handlers."""
+    """The handlers and the objects that they share."""
 
     backend: EngineBackend
     engine: Engine
@@ -84,7 +84,7 @@ class Api:
                     code="previous_response_not_found",
                 )
             earlier = [ChatMessage(role=m["role"], content=m["content"]) for m in before.messages]
-            if asked.instructions and earlier[0].role == "system":  # new ones take the place of those before
+            if asked.instructions and earlier[0].role == "system":  # new instructions replace earlier ones
                 del earlier[0]
             messages = earlier + messages
         if asked.instructions:
@@ -100,10 +100,10 @@ class Api:
         return JSONResponse(form.whole(await self.engine.answer(ask, http)))
 
     async def rows(self, request: HttpRequest) -> Response:
-        """`POST /v1/requests`: a task of the run's environment, as in a file of requests."""
+        """`POST /v1/requests`: answer a task of the run's environment, in the format of a request file."""
         data = await self.guard.json_body(request)
         for name in ("env_class_path", "env_config"):
-            if name in data:  # naming code to load is for who configures the run, not for who calls it
+            if name in data:  # only the run's configuration may name code to load, callers may not
                 raise HttpProblem(400, f"{name} is fixed by the run's configuration; leave it out", param=name)
         if isinstance(data.get("task_data"), Mapping):
             data = {**data, "task_data": await asyncio.to_thread(self.uploads.task, data["task_data"])}
@@ -140,7 +140,7 @@ class Api:
             raise HttpProblem(404, f"there is no feedback on the answer {identifier[:100]!r}", param="id") from None
 
     async def models(self, request: HttpRequest) -> Response:
-        """`GET /v1/models`: the served policy and each version that can be requested."""
+        """`GET /v1/models`: the served policy, and each version that can be requested."""
         names = [self.backend.model, *(self._model_name(v) for v in self._versions())]
         return JSONResponse({"object": "list", "data": [_model(name) for name in names]})
 
@@ -167,9 +167,9 @@ class Api:
     def _row(
         self, source: str, asked: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, object]] = ()
     ) -> tuple[dict[str, object], Conversation | None]:
-        """Make the task of a conversation, and its prompt. Call it on a thread: both would block other callers.
+        """Build the task of a conversation, and its prompt. Call it on a thread, because it would block other callers.
 
-        The conversation is None where no running batch answers it. Raises HttpProblem.
+        The conversation is None if no running batch answers it. Raises HttpProblem.
         """
         backend, talk = self.backend, told(messages)
         if tools and (problem := backend.tools_problem()):
@@ -195,7 +195,7 @@ class Api:
     def _request(
         self, http: HttpRequest, row: Mapping[str, object], asked: Asked, max_tokens: int | None, **more: Any
     ) -> Request:
-        """Return the request for the engine. more: fields of `Sampling` for texts. Raises HttpProblem."""
+        """Build the request for the engine. more: further fields of `Sampling`. Raises HttpProblem."""
         version = None if asked.model is None else self._version(asked.model)
         try:
             request = parse_request(row, self.backend.environment)
@@ -216,7 +216,7 @@ class Api:
         )
 
     def _check_texts(self, ask: Request) -> None:
-        """Refuse settings of texts for an answer of another kind, and too many texts. Raises HttpProblem."""
+        """Raise HttpProblem for too many texts, or for settings of texts if the answer is not written as text."""
         sampling, wanted = ask.sampling, ask.wanted
         asked = {
             "n": sampling.texts > 1,
@@ -240,7 +240,7 @@ class Api:
             raise HttpProblem(400, reason, param="n")
 
     def _measured(self, task: Mapping[str, object]) -> int:
-        """Count the tokens of a task's texts. Raises HttpProblem when they leave no room for an answer."""
+        """Count the tokens of a task's texts. Raises HttpProblem if they leave no room for an answer."""
         texts = list(_texts(task))
         self._check_characters(sum(map(len, texts)))
         tokens = sum(map(self.backend.count_tokens, texts))
@@ -264,7 +264,7 @@ class Api:
         return self.backend.model if version is None else f"{self.backend.model}@{version}"
 
     def _version(self, name: str) -> int | None:
-        """Parse the version in a model's name; None for the served one. Raises HttpProblem (404)."""
+        """Parse the version in a model's name; None means the served version. Raises HttpProblem (404)."""
         if name == self.backend.model:
             return None
         base, _, version = name.rpartition("@")
@@ -308,7 +308,7 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def make_app(api: Api) -> Starlette:
-    """The ASGI application."""
+    """Return the ASGI application."""
     open_paths = ("/health",)
 
     def guarded(handler: Handler, path: str) -> Handler:

@@ -1,4 +1,4 @@
-"""Passes requests to the engine's thread and awaits answers. A caller that disconnects cancels its request."""
+"""Pass requests to the engine's thread and await the answers. A caller that disconnects cancels its request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .completion import ChatForm, event
 from .problems import HttpProblem, template_problem
 
 KEEP_ALIVE_S = 10.0
-"""Interval of comments in a waiting stream, which keep proxies from closing it."""
+"""Interval between comments in a waiting stream, which keep proxies from closing it."""
 AWAY_AGAIN_S = 10
 """`Retry-After` while no rollout server is available."""
 LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class ServerMetrics:
-    """The counters of `GET /metrics`, in a registry of their own."""
+    """The metrics of `GET /metrics`, in their own registry."""
 
     def __init__(self, *, waiting: Callable[[], int], version: Callable[[], int], learning: Callable[[], bool]) -> None:
         self.registry = CollectorRegistry()
@@ -80,13 +80,13 @@ def future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine's thread for the handlers."""
+    """The handlers' access to the engine's thread."""
 
     source: RequestSource
     metrics: ServerMetrics
 
     def _submit(self, request: Request) -> asyncio.Future[Answer]:
-        """Submit a request; return the future of its answer. Raises HttpProblem when the queue is full."""
+        """Submit a request, and return the future of its answer. Raises HttpProblem if the queue is full or closed."""
         future, reply = future_and_reply()
         try:
             self.source.submit(replace(request, reply=reply))
@@ -112,18 +112,18 @@ class Engine:
             raise _late(request)
         finally:
             request.cancelled.set()
-            future.cancel()  # else its error is logged as never retrieved
+            future.cancel()  # otherwise its error is logged as never retrieved
             gone.cancel()
 
     def stream(self, request: Request, form: ChatForm) -> Response:
-        """Return the answer as server-sent events, each piece as it is written, with comments until the first."""
+        """Stream the answer as server-sent events: each piece as it is written, and comments before the first."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
         def on_text(number: int, piece: Piece) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, (number, piece))
 
-        if request.wanted is None:  # else a text is sent once it has the form that the caller wants
+        if request.wanted is None:  # otherwise the text is only sent once it has the form that the caller wants
             request = replace(request, on_text=on_text)
         future = self._submit(request)
         future.add_done_callback(lambda _: arrived.put_nowait(None))
@@ -156,7 +156,7 @@ class Engine:
                     yield part
                 for part in form.end(answer):
                     yield part
-            except HttpProblem as problem:  # The head has been sent, so an error is an event.
+            except HttpProblem as problem:  # the head has been sent, so the error becomes an event
                 yield event(problem.body())
             finally:
                 request.cancelled.set()
@@ -198,7 +198,7 @@ def _left(request: Request) -> float:
 
 
 async def _disconnected(request: HttpRequest) -> None:
-    """Return when the caller disconnects (its body has been read)."""
+    """Wait until the caller disconnects. Its body has already been read."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 

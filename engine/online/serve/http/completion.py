@@ -1,4 +1,4 @@
-"""Answers in the formats of the OpenAI API: chat completions and responses, whole or as server-sent events."""
+"""Format answers as in the OpenAI API: chat completions and responses, complete or as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..answers import Answer, answer_as_json
 from ..texts import Piece, Written
 
 PIECE = 48
-"""Characters per event when the whole answer is known at once, as after a vote."""
+"""Characters per event if the complete answer is known at once, as after a vote."""
 
 
 class ChatForm:
@@ -34,10 +34,10 @@ class ChatForm:
         self._random, self._created = secrets.token_hex(6), int(time.time())
         self._identifier = ""
         self._sent: dict[int, tuple[int, int]] = {}
-        """How many characters and scores of each text have been sent."""
+        """The numbers of characters and scores sent so far, by text."""
 
     def name(self, number: int) -> str:
-        """Return the id of the answer to a request, which all its events have."""
+        """Return the id of the answer to a request. All of its events carry this id."""
         self._identifier = f"{self.prefix}{number}-{self._random}"
         return self._identifier
 
@@ -58,14 +58,14 @@ class ChatForm:
         return self._begun(0)
 
     def piece(self, piece: Piece) -> str:
-        """Return a piece of a text, after the beginning of the text if it is the first."""
+        """Return the event of a piece of text. The first piece of a text comes after the text's opening event."""
         begun = self._begun(piece.index)
         characters, scores = self._sent[piece.index]
         self._sent[piece.index] = characters + len(piece.text), scores + len(piece.scores)
         return begun + self._delta(piece)
 
     def rest(self, answer: Answer) -> Iterator[str]:
-        """Yield the parts of the texts that have not been sent."""
+        """Yield the parts of the texts that have not been sent yet."""
         for index, written in enumerate(_texts(answer)):
             yield self._begun(index)
             characters, scored = self._sent[index]
@@ -86,7 +86,7 @@ class ChatForm:
         yield "data: [DONE]\n\n"
 
     def _begun(self, index: int) -> str:
-        """Return the beginning of a text, or nothing if it was returned before."""
+        """Return the opening event of a text, or an empty string if it was returned before."""
         if index in self._sent:
             return ""
         self._sent[index] = 0, 0
@@ -218,19 +218,19 @@ class ResponseForm(ChatForm):
 
 
 def _texts(answer: Answer) -> Sequence[Written]:
-    """Return the texts for the caller."""
+    """Return the caller's texts."""
     return answer.written or (Written(answer.text or ""),)
 
 
 def _given(answer: Answer) -> list[Rollout]:
-    """Return the rollouts of the texts for the caller; none if only neighbours gave the answer."""
+    """Return the rollouts of the caller's texts; empty if only neighbours gave the answer."""
     if answer.written:
         return answer.samples[: len(answer.written)]
     return [s for s in answer.samples if s.trajectory is not None and s.trajectory.id == answer.trajectory_id][:1]
 
 
 def _tokens(answer: Answer) -> tuple[int, int]:
-    """Count the tokens that the rollouts of the texts read (prompt and observations, once) and wrote."""
+    """Count the tokens that the texts' rollouts read (prompt and observations, once) and wrote."""
     given = _given(answer)
     written = sum(int(sample.agent_mask.sum()) for sample in given)
     return (len(given[0]) - int(given[0].agent_mask.sum()) if given else 0), written
@@ -241,7 +241,7 @@ def _called(call: Call) -> dict[str, object]:
 
 
 def _finish_reason(answer: Answer, index: int) -> str:
-    """Return `tool_calls` for a text with calls, `length` when its rollout ran out of tokens or turns, else `stop`."""
+    """Return `tool_calls` for a text with calls, `length` if its rollout ran out of tokens or turns, else `stop`."""
     given = _given(answer)
     if _texts(answer)[index].calls:
         return "tool_calls"

@@ -1,8 +1,8 @@
-"""Converts a conversation to a task, to the form of the chat template, and to the form of the text that it asks for,
-and pictures of callers to files of the run. No address is fetched.
+"""Convert a conversation to a task, to the chat template's form, and to the form of text that it asks for. Callers'
+images are saved as files of the run. No address is fetched.
 
-A single question (with an optional system message) is a task of the run's environment, if that accepts questions.
-`ChatEnv` serves any other conversation in one turn.
+A single question (with an optional system message) becomes a task of the run's environment, if that accepts questions.
+`ChatEnv` serves all other conversations in one turn.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .problems import HttpProblem
 from .schema import ChatMessage, ChatRequest, ImagePart, NamedTool, ToolPart
 
 SCHEMA_CHARACTERS = 100_000
-"""Largest JSON schema of a `response_format`."""
+"""Maximum length of the JSON schema in a `response_format`."""
 MAX_PIXELS = 1 << 24
 FILE_KEYS = ("image", "images", "video", "frames", "file_name")
-"""Keys that name picture files, at any depth of a task (`ChatEnv` reads them from its messages)."""
+"""Keys that name image files, at any depth of a task (`ChatEnv` reads them from its messages)."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """folder: for uploaded pictures. shared: folders of which callers may name pictures."""
+    """Images that callers send or name. folder: for uploads. shared: folders in which callers may name images."""
 
     folder: Path
     shared: tuple[Path, ...] = ()
 
     def picture(self, url: str) -> str:
-        """Save the picture of a data URL as a PNG file named by its content; return the path. Raises HttpProblem."""
+        """Save the image in a data URL as a PNG file named by its content, and return the path. Raises HttpProblem."""
         head, _, data = url.partition(",")
         if not head.startswith("data:image/") or not head.endswith(";base64"):
             raise HttpProblem(
@@ -63,14 +63,14 @@ class Uploads:
         return str(path.resolve())
 
     def task(self, task: Mapping[str, object]) -> dict[str, Any]:
-        """Return a task whose pictures are files that callers may use. Raises HttpProblem.
+        """Return the task with all images as files that callers may use. Raises HttpProblem.
 
-        The error is the same for existing and missing files, so a caller learns nothing about the disk.
+        The error is the same for existing and missing files, so it reveals nothing about the disk.
         """
         return self._checked("task_data", task, False)
 
     def _checked(self, where: str, value: object, names_files: bool) -> Any:
-        """Check a part of a task. names_files: whether its texts are file names."""
+        """Check a part of a task. names_files: its strings are file names."""
         if isinstance(value, Mapping):
             return {k: self._checked(f"{where}.{k}", v, k in FILE_KEYS) for k, v in value.items()}
         if isinstance(value, list):
@@ -104,7 +104,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Return a row (`env_class_path`, `env_config`, `task_data`) for a conversation. Raises HttpProblem.
 
-    sees: whether the policy sees pictures.
+    sees: whether the policy takes images.
     """
     if not messages:
         raise HttpProblem(400, "messages is empty: it must end with a message of the role user", param="messages")
@@ -144,14 +144,14 @@ def row_of(
 
 
 def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
-    """Return the content for `ChatEnv`: text, or pictures and then the text."""
+    """Return the content for `ChatEnv`: only text, or images followed by the text."""
     if not pictures:
         return text
     return [*({"type": "image", "image": path} for path in pictures), {"type": "text", "text": text}]
 
 
 def told(messages: Sequence[ChatMessage]) -> list[Told]:
-    """Return messages as the chat template reads them. Raises HttpProblem."""
+    """Convert messages to the chat template's form. Raises HttpProblem."""
     found: list[Told] = []
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
@@ -183,7 +183,7 @@ def told(messages: Sequence[ChatMessage]) -> list[Told]:
 
 
 def recorded(messages: Sequence[Told]) -> list[dict[str, object]]:
-    """Return messages for a task, with calls as text."""
+    """Convert messages for a task, with calls as text."""
     made = []
     for message in messages:
         calls = [format_call(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
@@ -192,14 +192,14 @@ def recorded(messages: Sequence[Told]) -> list[dict[str, object]]:
 
 
 def tools_of(asked: ChatRequest) -> tuple[dict[str, object], ...]:
-    """Return the schemas of the tools that the prompt shows. Raises HttpProblem."""
+    """Return the schemas of the tools that the prompt will show. Raises HttpProblem."""
     if asked.tool_choice == "none":
         return ()
     return tuple(_schema(tool, f"tools[{i}].function") for i, tool in enumerate(asked.tools or ()))
 
 
 def wanted_of(asked: ChatRequest, tools: Sequence[dict[str, Any]]) -> Wanted | None:
-    """Return the form of the text that a caller asks for, if any. Raises HttpProblem."""
+    """Return the form of text that a caller asks for, if any. Raises HttpProblem."""
     names = tuple(tool["function"]["name"] for tool in tools)
     if len({*names}) < len(names):
         raise HttpProblem(400, "tools: two functions have the same name", param="tools")

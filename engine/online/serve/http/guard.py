@@ -22,7 +22,7 @@ BODY_SECONDS = 30.0
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine only."""
+    """Return whether a host name or address is a loopback one, reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -33,8 +33,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """tokens: secrets of which a caller must send one (none: open access). loopback: the `Host` header must name this
-    machine, which prevents DNS rebinding by web pages.
+    """Access rules. tokens: a caller must send one of these secrets (empty: open access). loopback: the `Host` header
+    must name this machine, which prevents DNS rebinding by web pages.
     """
 
     loopback: bool
@@ -54,24 +54,24 @@ class Guard:
             raise HttpProblem(401, "a token is needed: send `Authorization: Bearer <token>`", code="invalid_api_key")
 
     def source(self, request: Request, user: str | None) -> str:
-        """Return the source `caller` or `caller/user`, in hashed form, for the limit on how much one source can teach.
+        """Return the source of a request, `caller` or `caller/user` in hashed form, for `learn.influence`.
 
-        The caller is its token if there are tokens, else its address (for IPv6 its /64 network). `user` is unverified,
-        so it only counts below its caller.
+        The caller is identified by its token, or by its address if there are no tokens (for IPv6, the /64 network).
+        `user` is unverified, so it only counts within its caller.
         """
         token = self._token(request)
         caller = f"token-{token + 1}" if token is not None else f"address-{_digest(_network(request))}"
         return f"{caller}/{_digest(user)}" if user else caller
 
     def _token(self, request: Request) -> int | None:
-        """Return the number of the token that was sent; None for an unknown or missing one."""
+        """Return the index of the token that was sent; None if it is missing or unknown."""
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         sent = given.strip().encode()
         known = [hmac.compare_digest(sent, token.encode()) for token in self.tokens]
         return known.index(True) if kind.lower() == "bearer" and any(known) else None
 
     async def json_body(self, request: Request) -> dict[str, object]:
-        """Return the JSON object of a request's body. Raises HttpProblem."""
+        """Read the JSON object in a request's body. Raises HttpProblem."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpProblem(415, "send `Content-Type: application/json`")
         length = request.headers.get("content-length", "")
@@ -102,7 +102,7 @@ def parsed(body: bytes) -> object:
         raise HttpProblem(400, f"the body is not JSON: {error}") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
         raise HttpProblem(400, f"the JSON is nested too deeply: at most {MAX_DEPTH} levels")
-    if "\\ud" in text.lower():  # half of a character of two halves, which no text can hold
+    if "\\ud" in text.lower():  # perhaps a lone surrogate, which cannot be encoded
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:

@@ -8,9 +8,9 @@ KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 class HttpProblem(Exception):
-    """An error response: HTTP status and a sentence for people.
+    """An error response: HTTP status and a one-sentence message.
 
-    param: the wrong field. code: OpenAI's name of the case, if any. retry_after_s: the header `Retry-After`.
+    param: the invalid field. code: OpenAI's error code, if any. retry_after_s: the header `Retry-After`.
     """
 
     def __init__(
@@ -43,5 +43,5 @@ class HttpProblem(Exception):
 
 
 def template_problem(error: Exception) -> HttpProblem:
-    """Return the problem of messages that the chat template refuses."""
+    """Return the error response for messages that the chat template refuses."""
     return HttpProblem(400, " ".join(str(error).split())[:400], param="messages")

@@ -1,4 +1,4 @@
-"""Request bodies as pydantic models. Unsupported fields are refused by name, harmless ones are accepted."""
+"""Request bodies as pydantic models. Unsupported fields are refused by name; harmless ones are accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "top_p": (1, 1.0),
     "truncation": ("disabled",),
 }
-"""Unsupported fields of OpenAI's API, with the values that request nothing."""
+"""Unsupported fields of OpenAI's API, with the values that have no effect and are accepted."""
 
 IGNORED = frozenset(
     {
@@ -40,11 +40,11 @@ IGNORED = frozenset(
         "store",
     }
 )
-"""Fields without an effect on the answer."""
+"""Accepted fields that do not affect the answer."""
 
 
 Nothing = Annotated[list[object], Field(max_length=0)] | None
-"""A list of a message that a client sends back as it was."""
+"""An empty list, as in messages that clients send back unchanged."""
 
 
 class Strict(BaseModel):
@@ -274,7 +274,7 @@ def read(model: type[Model], data: Mapping[str, object]) -> Model:
     try:
         return model.model_validate(kept)
     except ValidationError as error:
-        # of the branches of a union, the one that got farthest is what was meant
+        # The union branch whose error is deepest is most likely the intended one.
         first = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
         place = _path(first["loc"])
         raise HttpProblem(400, f"{place or 'the body'}: {_reason(first)}", param=place or None) from None
