@@ -1,7 +1,4 @@
-"""Advantages that contradict the rewards, and rewards that are the policy's own certainty.
-
-Registered with those of `detectors.py`. No torch, no numpy.
-"""
+"""Detect advantages that contradict the rewards, and rewards for the policy's own certainty. No torch, no numpy."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ from .record_detectors import (
     rollouts_of,
 )
 
-__all__ = ["DETECTORS"]  # with those of the modules above
+__all__ = ["DETECTORS"]  # including those of the modules above
 
 TINY, HUGE = 0.1, 30.0
-"""Size of advantages, as a share of the smaller and of the larger of 1 and the differences of the rewards."""
+"""Limits of the RMS of advantages: times the smaller, and the larger, of 1 and the rewards' deviation within groups."""
 APART = 0.1
-"""Difference of two advantages of a rollout, as a share of the size of advantages."""
+"""Difference between a rollout's advantage and the one in the loss, as a share of the RMS of advantages."""
 CENTRE = 0.5
-"""Mean of the advantages, as a share of their size. It is near 0."""
+"""Mean of the advantages, as a share of their RMS. It should be near 0."""
 CERTAIN = 0.9
-"""Correlation of reward and log-prob within groups. Right answers may be likely, but a reward has other reasons."""
+"""Correlation of reward and log-prob within groups. Right answers may be likely, but a real reward varies otherwise."""
 
 
 @detector("advantage_order", need.REWARDS, need.ADVANTAGES)
 def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find advantages that follow neither the reward for the task nor the whole reward within their groups."""
+    """Find advantages that follow neither the task reward nor the whole reward within groups."""
     latest = newest(batches)
     compared = [g for g in groups_of(rollouts_of(latest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
     found = [correlation_within(compared, x, lambda r: r.advantage or 0.0) for x in (goal, total_of)]
@@ -56,7 +53,7 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("used_advantages", need.ADVANTAGES, need.USED)
 def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts whose tokens have another advantage in the loss than the rollout."""
+    """Find rollouts whose advantage in the loss is not their own."""
     latest = newest(batches)
     rollouts = rollouts_of(latest)
     scale = math.sqrt(fmean((r.advantage or 0.0) ** 2 for r in rollouts))
@@ -74,8 +71,8 @@ def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
 def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find advantages that are 0, tiny or huge where rewards differ. Their size should be 1, or that of the
-    differences."""
+    """Find advantages that are 0, tiny or huge although rewards differ. Their RMS should be 1, or the rewards'
+    deviation."""
     mixed = [g for g in groups_of(rollouts_of(newest(batches))) if max(map(goal, g)) - min(map(goal, g)) > 0.1]
     advantages = [r.advantage for r in rollouts_of(newest(batches)) if r.advantage is not None]
     if len(mixed) < ENOUGH or not advantages:
@@ -101,7 +98,7 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 
 def _off_centre(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find advantages whose mean is far from 0: the baseline is not the mean of what it is subtracted from."""
+    """Find advantages whose mean is far from 0: the baseline is not the mean of the same rewards."""
     latest = newest(batches)
     rollouts = [r for r in rollouts_of(latest) if abs(r.advantage or 0.0) > SAME]
     if len(rollouts) < 4 * ENOUGH:
@@ -121,7 +118,7 @@ def _off_centre(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
 
 @detector("paid_certainty", need.REWARDS, need.SURPRISE)
 def paid_certainty(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a graded reward that follows the policy's own probability of its texts."""
+    """Find a graded reward that follows the probability that the policy assigns to its texts."""
     latest = newest(batches)
     groups = groups_of(rollouts_of(latest))
     correlation = correlation_within(groups, goal, lambda r: -(r.surprise or 0.0))

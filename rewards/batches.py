@@ -1,7 +1,7 @@
 """The input of the detectors: training steps as plain data. No torch, no numpy.
 
-A running training and `grpo-tui check` build the same `Batch` of the same step. A detector names its `needs`. It sees
-only rollouts that have them, and a record that never has them is reported as not checked.
+Training and `grpo-tui check` build the same `Batch` for a step. A detector declares its `needs` and sees only rollouts
+that have them. If a record never has them, the detector is reported as not checked.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ T = TypeVar("T")
 GOALS = frozenset({"task", "environment"})
 _WORD = re.compile(r"\w+")
 _ROLE = re.compile(r"^\[\w+\] ", re.MULTILINE)
-"""The role of a message, which a prompt of several messages names."""
+"""The role labels in a prompt of several messages."""
 TEXT_KEPT = 2000
-"""Characters of a rollout's text that detectors get."""
+"""Maximum characters of a rollout's text for detectors."""
 
 
 @dataclass(frozen=True)
 class RolloutSummary:
-    """One rollout: its reward by component (sums over its steps) and its behaviour."""
+    """One rollout: its reward by component (summed over its steps) and its behaviour."""
 
     id: str
     group: str
@@ -38,54 +38,54 @@ class RolloutSummary:
     contributions: Mapping[str, float]
     correct: bool | None = None
     actions: tuple[str, ...] = ()
-    """Called tools in order. Turns without a readable call are not in it."""
+    """Called tools in order, without turns that have no readable call."""
     tokens: int = 0
-    """Tokens of the agent; 0: not known."""
+    """Agent tokens in the loss; 0: unknown."""
     turns: int | None = None
-    """Turns of the agent; None: not known."""
+    """Turns of the agent; None: unknown."""
     tools: frozenset[str] | None = None
-    """Tools that the environment offers, without those that end the task; None: not known."""
+    """Tools that the environment offers, without those that end the task; None: unknown."""
     goals: frozenset[str] = frozenset()
-    """Components that are the task itself: the environment's reward, and the user's reward functions."""
+    """Components that define the task: the environment's reward and the user's reward functions."""
     apart: frozenset[str] = frozenset()
-    """Components that only decide between peers, and are no part of the compared return."""
+    """Components that only decide between peers and are not part of the compared return."""
     unreadable: bool = False
-    """A turn holds a call that cannot be parsed."""
+    """A turn contains a call that cannot be parsed."""
     failed: bool = False
     """The rollout ended in an error."""
     call_failed: bool = False
-    """A call of a tool failed, or the record does not tell which part of the rollout did."""
+    """A tool call failed, or the record does not show which part of the rollout failed."""
     text: str = ""
-    """The beginning of the agent's text; empty: not known."""
+    """The beginning of the agent's text; empty: unknown."""
     task: str = ""
-    """The id of the task; empty: not known."""
+    """The id of the task; empty: unknown."""
     expected: str | None = None
     answer: str | None = None
     cut: bool = False
     """A limit ended the last turn."""
     prompt: str = ""
-    """The end of the prompt; empty: not known, or with images."""
+    """The end of the prompt; empty: unknown, or with images."""
     written: int = 0
-    """Tokens between the start and the end of the agent's turns; 0: not known. `tokens` are those in the loss."""
+    """Tokens between the start and the end of the agent's turns; 0: unknown."""
     advantage: float | None = None
-    """The mean over the agent's tokens; 0 in a group that was filtered out; None: not known, or not from a comparison
-    of rewards."""
+    """The mean over the agent's tokens; 0 in a group that was filtered out; None: unknown, or not from a comparison of
+    rewards."""
     surprise: float | None = None
-    """Minus the mean log-prob of the tokens in the agent's turns, in nats, by the policy that sampled them."""
+    """Minus the mean log-prob of the tokens in the agent's turns, in nats, under the policy that sampled them."""
     entropy: float | None = None
     """The mean entropy of the trained policy at the same tokens, in nats; None: not in the loss, or not recorded."""
     masked: bool = False
-    """It was in the batch, and the loss left out all its tokens."""
+    """The rollout was in the batch, but the loss masked all its tokens."""
     used: float | None = None
-    """The mean advantage of its tokens in the loss, from the loss itself; None: not known."""
+    """The mean advantage of its tokens as used in the loss; None: unknown."""
     unread: float | None = None
-    """Share of the words of the prompt that the tokens before the first turn do not hold; None: not known."""
+    """Share of the prompt's words that are missing from the tokens before the first turn; None: unknown."""
     unwritten: float | None = None
-    """Share of the words of the turns that the tokens from the first turn on do not hold; None: not known."""
+    """Share of the turns' words that are missing from the tokens from the first turn on; None: unknown."""
 
     @property
     def weighted(self) -> bool:
-        """Whether the reward is the sum of its components, and the task is one of them."""
+        """Whether the reward is the sum of its components and the task is one of them."""
         return (
             self.total is not None
             and not GOALS.union(self.goals).isdisjoint(self.contributions)
@@ -95,7 +95,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """An evaluation on held-out tasks after a step: its greedy rollouts, and success at temperature 1 if known."""
+    """An evaluation on held-out tasks after a step: its greedy rollouts, and the success at temperature 1 if known."""
 
     step: int
     rollouts: Sequence[RolloutSummary]
@@ -105,7 +105,7 @@ class HeldOut:
 @dataclass(frozen=True)
 class Batch:
     """One training step: its training rollouts, its metrics by flat name, and the latest evaluation before it. `step`
-    is None where none is recorded."""
+    is None if the record has none."""
 
     step: int | None
     rollouts: Sequence[RolloutSummary]
@@ -114,7 +114,7 @@ class Batch:
     _facts: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def fact(self, name: str, compute: Callable[[Batch], T]) -> T:
-        """Return a number of this step that detectors need in each later step; computed once."""
+        """Compute and cache a value of this step that detectors need again at later steps."""
         if name not in self._facts:
             self._facts[name] = compute(self)
         return self._facts[name]
@@ -122,8 +122,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Need:
-    """Data that a detector requires: of each rollout (`has`), a finite metric of the step (`metric`), or an evaluation
-    on held-out tasks (`held_out`)."""
+    """Data that a detector requires: from each rollout (`has`), a finite metric of the step (`metric`), or a held-out
+    evaluation (`held_out`)."""
 
     name: str
     has: Callable[[RolloutSummary], bool] | None = None
@@ -156,7 +156,7 @@ HELD_OUT = Need("evaluations on held-out tasks", held_out=True)
 
 
 def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
-    """Return the part of a batch that has all `needs`; None if no rollout has."""
+    """Return the part of a batch that has all `needs`, or None if no rollout has."""
     if any(n.metric and not math.isfinite(batch.metrics.get(n.metric, math.nan)) for n in needs):
         return None
     if batch.held_out is None and any(n.held_out for n in needs):
@@ -169,7 +169,7 @@ def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
 
 
 def surprise_of(trajectory: Trajectory, logprobs: Sequence[float], agent_mask: Sequence[bool]) -> float | None:
-    """Return minus the mean log-prob, in nats, of the tokens in the agent's turns; None if they were not recorded."""
+    """Return minus the mean log-prob, in nats, of the tokens in the agent's turns, or None if not recorded."""
     own = [
         float(p)
         for start, end in (s.token_span for s in trajectory.steps)
@@ -192,10 +192,10 @@ def rollout_of(
     used: float | None = None,
     read: tuple[str, str] | None = None,
 ) -> RolloutSummary:
-    """Return a trajectory and its reward as detectors see them. tokens: of the agent, as the loss counts them. entropy:
-    the sum over these tokens. read: the text of the tokens before the first turn, and of those after them.
+    """Summarise a trajectory and its reward for detectors. tokens: agent tokens in the loss. entropy: the sum over
+    these tokens. read: the text of the tokens before the first turn, and of the tokens after them.
 
-    A component without a known weight counts as its raw value. The components then do not add up to the reward.
+    A component with unknown weight counts as its raw value. The components then do not sum to the reward.
     """
     sums: dict[str, float] = defaultdict(float)
     for step in breakdown.steps if breakdown is not None else ():
@@ -237,7 +237,7 @@ def rollout_of(
 
 
 def _unread(text: str, read: str) -> float | None:
-    """Return the share of the words of a text that its tokens lack. Tokenizers may change case and form."""
+    """Return the share of a text's words that its tokens lack. Tokenizers may change case and Unicode form."""
     texts = _ROLE.sub("", text), read
     words, held = (set(_WORD.findall(unicodedata.normalize("NFKC", t).casefold())) for t in texts)
     return len(words - held) / len(words) if words else None

@@ -1,7 +1,7 @@
-"""Faults of a training, each found by one pure function over the batches of the last steps. No torch, no numpy.
+"""Detect faults in a training run. Each detector is a pure function over the batches of the last steps.
 
-A detector takes batches, oldest first, and the thresholds, and returns findings. `DETECTORS` holds each with the data
-that it needs (`batches.py`). `diagnosis.py` runs them.
+It takes batches, oldest first, and the thresholds, and returns findings. `DETECTORS` registers each with the data that
+it needs (`batches.py`). `diagnosis.py` runs them. No torch, no numpy.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from .batches import Batch, Need, RolloutSummary
 from .sequential import fallen_since, fell
 
 SAME = 1e-9
-"""Rewards that differ by less are the same reward."""
+"""Rewards that differ by less count as equal."""
 SOLVED = 0.8
-"""Success from which on a policy may become certain: it has found answers that are right."""
+"""Success above which low entropy is legitimate, because the policy has found right answers."""
 LEAST_ENTROPY = 0.05
-"""Entropy in nats a token below which rollouts hardly differ."""
+"""Entropy in nats per token below which rollouts hardly differ."""
 RISE = 2.0
 """Entropy as a multiple of its lowest value."""
 SLIP = 0.1
-"""Success that such a policy may lose by chance within a window."""
+"""Success that a solved policy may lose by chance within a window."""
 ROUNDING = 1e-6
-"""KL in nats a token between sampler and trainer that no training notices."""
+"""KL in nats per token between sampler and trainer that is harmless."""
 OTHER_LOGPROBS = 0.05
-"""The same, in training that is broken. Other kernels and bfloat16 cause up to 0.01."""
+"""The same KL, above which training is broken. Different kernels and bfloat16 cause up to 0.01."""
 SMALL_GROUPS = "size"
-"""The subject of groups without variance that are so because they are small: a cause, and no symptom."""
+"""The subject of a `groups_without_variance` finding if small groups are the reason: a cause, not a symptom."""
 SMALL, USUAL, MANY, FLATTER = 4, 8, 32, 1.5
-"""A group below `SMALL` rollouts is compared with one of `USUAL`, over at least `MANY` groups: it is too small if
-`FLATTER` times as many of them have no variance."""
+"""Groups below `SMALL` rollouts are compared with groups of `USUAL`, over at least `MANY` groups. They are too small if
+`FLATTER` times as many have no variance."""
 TROUBLE_SHARE = 0.1
-"""Share of rollouts with an unreadable call, or with an error, that is reported."""
+"""Share of rollouts with an unreadable call, or with an error, above which it is reported."""
 
 SOON = 3
-"""Steps of evidence for an urgent share."""
+"""Steps of evidence that suffice for an urgent share."""
 
 Severity = Literal["good", "hint", "warning", "failure"]
 """good: no trouble at all; hint: worth knowing; warning: training may go wrong; failure: it does."""
 SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "hint", "good")
-"""The gravest first."""
+"""Most severe first."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. `subject` names the part that it concerns (a component, an action), where there are several.
+    """One fault. `subject` names the affected part (a component, an action) if there are several.
 
-    `message` starts with the fault and its suggestion and ends with the measurement: screens may cut its end.
+    `message` starts with the fault and a suggestion and ends with the measurement, because screens may cut its end.
     """
 
     detector: str
@@ -65,11 +65,11 @@ class Finding:
     subject: str = ""
     severity: Severity = "warning"
     began: int | None = None
-    """The first step that shows it; None: the latest."""
+    """The first step that shows the fault (None: the latest)."""
 
     @property
     def strength(self) -> float:
-        """The distance of `value` from `threshold` on either side: 0.1 is farther below 0.5 than 0.45 is."""
+        """The log-distance of `value` from `threshold` on either side: 0.1 is further below 0.5 than 0.45."""
         if self.threshold <= 0:
             return abs(self.value)
         return abs(math.log(self.value / self.threshold)) if self.value > 0 else math.inf
@@ -80,10 +80,10 @@ Look = Callable[[Sequence[Batch], DiagnosisConfig], list[Finding]]
 
 @dataclass(frozen=True)
 class Detector:
-    """A function over batches, the data that it needs, and other metrics that it reads where a step has them.
+    """A function over batches, the data that it needs, and optional metrics that it reads if a step has them.
 
-    share: it measures a share of all given rollouts. `Diagnosis` gives it the later half of a full window, and a record
-    that ends before the window is full as a whole. urgent: a share that is reported after `SOON` steps already.
+    share: it measures a share of all given rollouts. `Diagnosis` passes it the later half of a full window, or all of a
+    record that ends before the window is full. urgent: the share above which it reports after only `SOON` steps.
     """
 
     look: Look
@@ -102,7 +102,7 @@ DETECTORS: dict[str, Detector] = {}
 def detector(
     name: str, *needs: Need, reads: tuple[str, ...] = (), share: bool = False, urgent: float = math.inf
 ) -> Callable[[Look], Look]:
-    """Register a function over batches under a name. The arguments are those of `Detector`."""
+    """Register a detector function under a name. For the arguments, see `Detector`."""
 
     def register(look: Look) -> Look:
         DETECTORS[name] = Detector(look, needs, reads, share, urgent)
@@ -113,7 +113,7 @@ def detector(
 
 @detector("action_collapse", need.CALLS)
 def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a tool that gets nearly every call, in an environment with several."""
+    """Find a tool that gets nearly every call in an environment with several."""
     latest = batches[-1]
     known = [r.tools for b in batches for r in b.rollouts if r.tools is not None]
     offered = frozenset().union(*known) if known else {a for b in batches for r in b.rollouts for a in r.actions}
@@ -154,8 +154,8 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("entropy_rise", need.ENTROPY, reads=(metric.ENTROPY_WEIGHT,))
 def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a policy entropy that rises to a multiple of its lowest value, while nothing improves. A bonus on entropy is
-    its cause from the first step on."""
+    """Find a policy entropy that rises to a multiple of its lowest value while nothing improves. If an entropy bonus
+    causes it, it began at the first step."""
     series = [max(b.metrics[metric.ENTROPY], LEAST_ENTROPY) for b in batches]
     if len(series) < 3:
         return []
@@ -173,7 +173,7 @@ def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 
 @detector("logprob_mismatch", need.MISMATCH, reads=(metric.STALENESS,))
 def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts of servers from a policy that is far from the one under training."""
+    """Find rollouts from servers whose policy is far from the one under training."""
     latest = batches[-1]
     apart = latest.metrics[metric.LOGPROB_MISMATCH]
     if not apart > limits.logprob_mismatch:
@@ -194,8 +194,8 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("sampler_mismatch", need.SAMPLER, need.KL, reads=(metric.GRAD_NORM,))
 def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a sampler that differs from the trainer by a relevant share of the KL to the reference. A policy without a
-    gradient stays at its reference, whatever the sampler does."""
+    """Find a sampler that differs from the trainer by a relevant share of the KL to the reference. Without a gradient,
+    the policy stays at its reference, whatever the sampler does."""
     if other_logprobs(batches):
         message = (
             "the sampler's log-probs are not the trainer's for the same tokens: look at their order, their temperature "
@@ -221,12 +221,12 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 
 def sampler_kl(batches: Sequence[Batch]) -> float:
-    """Return the mean KL between sampler and trainer, in nats a token; 0 where it is not known."""
+    """Return the mean KL between sampler and trainer, in nats per token; 0 where it is unknown."""
     return fmean(b.metrics.get(metric.SAMPLER_KL, 0.0) for b in batches)
 
 
 def other_logprobs(batches: Sequence[Batch]) -> bool:
-    """Return whether the log-probs of a sampler that has the trainer's version differ more than kernels make them."""
+    """Return whether sampler and trainer log-probs, at the same version, differ more than kernels explain."""
     recent = batches[-SOON:]
     stale = any(b.metrics.get(metric.STALENESS, 0.0) > 0 for b in recent)
     return len(recent) == SOON and not stale and sampler_kl(recent) > OTHER_LOGPROBS
@@ -234,7 +234,7 @@ def other_logprobs(batches: Sequence[Batch]) -> bool:
 
 @detector("length_collapse", need.LENGTHS)
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find trajectories that became much shorter, in the agent's tokens if these are known, else in turns."""
+    """Find trajectories that became much shorter, in agent tokens if known, else in turns."""
     if len(batches) < 3:
         return []
     by_tokens = all(r.tokens for b in batches for r in b.rollouts)
@@ -255,7 +255,7 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("groups_without_variance", need.REWARDS, share=True)
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find many groups with one reward for all their rollouts: they carry no gradient."""
+    """Find many groups whose rollouts all have the same reward: they carry no gradient."""
     groups = groups_of(r for b in batches for r in b.rollouts)
     flat = [g for g in groups if _is_flat(g)]
     share = len(flat) / len(groups) if groups else 0.0
@@ -284,7 +284,7 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 
 @detector("unreadable_calls", share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find many rollouts with a call that cannot be parsed."""
+    """Find many rollouts with an unparsable call."""
     message = "hold a call that cannot be read, so the tool was never run"
     return _trouble("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
 
@@ -297,7 +297,7 @@ def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 
 @detector("tool_errors", share=True, urgent=0.5)
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find many rollouts with failed calls. A policy that learns its tools makes such calls at first."""
+    """Find many rollouts with failed calls. A policy that is still learning its tools makes them at first."""
     found = _trouble("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
     better = improvement(batches, limits)
     return (
@@ -323,9 +323,9 @@ def _trouble(
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
-    """Describe the improvement of the policy over the batches; empty without one.
+    """Describe the policy's improvement over the batches, or return an empty text without one.
 
-    Success decides if it is known, else the mean reward.
+    Uses success if it is known, else the mean reward.
     """
     known = [b for batch in batches if (b := need.having(batch, (need.SUCCESS,)))]
     if len(known) > 1:
@@ -342,7 +342,7 @@ def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
 
 
 def worse(batches: Sequence[Batch]) -> bool:
-    """Return whether success fell from the earlier half to the later one by two standard errors."""
+    """Return whether success fell from the earlier half to the later half by two standard errors."""
     sides = [[r.correct for b in half for r in b.rollouts if r.correct is not None] for half in halves(batches)]
     return all(sides) and fell(*((sum(side), len(side)) for side in sides))
 
@@ -353,12 +353,12 @@ def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
 
 
 def total_of(rollout: RolloutSummary) -> float:
-    """Return the reward; NaN where it was not recorded."""
+    """Return the reward, or NaN if it was not recorded."""
     return math.nan if rollout.total is None else rollout.total
 
 
 def groups_of(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
-    """Return the groups with several rollouts."""
+    """Return the groups that have several rollouts."""
     groups: dict[str, list[RolloutSummary]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.group].append(rollout)
@@ -366,10 +366,9 @@ def groups_of(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
 
 
 def flat_at(size: int, groups: Sequence[Sequence[RolloutSummary]]) -> float:
-    """Return the share of groups in which all rollouts would be right or all wrong at another size; 1 if not known.
+    """Estimate the share of groups of `size` rollouts that would be all right or all wrong; 1 if unknown.
 
-    The success rates of tasks are taken as beta distributed, with the mean and the agreement of two rollouts of the
-    given groups.
+    Models the success rates of tasks as beta distributed, with the mean and the pairwise agreement of `groups`.
     """
     verdicts = [[r.correct for r in g if r.correct is not None] for g in groups]
     pairs = [(sum(v), len(v)) for v in verdicts if len(v) > 1]
@@ -398,7 +397,7 @@ def spread_of(batches: Sequence[Batch]) -> float:
 
 
 def deviation(values: Iterable[float]) -> float:
-    """Return the standard deviation of the values themselves."""
+    """Return the population standard deviation."""
     found = list(values)
     mean = math.fsum(found) / len(found)
     return math.sqrt(math.fsum((x - mean) ** 2 for x in found) / len(found))

@@ -1,6 +1,6 @@
-"""Runs the detectors over the batches of a run: while it is trained (alerts), and over its record (`grpo-tui check`).
+"""Run the detectors over a run's batches, during training (alerts) and over its record (`grpo-tui check`).
 
-Both feed the same `Batch` of each step, so both find the same faults at the same steps. No torch here.
+Both build the same `Batch` for each step, so both find the same faults at the same steps. No torch here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .held_out_detectors import DETECTORS
 log = logging.getLogger(__name__)
 
 _Key = tuple[str, str, str]
-"""Detector, subject, severity."""
+"""The key of a finding: detector, subject, severity."""
 
 
 class Diagnosis:
-    """The detectors over the last `window` steps that have the data which they need."""
+    """Runs each detector over the last `window` steps that have the data it needs."""
 
     def __init__(self, config: DiagnosisConfig | None = None, detectors: Mapping[str, Detector] | None = None) -> None:
         self.config = config or DiagnosisConfig()
@@ -38,9 +38,9 @@ class Diagnosis:
         self._held_out: HeldOut | None = None
 
     def observe(self, batch: Batch) -> list[Finding]:
-        """Add a step and return the findings to report, each at most once in a window, also if it comes and goes.
+        """Add a step. Returns the findings to report, each at most once per window, even if it comes and goes.
 
-        A detector that fails is logged, and the others continue.
+        If a detector fails, log it and continue with the others.
         """
         metrics = {n: v for n, v in batch.metrics.items() if self.reads(n, v)}
         batch = replace(batch, metrics=metrics, held_out=self._held_out)
@@ -65,22 +65,22 @@ class Diagnosis:
         return self._new(found)
 
     def evaluated(self, held_out: HeldOut) -> None:
-        """Keep the latest evaluation. The batches of later steps are compared with it."""
+        """Set the latest evaluation, which detectors compare with the batches of later steps."""
         self._held_out = held_out
 
     def reads(self, name: str, value: float) -> bool:
-        """Return whether a detector uses this metric: it names it, or the value is not finite."""
+        """Return whether any detector uses this metric, because it reads the name or the value is not finite."""
         return name in self._metrics or not math.isfinite(value)
 
     def noted(self, message: str, step: int, data: Mapping[str, object]) -> None:
-        """Keep an alert of another part of the program, with its recorded data."""
+        """Add an alert from another part of the program, with its recorded data."""
         if data.get("detector") and data["detector"] not in self.detectors:
             known = {f.name: data[f.name] for f in fields(Finding) if f.name in data}
             self._last = step
             self._new([Finding(**{"value": 0.0, "threshold": 0.0, **known, "message": message})])
 
     def end(self) -> list[Finding]:
-        """Return the findings to report of the last evaluation, and of a run that ends before the window was full."""
+        """Return the final findings: from the last evaluation, and from a run that ended before the window was full."""
         short = {needs: list(w) for needs, w in self._windows.items() if len(w) < self.config.window}
         shares = [name for name, d in self.detectors.items() if d.share and d.needs in short]
         found = [f for name in shares for f in self._look(name, list(short[self.detectors[name].needs]))]
@@ -91,11 +91,11 @@ class Diagnosis:
         return self._new(found)
 
     def found(self) -> list[Found]:
-        """Return all findings, the likeliest cause first, with their causes: see `causes.py`."""
+        """Return all findings with their causes, likeliest cause first (see `causes.py`)."""
         return ranked(self._found.values())
 
     def unchecked(self) -> dict[str, str]:
-        """Return the detectors that never had their data, each with the data that it needs."""
+        """Return the detectors that never had their data, each with the data it needs."""
         return {
             name: " and ".join(n.name for n in detector.needs) or "rollouts"
             for name, detector in self.detectors.items()
@@ -110,7 +110,7 @@ class Diagnosis:
             return []
 
     def _new(self, found: Iterable[Finding]) -> list[Finding]:
-        """Keep findings, and return those that were not reported within a window."""
+        """Store findings and return those not reported within the window."""
         new = []
         for finding in found:
             key = (finding.detector, finding.subject, finding.severity)

@@ -1,8 +1,8 @@
-"""State and action embeddings. States come from the frozen reference pass. Actions are hashed.
+"""State and action embeddings. States come from the forward pass of the frozen reference. Actions are hashed.
 
-A step's state embedding s_t is the mean of the last hidden states over the tokens that the agent wrote in that step:
-the policy's reference at the time of the action, before the environment answers. So (s_t, a_t) -> s_{t+1} is the
-transition that the answer to a_t makes, and the last step has no s_{t+1}.
+A step's state embedding s_t is the mean of the reference's last hidden states over the tokens that the agent wrote in
+that step, before the environment answers. So (s_t, a_t) -> s_{t+1} is the transition that the answer to a_t causes, and
+the last step has no s_{t+1}.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..envs.trajectory import Step
 
 
 def segment_means(values: Tensor, segment: Tensor, number: int) -> Tensor:
-    """Return means of `values` [M, D] over the rows of each segment, float32 [number, D]; zeros without rows.
+    """Average the rows of `values` [M, D] in each segment, float32 [number, D]; zeros for empty segments.
 
     segment: int64 [M], below `number`.
     """
@@ -28,11 +28,11 @@ def segment_means(values: Tensor, segment: Tensor, number: int) -> Tensor:
 
 
 class ActionEncoder:
-    """Actions as vectors by feature hashing (Weinberger et al. 2009, arXiv 0902.2206): deterministic in every
-    process, equal for equal tool and arguments, near for equal tools."""
+    """Encodes actions by feature hashing (Weinberger et al. 2009, arXiv 0902.2206). Vectors are the same in every
+    process, equal for equal tool and arguments, and near for equal tools."""
 
     KNOWN = 8192
-    """Vectors that are kept; when there are more, all are forgotten (making one costs little)."""
+    """Maximum number of cached vectors. Beyond it the cache is cleared, since computing a vector is cheap."""
 
     dimension = 64
 
@@ -40,7 +40,7 @@ class ActionEncoder:
         self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, steps: Sequence[Step], keys: Sequence[str]) -> Tensor:
-        """Return float32 [N, A], a row an action. `keys` are the canonical actions of `steps`."""
+        """Encode actions, float32 [N, A], one row each. `keys` are the canonical actions of `steps`."""
         rows = np.empty((len(steps), self.dimension), dtype=np.float32)
         for i, (step, key) in enumerate(zip(steps, keys, strict=True)):
             if key not in self._known:
@@ -51,7 +51,7 @@ class ActionEncoder:
         return torch.from_numpy(rows)
 
     def _encode(self, step: Step) -> np.ndarray:
-        """Return float32 [A]: the tool's vector plus half of each argument's."""
+        """Return the tool's vector plus half of each argument's vector, scaled, float32 [A]."""
         texts = [step.action or "?", *(f"{step.action} {name}={value!r}" for name, value in step.arguments.items())]
         tool, *arguments = _signs(texts, self.dimension)
         return (tool + 0.5 * sum(arguments, np.zeros_like(tool))) / np.float32(np.sqrt(self.dimension))

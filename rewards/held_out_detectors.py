@@ -1,7 +1,7 @@
-"""Training against held-out tasks: success that holds in training alone, answers in prompts, and other prompts.
+"""Compare training with held-out tasks: success only in training, answers in prompts, and different prompts.
 
-Held-out tasks come from the same environment with the same grader, so what differs is a fault of the training tasks or
-of what the policy learns from them. Registered with those of `detectors.py`. No torch, no numpy.
+Held-out tasks come from the same environment with the same grader, so a difference is a fault of the training tasks or
+of the policy's learning. No torch, no numpy.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from .text_detectors import DETECTORS
 __all__ = ["DETECTORS"]  # all of them
 
 NEAR = 3
-"""Steps of training that are compared with an evaluation."""
+"""Training steps to compare with an evaluation."""
 TASKS = 16
-"""Tasks of each side at least."""
+"""Minimum tasks on each side."""
 Z = 4.0
-"""Standard errors of a difference: by chance in 6 of 100,000 evaluations."""
+"""Standard errors of a difference. The false-alarm rate is 6 in 100,000 evaluations."""
 GAP = 0.2
-"""Difference in success that matters."""
+"""Minimum relevant difference in success."""
 LEAK = 0.3
-"""Difference in the share of prompts that hold their answer."""
+"""Minimum difference in the share of prompts that contain their answer."""
 WORDS = 4
-"""Words of a prompt that come from texts of the policy."""
+"""Minimum words of a prompt that come from the policy's texts."""
 ALL, NONE = 0.95, 0.05
-"""Shares of prompts that have a word: in the one, and not in the other."""
+"""Shares of prompts with a word that count as all and as none."""
 
 Prompts = dict[str, tuple[RolloutSummary, bool, frozenset[str]]]
-"""By task: one of its rollouts, whether its prompt holds the right answer, and the words of the prompt."""
+"""By task: one of its rollouts, whether its prompt contains the right answer, and the words of the prompt."""
 
 
 @detector("held_out_gap", need.SUCCESS, need.HELD_OUT)
 def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find success that differs between training and held-out tasks, while held-out success does not improve."""
+    """Find success that differs between training and held-out tasks while held-out success does not improve."""
     first, latest = _evaluation(batches[0]), _evaluation(batches[-1])
     recent = _near(batches, latest)
     groups = [fmean(bool(r.correct) for r in g) for g in groups_of(r for b in recent for r in b.rollouts)]
@@ -69,8 +69,8 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 
 @detector("reward_against_success", need.REWARDS, need.HELD_OUT)
 def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a reward that rises while held-out success falls. Where verdicts of training are known, `held_out_gap`
-    compares them instead. The reward was wrong from the start."""
+    """Find a reward that rises while held-out success falls: it was wrong from the start. If training verdicts are
+    known, `held_out_gap` compares them instead."""
     latest = _evaluation(batches[-1])
     best = max((_evaluation(b) for b in batches), key=lambda e: e.success or 0.0)
     known = any(r.correct is not None for b in batches for r in b.rollouts)
@@ -91,8 +91,8 @@ def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
 
 @detector("leaked_answer", need.PROMPTS, need.ANSWERS, need.HELD_OUT)
 def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find right answers in the prompts of training that held-out prompts do not hold. A prompt that holds a text of
-    the policy has another fault: see `own_texts`."""
+    """Find right answers in training prompts but not in held-out prompts. `own_texts` handles prompts that contain the
+    policy's own text."""
     shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
     leaks, usual = ([r for r, leak, _ in side.values() if leak] for side in (shown, others))
     own = {r.prompt for r in _with_own_texts(batches)}
@@ -109,7 +109,7 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 
 @detector("own_texts", need.PROMPTS, need.HELD_OUT)
 def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find prompts of training that hold a text which the policy wrote in an earlier step."""
+    """Find training prompts that contain text which the policy wrote in an earlier step."""
     asked, hit = {r.prompt for b in batches for r in b.rollouts}, _with_own_texts(batches)
     texts, others = _texts(batches), {r.prompt for r in _evaluation(batches[-1]).rollouts}
     usual = sum(_holds(prompt, texts) for prompt in others) if hit else 0
@@ -125,7 +125,7 @@ def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
 
 
 def _with_own_texts(batches: Sequence[Batch]) -> list[RolloutSummary]:
-    """Return one rollout for each prompt that holds a text of an earlier step."""
+    """Return one rollout for each prompt that contains text from an earlier step."""
     hit: dict[str, RolloutSummary] = {}
     for i, batch in enumerate(batches):
 
@@ -138,13 +138,13 @@ def _with_own_texts(batches: Sequence[Batch]) -> list[RolloutSummary]:
 
 
 def _texts(batches: Iterable[Batch]) -> list[str]:
-    """Return the texts of rollouts, the longest first, without those that repeat their prompt."""
+    """Return the texts of rollouts, longest first, without those that repeat part of their prompt."""
     texts = {text for b in batches for r in b.rollouts if (text := r.text.strip()) not in r.prompt}
     return sorted(texts, key=len, reverse=True)
 
 
 def _holds(prompt: str, texts: Iterable[str]) -> bool:
-    """Return whether texts make up some words of a prompt. A single short one is there by chance."""
+    """Return whether the texts cover at least `WORDS` words of a prompt. A single short text occurs by chance."""
     words = 0
     for text in texts:
         if text in prompt:
@@ -155,7 +155,7 @@ def _holds(prompt: str, texts: Iterable[str]) -> bool:
 
 
 def _more_often(hits: int, of: int, usual: int, others: int) -> bool:
-    """Return whether prompts of training have something more often than held-out ones, and not by chance."""
+    """Return whether training prompts have a property significantly more often than held-out ones."""
     if min(of, others) < TASKS:
         return False
     pooled = (hits + usual) / (of + others)
@@ -165,7 +165,7 @@ def _more_often(hits: int, of: int, usual: int, others: int) -> bool:
 
 @detector("prompt_gap", need.PROMPTS, need.HELD_OUT)
 def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find words that every prompt of one side has, and none of the other."""
+    """Find words in nearly all prompts of one side and nearly none of the other."""
     shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
     if min(len(shown), len(others)) < TASKS:
         return []
@@ -190,7 +190,7 @@ def _evaluation(batch: Batch) -> HeldOut:
 
 
 def _near(batches: Sequence[Batch], evaluation: HeldOut) -> Sequence[Batch]:
-    """Return the last steps if they are near the evaluation, and as many before them as `TASKS` groups take."""
+    """Return the last steps, enough for `TASKS` groups, or none if they are far from the evaluation."""
     if any(abs((b.step or 0) - evaluation.step) > NEAR for b in batches[-NEAR:]):
         return ()
     groups = len({r.group for r in batches[-1].rollouts})

@@ -1,5 +1,5 @@
-"""Faults of the learning itself: a reward that pays for a repeated text, a policy that leaves its language too fast,
-and one that does not move. Registered with those of `detectors.py`. No torch, no numpy."""
+"""Detect faults of the learning itself: a reward for a repeated text, a policy that drifts too fast from its reference,
+and one that does not move. No torch, no numpy."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from .batches import Batch, RolloutSummary
 from .detectors import SAME, Finding, detector, groups_of, halves, ids_of, improvement, spread_of, total_of, worse
 from .reward_detectors import DETECTORS
 
-__all__ = ["DETECTORS"]  # with those of the modules above
+__all__ = ["DETECTORS"]  # including those of the modules above
 
 STEPS = 4
-"""Steps that a trend of texts and rewards takes at least."""
+"""Minimum steps of a trend in texts and rewards."""
 KL_STEPS = 5
-"""Steps within which KL may not rise beyond its limit."""
+"""Steps within which KL must not rise above its limit."""
 ENOUGH = 16
-"""Groups whose rewards differ, without a gradient."""
+"""Minimum groups whose rewards differ although there is no gradient."""
 STILL_STEPS, STILL_KL_STEPS = 5, 10
-"""Updates after which a policy must have moved, by its weights and by its KL."""
+"""Updates after which a policy must have moved, measured by its weights and by its KL."""
 RANDOM_STEPS, RANDOM_ENTROPY = 3, 4.0
-"""Steps and entropy, in nats, of a policy that writes at random: an even choice among 55 tokens. Language models have
-0.1 to 3."""
+"""Steps, and entropy in nats, of a policy that samples at random: a uniform choice among 55 tokens. Language models
+have 0.1 to 3."""
 RATE_LEFT = 0.01
-"""Share of the highest learning rate below which the policy hardly moves. A schedule that ends is there for a step."""
+"""Share of the highest learning rate below which the policy hardly moves. A normal schedule ends there for a step."""
 UNSEEN_KL, WARM_KL = 1e-3, 1e-2
-"""KL in nats a rollout that changes at most one of 45 rollouts, and one of 14. The second is the limit for a learning
-rate that rises throughout the window."""
+"""KL in nats per rollout that changes at most one in 45 rollouts, and one in 14. The second is the limit while the
+learning rate rises throughout the window."""
 LEAP = 3.0
-"""A KL that rises by this multiple of its limit is a warning, also if success does not fall."""
+"""A KL that rises by this multiple of its limit is a warning, even if success does not fall."""
 NOISE = 1.5
 """KL counts as noise up to this multiple of its value before the first update."""
 QUOTED = 60
-"""Characters of an answer that a finding quotes."""
+"""Maximum characters of an answer to quote in a finding."""
 PHRASE = 3
-"""Tokens of a phrase: words and single marks."""
+"""Tokens per phrase: words and single punctuation marks."""
 SHARE, SHARE_RISE = 0.7, 0.4
-"""Share of wrong answers that hold a phrase, and its rise, from which on the reward pays for the phrase."""
+"""Minimum share of wrong answers with a phrase, and minimum rise of the share, that show a reward for the phrase."""
 GRADED_SHARE, GRADED_RISE = 0.5, 0.3
-"""The same of all answers, where success is not known. A phrase may be a form that is asked for, so it counts only if
-it is repeated in the answer, or if every answer with it earns the same, less than 1."""
+"""The same for all answers, if success is unknown. The task may require a phrase as its format, so a phrase counts only
+if it is repeated in the answer, or if all answers with it earn the same reward below 1."""
 
 _TOKEN = re.compile(r"\\?\w+|[^\w\s]")
 
@@ -56,7 +56,7 @@ Phrase = tuple[str, ...]
 
 @detector("reward_hack", need.REWARDS, need.TEXTS)
 def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find wrong answers that earn more and more, and that have mostly come to hold the same text."""
+    """Find wrong answers whose reward rises while most of them come to contain the same text."""
     if len(batches) < STEPS:
         return []
     before, after = halves(batches)
@@ -96,7 +96,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
 
 @detector("kl_rise", need.KL)
 def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a policy that leaves the reference within a few steps. Most often the learning rate is too high."""
+    """Find a policy that leaves the reference within a few steps. Usually the learning rate is too high."""
     recent = [b.metrics[metric.KL_MEAN] for b in batches[-KL_STEPS - 1 :]]
     least = min(range(len(recent)), key=lambda i: (recent[i], -i))
     rise, steps = recent[-1] - recent[least], len(recent) - 1 - least
@@ -119,7 +119,7 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 
 @detector("random_policy", need.ENTROPY)
 def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a policy that writes almost at random from the first step on."""
+    """Find a policy that samples almost at random from the first step."""
     if len(batches) != RANDOM_STEPS or batches[0].step not in (0, 1):
         return []
     entropy = min(b.metrics[metric.ENTROPY] for b in batches)
@@ -135,7 +135,7 @@ def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 
 @detector("reference_mismatch", need.KL)
 def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a KL to the reference before any update: the reference is another policy than that of the start."""
+    """Find a KL to the reference before any update: the reference is not the initial policy."""
     kl = abs(batches[0].metrics[metric.KL_MEAN])
     if len(batches) > 1 or batches[0].step not in (0, 1) or kl <= limits.kl_rise:
         return []
@@ -150,7 +150,7 @@ def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> lis
     "no_movement", need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED, metric.LEARNING_RATE)
 )
 def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find updates with gradients that leave the policy unchanged, by its weights, its learning rate or its KL."""
+    """Find updates that leave the policy unchanged despite gradients, by its weights, learning rate or KL."""
     if found := _no_gradient(batches[-STILL_STEPS:], limits):
         return found
     updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]
@@ -178,7 +178,7 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
 
 
 def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find steps without any gradient, although rewards differ within groups whose task is not solved."""
+    """Find steps without any gradient, although rewards differ within groups of unsolved tasks."""
     if len(batches) < STILL_STEPS or any(b.metrics[metric.GRAD_NORM] > 0 for b in batches):
         return []
     groups = groups_of(r for b in batches for r in b.rollouts if r.total is not None and math.isfinite(r.total))
@@ -200,9 +200,9 @@ def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 def _kl_still(
     batches: Sequence[Batch], updates: Sequence[Batch], limits: DiagnosisConfig, warming: bool
 ) -> list[Finding]:
-    """Find a KL that stays noise, or too small to be seen in rollouts. A KL of D nats a rollout lets one of
-    sqrt(2 / D) rollouts differ at most (Pinsker). warming: the learning rate rises at each step."""
-    measured = [b for b in updates if b.rollouts] or updates  # further updates with the same rollouts have their KL
+    """Find a KL that stays within noise, or is too small to show in rollouts. With a KL of D nats per rollout, at most
+    one in sqrt(2 / D) rollouts differs (Pinsker). warming: the learning rate rises at each step."""
+    measured = [b for b in updates if b.rollouts] or updates  # more updates on the same rollouts repeat their KL
     kl = [b.metrics[metric.KL_MEAN] for b in measured if metric.KL_MEAN in b.metrics]
     if len(kl) < STILL_KL_STEPS or not any(kl):
         return []
@@ -233,7 +233,7 @@ def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:
 
 
 def _shares(rollouts: Sequence[RolloutSummary], once: set[Phrase] | None) -> dict[Phrase, float]:
-    """Return the share of texts that hold each phrase: `once` names phrases that need no repetition, None all."""
+    """Return the share of texts with each phrase. A phrase must repeat in a text unless it is in `once` (None: all)."""
     counts = Counter(
         p for r in rollouts for p, n in Counter(_phrases(r.text)).items() if n > 1 or once is None or p in once
     )
@@ -241,7 +241,7 @@ def _shares(rollouts: Sequence[RolloutSummary], once: set[Phrase] | None) -> dic
 
 
 def _paid_alone(rollouts: Sequence[RolloutSummary]) -> set[Phrase]:
-    """Return the phrases that decide the reward: all answers with one earn the same, at least the mean, less than 1."""
+    """Return the phrases that fix the reward: all answers with one earn the same, at least the mean and below 1."""
     mean, earned = _mean(rollouts), defaultdict[Phrase, set[float]](set)
     for r in rollouts:
         for phrase in _phrases(r.text):
@@ -255,7 +255,7 @@ def _phrases(text: str) -> list[Phrase]:
 
 
 def _quoted(rollouts: Iterable[RolloutSummary], phrase: Phrase) -> str:
-    """Quote the phrase as the first text writes it, and the text after it."""
+    """Quote the phrase from the first text with it, and the text that follows."""
     pattern = re.compile(r"\s*".join(map(re.escape, phrase)))
     for rollout in rollouts:
         if (found := pattern.search(rollout.text)) is not None:

@@ -1,6 +1,6 @@
-"""Contradictions in the record: tokens and tasks that no right training has.
+"""Detect contradictions in the record: tokens and tasks that no correct training run has.
 
-Each compares two recorded facts, so it needs few steps. Registered with those of `detectors.py`. No torch, no numpy.
+Each detector compares two recorded facts, so it needs few steps. No torch, no numpy.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from .batches import GOALS, Batch, RolloutSummary
 from .detectors import LEAST_ENTROPY, SAME, Finding, detector, groups_of, ids_of, improvement, other_logprobs
 from .learning_detectors import DETECTORS
 
-__all__ = ["DETECTORS"]  # with those of the modules above
+__all__ = ["DETECTORS"]  # including those of the modules above
 
 STEPS = 3
-"""Steps of evidence at least."""
+"""Minimum steps of evidence."""
 ENOUGH = 16
-"""Rollouts or groups of evidence at least."""
+"""Minimum rollouts or groups of evidence."""
 MOST = 512
-"""Rollouts of evidence at most."""
+"""Maximum rollouts of evidence."""
 ORDERED = 0.3
-"""Correlation of reward and advantage within groups, which is near 1."""
+"""Minimum correlation of reward and advantage within groups. It should be near 1."""
 ALIKE, ALL_ALIKE = 0.8, 0.95
-"""Share of groups with a single text, in the run and before it learns."""
+"""Share of groups with a single text, during the run and before the first update."""
 UNENDED = 0.9
-"""Share of rollouts with one token less in the loss than written in each turn. Turns that were cut off have no end."""
+"""Share of rollouts whose loss lacks one token of each turn. Turns that a limit cut have no end-of-turn token."""
 Z = 4.0
-"""Standard errors between -log p of tokens and the entropy: by chance in 6 of 100,000 looks."""
+"""Standard errors between -log p of tokens and the entropy. The false-alarm rate is 6 in 100,000."""
 EXCESS, EXCESS_OF_STEP = (0.15, 0.3), (2.0, 0.5)
-"""-log p above and below the entropy, as a share of it: with the entropy of each rollout, and of the step alone.
-Rollouts of groups without a signal are not in the loss, and that selection shifts the mean by up to 0.2. Where few are
-in the loss, the entropy is that of harder tasks, so only an excess above it counts."""
+"""Tolerance of -log p above and below the entropy, as a share of it: if the entropy is known per rollout, and if only
+per step. Rollouts of groups without signal are not in the loss, and that selection shifts the mean by up to 0.2. If few
+are in the loss, the entropy is that of harder tasks, so only an excess above it counts."""
 KINDS, BY_CHANCE = 0.5, 0.01
-"""Share of steps with one kind of task, and words that the prompts of a step share by chance."""
+"""Share of steps with one kind of task, and the expected number of words that a step's prompts share by chance."""
 UNREAD, CUT, PROMPTS = 0.1, 0.25, 8
-"""Share of the words of a prompt that its tokens lack, share of such prompts, and prompts of evidence at least. The
-texts of turns have the same limits."""
+"""Share of a prompt's words that its tokens lack, share of such prompts, and minimum prompts of evidence. The limits
+also apply to the texts of turns."""
 SINGLE = 8
-"""Steps of one group each that show whether the policy improves."""
+"""Single-group steps needed to judge whether the policy improves."""
 DISTINCT = 0.5
-"""Distinct tasks of a step, as a share of its groups."""
+"""Distinct tasks in a step, as a share of its groups."""
 
 
 @detector("repeated_rollouts", need.TEXTS, need.TASKS)
 def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a step with the rollouts of the step before, although its texts differ."""
+    """Find steps that reuse the rollouts of the previous step, although texts differ within a step."""
     if len(batches) < STEPS:
         return []
     counts = [Counter((r.task, r.text) for r in b.rollouts) for b in batches[-STEPS:]]
@@ -68,7 +68,7 @@ def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
 
 @detector("few_tasks", need.TASKS)
 def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find steps whose groups share few tasks."""
+    """Find steps with few distinct tasks for their number of groups."""
     counts = [(len({r.task for r in b.rollouts}), len({r.group for r in b.rollouts})) for b in batches]
     tasks, groups = sum(n for n, _ in counts), sum(n for _, n in counts)
     if len(batches) < STEPS or groups < ENOUGH or groups < 4 * len(batches) or tasks > DISTINCT * groups:
@@ -84,7 +84,7 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
 
 @detector("single_prompt", need.TASKS, need.KL)
 def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find steps of one prompt each that move the policy far, and improve nothing."""
+    """Find single-prompt steps that move the policy far without improving it."""
     moved = max(b.metrics[metric.KL_MEAN] for b in batches)
     single = all(len({r.group for r in b.rollouts}) == 1 for b in batches)
     if len(batches) < SINGLE or not single or moved <= limits.kl_rise or improvement(batches, limits):
@@ -99,7 +99,7 @@ def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 
 @detector("ordered_tasks", need.TASKS, need.PROMPTS)
 def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find steps whose prompts share a word that few other prompts have: each step shows one kind of task."""
+    """Find steps whose prompts share a word that few other prompts have: each step has only one kind of task."""
     steps = [b.fact("words", _words) for b in batches]
     if len(batches) < 2 * STEPS:
         return []
@@ -109,7 +109,7 @@ def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     alike = []
     for batch, (tasks, words) in zip(batches, steps, strict=True):
         rarest = min((w for w, times in words.items() if times == tasks), key=lambda word: counts[word], default="")
-        # the number of words that so many tasks share by chance, if each task has them as often as all have
+        # the expected number of words that all these tasks share by chance, at the words' overall frequencies
         if rarest and len(counts) * (counts[rarest] / every) ** tasks < BY_CHANCE:
             alike.append((batch, rarest))
     share = len(alike) / len(batches)
@@ -124,14 +124,14 @@ def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 
 
 def _words(batch: Batch) -> tuple[int, Counter[str]]:
-    """Return the number of tasks of a step, and of the prompts that have each word."""
+    """Return the number of tasks of a step, and for each word the number of prompts that contain it."""
     prompts = {r.task: r.prompt for r in batch.rollouts}
     return len(prompts), Counter(word for prompt in prompts.values() for word in set(prompt.split()))
 
 
 @detector("prompt_cut", need.READ)
 def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find prompts that the policy reads in part, and texts that its tokens do not hold."""
+    """Find prompts that the policy reads only in part, and texts that its tokens do not contain."""
     steps = batches[-max(STEPS, PROMPTS // len(batches[-1].rollouts)) :]
     recent = rollouts_of(steps)
     for name, lacks, fault, what in (
@@ -163,7 +163,7 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 
 @detector("mixed_groups", need.TASKS)
 def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find groups whose rollouts belong to several tasks or prompts."""
+    """Find groups that mix rollouts of several tasks or prompts."""
     groups = groups_of(batches[-1].rollouts)
     mixed = [g for g in groups if len({(r.task, r.prompt) for r in g}) > 1]
     if len(mixed) <= DISTINCT * len(groups):
@@ -178,12 +178,12 @@ def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 
 @detector("trained_tokens", need.WRITTEN)
 def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find tokens in the loss that the agent did not write, and written ones that are not in the loss."""
+    """Find tokens in the loss that the agent did not write, and written tokens that are not in the loss."""
     rollouts = batches[-1].rollouts
     more = [r for r in rollouts if r.tokens > r.written > 0]
     less = [r for r in rollouts if r.written - r.tokens > (r.turns or 1)]
-    masked = [r for r in rollouts if r.masked and not r.cut]  # a setting may mask those that were cut
-    unended = [r for r in rollouts if r.written - r.tokens == (r.turns or 1)]  # one token a turn, in every rollout
+    masked = [r for r in rollouts if r.masked and not r.cut]  # a setting may mask cut rollouts
+    unended = [r for r in rollouts if r.written - r.tokens == (r.turns or 1)]  # one missing token per turn
     for name, hit, fault, limit in (
         ("trained_tokens", more, "trains on tokens that the agent did not write: mask the rest", 0.5),
         ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask", 0.5),
@@ -201,14 +201,14 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
 
 @detector("surprising_tokens", need.SURPRISE, need.ENTROPY, reads=(metric.SAMPLER_KL,))
 def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find tokens that are not samples of the trained policy: their mean -log p is its entropy.
+    """Find tokens that are not samples of the trained policy, whose mean -log p would equal its entropy.
 
-    Given the text before it, a sampled token has the expected -log p of the policy's entropy there. The sum of the
-    differences over a rollout then has the mean 0, and its sum over rollouts, divided by the root of the sum of
-    squares, is about normal.
+    Given the text before it, the expected -log p of a sampled token is the policy's entropy there. The differences
+    summed over a rollout then have mean 0, and their sum over rollouts, divided by the root of the sum of squares, is
+    approximately normal.
     """
     recent = batches[-STEPS:]
-    if len(recent) < STEPS or other_logprobs(batches):  # the sampler's log-probs are then not those of the policy
+    if len(recent) < STEPS or other_logprobs(batches):  # then the sampler's log-probs are not the policy's
         return []
     known = sum(r.entropy is not None for r in rollouts_of(recent)) >= ENOUGH
     selected = not known and any(r.entropy is not None for r in rollouts_of(batches))
@@ -217,7 +217,7 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     excess = [(r, h) for r, h in entropies if h is not None and r.surprise is not None]
     if len(excess) < ENOUGH:
         return []
-    if known and len(excess) < len(entropies) / 2:  # so much selection shifts the mean farther
+    if known and len(excess) < len(entropies) / 2:  # stronger selection shifts the mean further
         limit_above, limit_below = 2 * limit_above, 2 * limit_below
     apart = [((r.surprise or 0.0) - h) * (r.written or 1) for r, h in excess]
     tokens = sum(r.written or 1 for r, _ in excess)
@@ -246,7 +246,7 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
 
 @detector("no_diversity", need.TEXTS, reads=(metric.ENTROPY,))
 def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find groups whose rollouts are all the same text, although the tasks are not solved, or before any update."""
+    """Find groups in which all rollouts are identical, although tasks are unsolved or before any update."""
     groups = [g for g in groups_of(rollouts_of(batches[-STEPS:])) if len(g) > 2]
     alike = [g for g in groups if len({r.text for r in g}) == 1]
     share = len(alike) / len(groups) if groups else 0.0
@@ -282,13 +282,13 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 
 
 def goal(rollout: RolloutSummary) -> float:
-    """Return the reward for the task alone, or the whole reward where its parts are not known."""
+    """Return the reward for the task alone, or the whole reward if its parts are unknown."""
     parts = [v for n, v in rollout.contributions.items() if n in GOALS or n in rollout.goals]
     return math.fsum(parts) if parts else rollout.total or 0.0
 
 
 def newest(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """Return the newest batches, with `MOST` rollouts at most but one batch at least: more evidence only costs time."""
+    """Return the newest batches: at most `MOST` rollouts but at least one batch. More evidence only costs time."""
     rollouts, start = 0, len(batches)
     while start > 0 and (start == len(batches) or rollouts + len(batches[start - 1].rollouts) <= MOST):
         start -= 1
@@ -306,9 +306,9 @@ def correlation_within(
     y: Callable[[RolloutSummary], float],
     given: Callable[[RolloutSummary], float] | None = None,
 ) -> float | None:
-    """Return the correlation of two numbers within groups; None with too few rollouts or without variance.
+    """Return the correlation of two numbers within groups, or None with too few rollouts or without variance.
 
-    given: a third number, whose linear effect on both is taken out (partial correlation).
+    given: a third number, whose linear effect on both is removed (partial correlation).
     """
     columns = [_within(groups, number) for number in (x, y, *([given] if given is not None else []))]
     for column in columns[2:]:
@@ -323,7 +323,7 @@ def correlation_within(
 
 
 def _within(groups: Iterable[Sequence[RolloutSummary]], number: Callable[[RolloutSummary], float]) -> list[float]:
-    """Return a number of each rollout minus its mean in the group."""
+    """Return each rollout's number minus the mean of its group."""
     found: list[float] = []
     for group in groups:
         values = [number(r) for r in group]

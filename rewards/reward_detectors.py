@@ -1,4 +1,4 @@
-"""Rewards that teach something other than the task. Registered with those of `detectors.py`. No torch, no numpy."""
+"""Detect rewards that teach something other than the task. No torch, no numpy."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .detectors import (
     total_of,
 )
 
-__all__ = ["DETECTORS"]  # with those of `detectors.py`
+__all__ = ["DETECTORS"]  # including those of `detectors.py`
 
 _VARIANCE = ""
-"""The key of the sum of A_i^2: no component has this name."""
+"""The key for the sum of A_i^2. No component has this name."""
 
 
 def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
-    """Return the share of each component in the variance of the advantage. They add up to 1, or there are none.
+    """Return each component's share of the variance of the advantage. The shares sum to 1, or there are none.
 
-    With c_i a component's sum over rollout i minus its group's mean and A_i = sum over components of c_i (GRPO's
-    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. Negative if a component works against the rest.
+    c_i is a component's sum over rollout i minus its group's mean, and A_i the sum of c_i over components (GRPO's
+    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. It is negative if a component opposes the rest.
     """
     return _shares([_covariances(rollouts)])
 
@@ -49,7 +49,7 @@ def _shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _covariances(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
-    """Return the sums over rollouts of c_i A_i for each component, and of A_i^2."""
+    """Sum c_i A_i over rollouts for each component, and A_i^2."""
     sums: dict[str, float] = defaultdict(float)
     for group in groups_of(rollouts):
         size = len(group)
@@ -73,7 +73,7 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
 
 @detector("advantage_share", need.COMPONENTS)
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find components other than the task that make most of the advantage, so that the policy follows them."""
+    """Find components other than the task that dominate the advantage, so that the policy follows them."""
     parts = [b.fact("covariances", lambda b: _covariances(map(_of_the_return, b.rollouts))) for b in batches]
     shares = _shares(parts) if len(batches) >= min(3, limits.window) else {}
     goals = GOALS.union(
@@ -102,7 +102,7 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
 
 @detector("reward_without_success", need.REWARDS, need.SUCCESS)
 def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a mean reward that rises over the window without task success: another component is being collected."""
+    """Find a mean reward that rises over the window without task success: the policy collects another component."""
     if len(batches) < limits.window:
         return []
     before, after = halves(batches)

@@ -1,4 +1,4 @@
-"""Tests of numbers that follow a noisy course, with a stated rate of false alarms. No torch, no numpy."""
+"""Sequential tests for noisy series, with a stated false-alarm rate. No torch, no numpy."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from statistics import fmean, median
 
 ALARM = -math.log(1e-4)
 FALSE_ALARMS = 5e-4
-"""Most false alarms a step, for normal noise up to a quarter of the level: `tests/rewards/test_sequential.py` measures
-them. They are more than the 1e-4 of `ALARM`, since the noise is estimated from few steps."""
+"""Maximum false alarms per step, for normal noise up to a quarter of the level. `tests/rewards/test_sequential.py`
+measures the rate. It exceeds the 1e-4 of `ALARM` because the noise is estimated from few steps."""
 LEAST_NOISE = 0.01
-"""Least standard deviation of the noise, as a share of the level."""
+"""Minimum standard deviation of the noise, as a share of the level."""
 LEVEL = 3
-"""Steps over which the highest level is averaged."""
+"""Number of steps to average for the highest level."""
 ERRORS = 2.0
-"""Standard errors by which success falls."""
+"""Standard errors of a significant fall."""
 
 
 def fallen_since(series: Sequence[float], fraction: float) -> int | None:
-    """Return the index since which a positive series lies below a fraction of its highest level; None if it does not.
+    """Return the index since which a positive series is below a fraction of its highest level, or None if it is not.
 
     Page's CUSUM: with x the excess of the fall over the limit, in logarithms, and s the standard deviation of the
-    noise, the statistic adds x / s - 1 / 2 at each step from the highest level on, and never falls below 0. With known
-    noise, the mean time between alarms by chance is at least exp(ALARM) steps (Lorden 1971).
+    noise, the statistic adds x / s - 1 / 2 at each step after the highest level, and never falls below 0. With known
+    noise, the mean time between false alarms is at least exp(ALARM) steps (Lorden 1971).
     """
     logs = [math.log(max(x, 1e-12)) for x in series]
     levels = [fmean(logs[max(0, i - LEVEL + 1) : i + 1]) for i in range(len(logs))]
@@ -38,9 +38,9 @@ def fallen_since(series: Sequence[float], fraction: float) -> int | None:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Return the standard deviation of white noise from neighbours that rise: a fall does not count as noise.
+    """Estimate the standard deviation of white noise from rising neighbours only, so that a fall is not noise.
 
-    The square of a difference has the median 0.455 * 2 * variance.
+    The squared difference has the median 0.455 * 2 * variance.
     """
     squares = [(b - a) ** 2 for a, b in pairwise(values) if b >= a]
     return math.sqrt(median(squares) / (2 * 0.455)) if squares else 0.0

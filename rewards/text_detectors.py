@@ -1,6 +1,6 @@
-"""Faults that texts show: length that is paid, repetition, copies of the prompt, one answer for all, cut turns.
+"""Detect faults in texts and updates: rewarded length, repetition, one answer for all, cut turns, clipping, KL weight.
 
-Registered with those of `detectors.py`. No torch, no numpy.
+No torch, no numpy.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from .detectors import Finding, Severity, detector, groups_of, ids_of, improveme
 from .record_detectors import ENOUGH, STEPS, correlation_within, goal
 from .verdict_detectors import DETECTORS
 
-__all__ = ["DETECTORS"]  # with those of the modules above
+__all__ = ["DETECTORS"]  # including those of the modules above
 
 FOLLOWS = 0.7
-"""Correlation of reward and length within groups."""
+"""Minimum correlation of reward and length, or reward and repetition, within groups."""
 GROWTH = 1.3
-"""Length as a multiple of that at first."""
+"""Length as a multiple of the initial length."""
 REPEATED, REPEATED_RISE = 0.4, 0.25
 """Mean share of repeated words in a text, and its rise."""
 WORDS = 4
-"""Words of a text that can repeat."""
+"""Minimum words of a text to measure repetition."""
 ONE = 0.8
 """Share of the most frequent answer."""
 CUT = 0.5
 """Share of rollouts that a limit ends."""
 RIGHT, OFTEN = 4, 0.4
-"""Right rollouts among these that show that they can be right, and how often, as a share of the success of others."""
+"""Minimum right rollouts among cut ones, and minimum success of cut rollouts as a share of the others' success."""
 CLIPPED = 0.3
 """Share of clipped tokens."""
 LEAST_KL = 0.05
-"""KL in nats a token that a KL weight should at least allow."""
+"""Minimum KL in nats per token that a KL weight should allow."""
 
 
 @detector("length_reward", need.REWARDS, need.LENGTHS)
 def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a reward that follows the length within groups, and texts that become longer, or both the other way."""
+    """Find a reward that follows length within groups while texts become longer, or the reverse."""
     if len(batches) < STEPS + 1:
         return []
     first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
@@ -62,7 +62,7 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 
 @detector("repetition", need.TEXTS)
 def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find texts that repeat their words more and more. It began with the reward where that follows repetition."""
+    """Find texts that repeat words more and more. If the reward follows repetition, the fault began with the reward."""
     series = [b.fact("repeated", lambda b: fmean(map(_repeated, b.rollouts))) for b in batches]
     least = min(range(len(series)), key=lambda i: (series[i], -i))
     if len(series) < STEPS or series[-1] < REPEATED or series[-1] - series[least] < REPEATED_RISE:
@@ -84,8 +84,8 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 
 @detector("one_answer", need.TEXTS, need.TASKS)
 def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find one answer that the reward accepts for tasks with different right answers, or that the policy gives to all;
-    without known answers, one text for different tasks."""
+    """Find one answer that the reward accepts for tasks with different right answers, or that the policy always gives.
+    If answers are unknown, find one text for different tasks."""
     if len(batches) < STEPS:
         return []
     every, latest = ([r for b in part for r in b.rollouts] for part in (batches, batches[-1:]))
@@ -113,7 +113,7 @@ def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 
 @detector("truncation", need.LENGTHS)
 def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts that a limit ends."""
+    """Find many rollouts that hit a length limit."""
     rollouts = [r for b in batches[-STEPS:] for r in b.rollouts]
     cut = [r for r in rollouts if r.cut]
     share = len(cut) / len(rollouts)
@@ -134,9 +134,9 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 
 
 def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:
-    """Return whether rollouts that a limit ended can be right: `OFTEN`, or within three standard errors of the others.
-    Half of `OFTEN` is enough where success is `better`: a policy that learns to be brief leaves its long texts behind.
-    """
+    """Return whether cut rollouts can be right: at least `OFTEN` times the success of the others, or within three
+    standard errors of it. Half of `OFTEN` is enough if success gets `better`, because a policy that learns to be brief
+    fails mostly in its remaining long texts."""
     cut, others = ([bool(r.correct) for r in rollouts if r.cut is side] for side in (True, False))
     if min(len(cut), len(others)) < ENOUGH / 2 or sum(cut) < RIGHT:
         return False
@@ -148,7 +148,7 @@ def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:
 
 @detector("clipped", need.CLIPPED)
 def clipped(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find updates in which the clip range removes most of the gradient."""
+    """Find updates in which clipping removes much of the gradient."""
     recent = [b.metrics.get(metric.CLIP_FRACTION, 0.0) for b in batches[-2 * STEPS :]]
     if len(recent) < 2 * STEPS or fmean(recent) <= CLIPPED:
         return []
@@ -162,9 +162,9 @@ def clipped(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 
 @detector("kl_weight", need.BETA, need.KL)
 def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a KL weight that holds the policy at its reference.
+    """Find a KL weight that keeps the policy at its reference.
 
-    With advantages of variance 1 the optimum of A - beta KL is at a KL of 1 / (2 beta^2).
+    With advantages of variance 1, the optimum of A - beta KL is at a KL of 1 / (2 beta^2).
     """
     beta = batches[-1].metrics.get(metric.BETA, 0.0)
     allowed = 1 / (2 * beta * beta) if beta > 0 else math.inf
@@ -182,7 +182,7 @@ def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
 
 
 def _with_success(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches with known success. Rising rewards are no excuse where the reward is the fault."""
+    """Return the batches with known success. A rising reward proves nothing if the reward is the fault."""
     return [b for b in batches if any(r.correct is not None for r in b.rollouts)]
 
 
@@ -193,12 +193,12 @@ def _repeated(rollout: RolloutSummary) -> float:
 
 
 def _paid(batches: Sequence[Batch], feature: Callable[[RolloutSummary], float]) -> float:
-    """Return the correlation of the reward with a feature within groups; 0 without one."""
+    """Return the correlation of the reward with a feature within groups, or 0 if there is none."""
     return correlation_within(groups_of(r for b in batches for r in b.rollouts), feature, goal) or 0.0
 
 
 def since(batches: Sequence[Batch], shows: Callable[[Batch], bool]) -> int | None:
-    """Return the first step of the latest ones that show something, all in a row."""
+    """Return the first step of the latest unbroken run of steps that show a fault."""
     first = next((i + 1 for i in reversed(range(len(batches))) if not shows(batches[i])), 0)
     return batches[min(first, len(batches) - 1)].step
 

@@ -1,7 +1,4 @@
-"""Verdicts and labels that contradict the answers, the prompts, or each other.
-
-Registered with those of `detectors.py`. No torch, no numpy.
-"""
+"""Detect verdicts and labels that contradict the answers, the prompts, or each other. No torch, no numpy."""
 
 from __future__ import annotations
 
@@ -17,26 +14,26 @@ from .batches import Batch, RolloutSummary
 from .detectors import SAME, SOLVED, Finding, detector, deviation, groups_of, ids_of, total_of
 from .record_detectors import ENOUGH, ORDERED, STEPS, Z, correlation_within, goal, newest, rollouts_of
 
-__all__ = ["DETECTORS"]  # with those of the modules above
+__all__ = ["DETECTORS"]  # including those of the modules above
 
 NOISE = 0.1
-"""Share of verdicts that contradict each other, or accept another answer than the expected one."""
+"""Share of verdicts that contradict each other, or accept an answer other than the expected one."""
 SLIGHT = 0.25
-"""Difference of two rewards that does not matter, in standard deviations of all rewards."""
+"""Negligible difference of two rewards, in standard deviations of all rewards."""
 CONTRADICTED = 0.25
-"""Share of right answers that are rejected."""
+"""Share of right answers that are judged wrong."""
 QUIETER = 0.2
 """Rise in the share of rollouts without an answer."""
 IN_ORDER = 0.9
-"""Share of right answers that earn more than a wrong one of their group. With few right answers and graded rewards, the
-correlation is small, too."""
+"""Share of pairs in a group whose right answer earns more than the wrong one. Above it, a small correlation is fine:
+few right answers with graded rewards cause it, too."""
 CHANCE = 1e-4
 """Probability that a reward becomes constant by chance."""
 
 
 @detector("noisy_reward", need.TEXTS, need.TASKS, need.REWARDS)
 def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find equal answers to one task that earn different rewards. Only single turns count: tools may answer anew."""
+    """Find equal answers to one task with different rewards. Only single turns count, because tool results may vary."""
     earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
     for r in rollouts_of(newest(batches)):
         if r.turns in (1, None) and not (r.failed or r.call_failed):
@@ -59,7 +56,8 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 
 @detector("noisy_labels", need.PROMPTS, need.TASKS, need.ANSWERS)
 def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find equal prompts of several tasks with different right answers. Only single turns count: tools tell more."""
+    """Find tasks with equal prompts but different right answers. Only single turns count, because tools add
+    information."""
     asked: dict[str, dict[str, RolloutSummary]] = defaultdict(dict)
     for r in rollouts_of(batches):
         if r.turns in (1, None):
@@ -80,7 +78,7 @@ def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 
 @detector("reward_order", need.REWARDS, need.SUCCESS)
 def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rewards that do not follow the verdicts within their groups."""
+    """Find rewards that do not follow the verdicts within groups."""
     latest = newest(batches)
     groups = groups_of(rollouts_of(latest))
     correlation = correlation_within(groups, _verdict, goal, lambda r: len(r.actions))
@@ -97,7 +95,7 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 
 @detector("rejected_answers", need.ANSWERS, need.SUCCESS)
 def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find answers that equal the expected one and count as wrong."""
+    """Find answers that equal the expected one but count as wrong."""
     equal = list(filter(_is_expected, rollouts_of(newest(batches))))
     wrong = [r for r in equal if r.correct is False]
     share = len(wrong) / len(equal) if equal else 0.0
@@ -113,8 +111,8 @@ def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("accepted_wrong_answers", need.ANSWERS, need.SUCCESS)
 def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find accepted answers that are the right one of another task, and not of their own. Other forms of a right
-    answer, such as 1/2 for 0.5, do not count."""
+    """Find accepted answers that are right for another task but not for their own. Other forms of a right answer, such
+    as 1/2 for 0.5, do not count."""
     latest = newest(batches)
     answers = {_plain(r.expected or "") for r in rollouts_of(batches)} - {""}
     accepted = [(b.step, r) for b in latest for r in b.rollouts if r.correct and r.answer is not None]
@@ -133,7 +131,7 @@ def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) ->
 
 @detector("accepted_without_answer", need.ANSWERS, need.SUCCESS)
 def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts that count as right and hold no answer, where others hold one."""
+    """Find rollouts that count as right without an answer, although others have one."""
     rollouts = rollouts_of(batches[-STEPS:])
     right = [r for r in rollouts if r.correct]
     empty = [r for r in right if not (r.answer or "").strip()]
@@ -153,8 +151,8 @@ def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -
 
 @detector("constant_reward", need.REWARDS, need.TEXTS)
 def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a reward that all rollouts of three steps earn although their texts differ: from the start, above 0 or while
-    held-out tasks are solved, or too suddenly for chance, given the groups before that earned the same."""
+    """Find a reward that is the same for all rollouts of three steps although texts differ: from the start, if above 0
+    or while held-out tasks are solved, or later, if too suddenly for chance, given earlier groups with that reward."""
     before, latest = batches[:-STEPS], rollouts_of(batches[-STEPS:])
     totals = [goal(r) for r in latest]
     different = len({r.text for r in latest}) >= len(latest) / 4
@@ -184,8 +182,8 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 
 @detector("unanswered", need.ANSWERS)
 def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find rollouts in which no answer can be read, from the first step on. A limit that ends them is a fault of its
-    own, unless the rollouts of the evaluation hold answers."""
+    """Find rollouts without a readable answer from the first step on. If a limit cuts them, `truncation` reports that
+    instead, unless the evaluation's rollouts have answers."""
     judged, held_out = [r for r in rollouts_of(batches) if r.correct is not None], batches[-1].held_out
     if len(batches) != STEPS or len(judged) < ENOUGH or batches[0].step not in (0, 1):
         return []
@@ -212,7 +210,7 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 
 @detector("silence_paid", need.REWARDS, need.ANSWERS)
 def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a policy that stops answering because rollouts without an answer earn more than the others of a group."""
+    """Find a policy that stops answering because rollouts without an answer earn more than others in their group."""
     share, at_first = _silent(batches[-1]), _silent(batches[0])
     if share <= SOLVED or share - at_first <= QUIETER:
         return []
@@ -234,7 +232,7 @@ def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 
 
 def _ordered(groups: Sequence[Sequence[RolloutSummary]]) -> float:
-    """Return the share of pairs of a right and a wrong answer of a group in which the right one earns more."""
+    """Return how often a right answer earns more than a wrong one, over all such pairs within a group."""
     pairs = [(goal(a), goal(b)) for g in groups for a in g if a.correct for b in g if not b.correct]
     return fmean(right > wrong for right, wrong in pairs) if pairs else 0.0
 

@@ -1,4 +1,4 @@
-"""The demonstration: an environment of drawn pictures, and two small policies for it.
+"""The demonstration: an environment of drawn pictures, and two tiny policies for it.
 
-Only the default configuration and the `builtin:` names refer to it. `benchmarks/policies` makes the policies.
+Only the default configuration and the `builtin:` names refer to it. `benchmarks/policies` trains the policies.
 """

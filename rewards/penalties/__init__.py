@@ -1,6 +1,6 @@
-"""Penalties as data: general rules that read an environment's tool declarations, and a user's own rules.
+"""Penalties as data: general rules that read an environment's tool declarations, and users' own rules.
 
-No torch here, so viewers can explain penalties. `base.py` defines a rule. `built_in.py` holds those of the package.
+No torch here, so viewers can explain penalties. `base.py` defines a rule. `built_in.py` has those of the package.
 """
 
 from __future__ import annotations

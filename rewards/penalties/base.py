@@ -1,4 +1,4 @@
-"""The base of penalty rules. A rule reads tool declarations and the facts of a step. It keeps no state."""
+"""The base class of penalty rules. A rule reads tool declarations and the facts of a step, and keeps no state."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...envs.trajectory import Step, Trajectory
 from ..breakdown import Penalty
 
 SHOWN = 120
-"""Most characters of a model's text that a penalty quotes."""
+"""Maximum characters of a model's text to quote in a penalty."""
 
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class Episode:
-    """One trajectory as the rules see it: its tools by name and each step's canonical action, computed once."""
+    """One trajectory for the rules, with tools by name and each step's canonical action, computed once."""
 
     __slots__ = ("keys", "steps", "tools", "trajectory")
 
@@ -30,10 +30,10 @@ class Episode:
 
 
 class PenaltyRule:
-    """One rule. A user's own is a subclass with `id`, `amount` and `check`, named in `rewards.penalty_rules`.
+    """One rule. A user's rule is a subclass with `id`, `amount` and `check`, named in `rewards.penalty_rules`.
 
-    `id` names the rule in records and filters. `amount` (<= 0) is the cost of one breach, before the weight. A rule
-    gives at most one penalty for a step, however many faults it finds there, so that a penalty stays bounded.
+    `id` names the rule in records and filters. `amount` (<= 0) is the cost of one violation, before the weight. A rule
+    gives at most one penalty per step, however many faults it finds, so that penalties stay bounded.
     """
 
     id: str = ""
@@ -44,32 +44,32 @@ class PenaltyRule:
             self.amount = amount
 
     def check(self, episode: Episode, step: Step) -> Penalty | None:
-        """Return the penalty of this step, or None. Called for each step in order. Must not change anything."""
+        """Return the penalty of this step, or None. Called for each step in order. Must not have side effects."""
         raise TypeError(f"{type(self).__name__} has no method check(episode, step): a penalty rule needs one")
 
     def penalty(self, step: Step, *, saw: Mapping[str, object], limit: str, why: str, right: str) -> Penalty:
-        """Make a penalty of this rule. `why` and `right` are sentences for a person."""
+        """Create a penalty of this rule. `why` and `right` are sentences for people."""
         return Penalty(rule=self.id, amount=self.amount, step=step.index, saw=saw, limit=limit, why=why, right=right)
 
 
 def shown(value: object, limit: int = SHOWN) -> str:
-    """Return a value that a model wrote, as JSON, printable and cut to `limit` characters."""
+    """Format a value that a model wrote as printable JSON, cut to `limit` characters."""
     return printable(_JSON.encode(value), limit)
 
 
 def printable(text: str, limit: int) -> str:
-    """Return the text with unprintable characters as escapes, cut to `limit` characters."""
+    """Escape unprintable characters and cut the text to `limit` characters."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in cut)
 
 
 def named(name: object) -> str:
-    """Return a name that a model made up, printable and cut."""
+    """Format a name that a model made up, printable and cut."""
     return printable(str(name), 40)
 
 
 def kept(value: object) -> object:
-    """Return a value for `Penalty.saw`: unchanged if it is small, else its beginning as text."""
+    """Return a value for `Penalty.saw`: unchanged if small, else its beginning as text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = shown(value, 200)
@@ -77,13 +77,13 @@ def kept(value: object) -> object:
 
 
 def call_text(step: Step) -> str:
-    """Return the call as a person writes it: `GET_PROPERTIES(mask=7)`."""
+    """Format the call for people: `GET_PROPERTIES(mask=7)`."""
     arguments = ", ".join(f"{named(name)}={shown(value, 40)}" for name, value in step.arguments.items())
     return f"{named(step.action)}({arguments if len(arguments) <= SHOWN else arguments[: SHOWN - 1] + '…'})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like a made-up one, if any is."""
+    """Return the known name most similar to a made-up one, or None."""
     return _nearest(name[:SHOWN], tuple(known))
 
 
@@ -93,7 +93,7 @@ def _nearest(name: str, known: tuple[str, ...]) -> str | None:
 
 
 def listed(values: Iterable[object], limit: int = 8) -> str:
-    """Return `1, 2, 3`, or `none`; of many values the last ones."""
+    """Format values as `1, 2, 3`, only the last ones if there are many, or `none`."""
     texts = [str(v) for v in values]
     if not texts:
         return "none"

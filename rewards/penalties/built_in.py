@@ -10,7 +10,7 @@ from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest,
 
 
 class UnknownTool(PenaltyRule):
-    """A call of a tool that the environment does not declare. Environments without declared tools have none."""
+    """A call of a tool that the environment does not declare. It never applies without declared tools."""
 
     id = "unknown_tool"
 
@@ -30,7 +30,7 @@ class UnknownTool(PenaltyRule):
 
 
 class UnparsableCall(PenaltyRule):
-    """A turn in which no call could be read."""
+    """A turn in which no call could be parsed."""
 
     id = "unparsable_call"
 
@@ -50,7 +50,7 @@ class UnparsableCall(PenaltyRule):
 
 
 class WrongModality(PenaltyRule):
-    """`TRACK_OBJECT` on a still image: the tool declares the inputs it needs, and this is none of them."""
+    """A call on an input that the tool does not support, such as `TRACK_OBJECT` on a still image."""
 
     id = "wrong_modality"
     amount = -0.2
@@ -71,10 +71,10 @@ class WrongModality(PenaltyRule):
 
 
 class MissingPrerequisite(PenaltyRule):
-    """`GET_PROPERTIES(mask=7)` when there is no mask 7: an argument refers to a resource that does not exist.
+    """An argument that refers to a missing resource, such as `GET_PROPERTIES(mask=7)` without a mask 7.
 
     An omitted required reference counts here only while no resource of its kind exists. Otherwise it is a missing
-    argument (`invalid_argument`), as is a value that cannot be an id at all.
+    argument (`invalid_argument`), as is a value that cannot be an id.
     """
 
     id = "missing_prerequisite"
@@ -121,7 +121,7 @@ class MissingPrerequisite(PenaltyRule):
 class InvalidArgument(PenaltyRule):
     """A missing, unknown or wrongly typed argument, or a value out of bounds (a coordinate outside the image).
 
-    All faults of one call make one penalty, which names each of them.
+    All faults of one call form one penalty, which names each of them.
     """
 
     id = "invalid_argument"
@@ -163,7 +163,7 @@ class InvalidArgument(PenaltyRule):
 
 
 _NOT_THE_AGENTS_FAULT = frozenset({"error", "timeout", ""})
-"""Empty: the episode is not over."""
+"""Stop reasons without a penalty. Empty: the episode is not over."""
 _HOW = {
     "max_turns": "all turns were used up",
     "max_tokens": "all tokens were used up",
@@ -172,9 +172,9 @@ _HOW = {
 
 
 class NoFinalAnswer(PenaltyRule):
-    """The episode is over and no answer was given. It sits on the last step.
+    """An episode that ended without an answer. The penalty is on the last step.
 
-    Only where the environment declares a final tool, and not when the environment itself failed.
+    It applies only if the environment declares a final tool, and not if the environment itself failed.
     """
 
     id = "no_final_answer"

@@ -1,4 +1,4 @@
-"""The rules of a run: the built-in ones at their configured amounts, then the user's own. Checks steps against them."""
+"""Load a run's rules, the built-in ones at their configured amounts and then the user's, and check steps with them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .built_in import BUILT_IN
 
 
 class PenaltyRuleError(GrpoTuiError, ValueError):
-    """A rule of the user could not be loaded or failed. The message names the rule, the place and the reason."""
+    """A user's rule could not be loaded or failed. The message names the rule, the location and the reason."""
 
 
 def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
-    """Load the rule that `config` names. Raises PenaltyRuleError, in one sentence, if there is no such rule."""
+    """Load the rule that `config` names. Raises PenaltyRuleError with a one-sentence message if there is none."""
     where = f"rewards.penalty_rules: {config.class_path}"
     try:
         found = find_class(config.class_path)
@@ -41,7 +41,7 @@ def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
 
 
 def make_rules(config: RewardsConfig) -> list[PenaltyRule]:
-    """Make all rules that cost something. Raises PenaltyRuleError for a user's rule that cannot be used."""
+    """Create all rules with a non-zero cost. Raises PenaltyRuleError if a user's rule cannot be used."""
     rules = [rule(getattr(config.penalties, rule.id)) for rule in BUILT_IN] + [
         load_rule(own) for own in config.penalty_rules
     ]
@@ -58,7 +58,7 @@ def check_steps(
 ) -> list[tuple[Penalty, ...]]:
     """Return the penalties of each step, in the order of the rules. keys: the canonical action of each step, if known.
 
-    Raises PenaltyRuleError, which names rule and place, when a rule fails.
+    Raises PenaltyRuleError, which names rule and location, if a rule fails.
     """
     episode = Episode(trajectory, keys)
     return [tuple(p for rule in rules if (p := _checked(rule, episode, step)) is not None) for step in episode.steps]

@@ -1,1 +1,1 @@
-"""The weights of the built-in tiny policies. `benchmarks.policies` makes them."""
+"""The weights of the built-in tiny policies, from `benchmarks.policies`."""

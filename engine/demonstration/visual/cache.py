@@ -1,7 +1,7 @@
-"""Results of the tools by their inputs: the picture's content, the operation, its arguments.
+"""Cache results of the tools by picture content, operation and arguments.
 
-The rollouts of a task mostly make the same calls. Each result is computed once, also when two threads need it at
-once.
+The rollouts of a task mostly make the same calls. Each result is computed once, even if two threads need it
+concurrently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class ResultCache:
     """A least-recently-used cache of at most `max_bytes`, safe for threads.
 
-    asked, misses and seconds (of the misses) are counted by operation.
+    It counts `asked`, `misses` and `seconds` (of the misses) by operation.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -33,12 +33,11 @@ class ResultCache:
 
     @property
     def hits(self) -> Counter[str]:
-        """How often a result was there already, or under way."""
+        """How often a result was already available or being computed."""
         return self.asked - self.misses
 
     def get(self, content: str, operation: str, arguments: Hashable, compute: Callable[[], T]) -> T:
-        """Return the result of `operation`, from the cache or by `compute`. Its exceptions propagate and are not
-        kept."""
+        """Return the result of `operation`, from the cache or by `compute`. Exceptions propagate and are not cached."""
         self.asked[operation] += 1
         return self._kept(content, operation, arguments, compute)
 
@@ -51,5 +50,5 @@ class ResultCache:
 
 
 def size_of(value: object) -> int:
-    """Return about how many bytes a result has."""
+    """Estimate the size of a result in bytes."""
     return int(getattr(value, "nbytes", 0)) + sys.getsizeof(value) + 200

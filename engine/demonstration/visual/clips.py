@@ -1,4 +1,4 @@
-"""The input of the tools: a still or a short video, named by its content, with its pixels loaded on demand."""
+"""The input of the tools: a still or a short video, identified by content, with pixels loaded on demand."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from . import render
 from .scenes import Scene
 
 MAX_FRAMES = 64
-"""Frames that are read of a user's animation."""
+"""Maximum frames to read from a user's animation."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """`key` names the content: equal keys, equal pixels. `load` gives uint8 [frames, height, width, 3]."""
+    """A still or video. `key` identifies the content: equal keys, equal pixels. `load` returns uint8 [F, H, W, 3]."""
 
     key: str
     width: int
@@ -35,7 +35,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask of a clip's first frame, packed to bits. `key` names its content."""
+    """A mask of a clip's first frame, packed to bits. `key` identifies its content."""
 
     key: str
     packed: bytes
@@ -46,7 +46,7 @@ class Mask:
         return len(self.packed)
 
     def array(self) -> np.ndarray:
-        """Return it as bool [H, W]."""
+        """Return the mask as bool [H, W]."""
         size = self.shape[0] * self.shape[1]
         return np.unpackbits(np.frombuffer(self.packed, dtype=np.uint8), count=size).reshape(self.shape).astype(bool)
 
@@ -58,8 +58,8 @@ class Mask:
 
 
 def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
-    """Return the clip of a task: its drawn `scene`, its `image` (a file, a video if animated), or its `frames`
-    (files). Raises ValueError with the fault."""
+    """Return the clip of a task: its drawn `scene`, its `image` (a file, a video if animated), or its `frames` (files).
+    Raises ValueError with the reason."""
     if "scene" in task:
         try:
             return _drawn_clip(json.dumps(task["scene"], sort_keys=True))
@@ -73,14 +73,14 @@ def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
 
 @lru_cache(maxsize=4096)
 def _drawn_clip(content: str) -> Clip:
-    """Return a drawn scene. Its JSON names its pixels without drawing them, because drawing is deterministic."""
+    """Return a drawn scene. Its JSON identifies the pixels without drawing, because drawing is deterministic."""
     scene = Scene.from_json(json.loads(content))
     key = hashlib.sha1(f"{render.RENDERER} {content}".encode()).hexdigest()[:16]
     return Clip(key, scene.width, scene.height, scene.frames, partial(render.render, scene))
 
 
 def clip_of_files(paths: Sequence[Path], max_side: int) -> Clip:
-    """Return a user's picture, animation, or frames. Raises ValueError with the file and the fault."""
+    """Open a user's picture, animation or frames. Raises ValueError with the file and the reason."""
     stamps = []
     for path in paths:
         try:
@@ -103,7 +103,7 @@ def _read_clip(stamps: tuple[tuple[str, int, int], ...], max_side: int) -> Clip:
 
 
 def _read_frames(paths: Sequence[str], max_side: int) -> np.ndarray:
-    """Read uint8 [F, H, W, 3]. Every frame gets the size of the first, whose longer side is at most `max_side`."""
+    """Read uint8 [F, H, W, 3]. All frames get the size of the first, whose longer side is at most `max_side`."""
     frames: list[np.ndarray] = []
     size: tuple[int, int] | None = None
     for path in paths:

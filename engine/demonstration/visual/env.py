@@ -35,13 +35,13 @@ _MASK = Argument("mask", "integer", "id of a mask that SEGMENT_OBJECT_AT made", 
 _BOX = Argument("box", "box", "[x0, y0, x1, y1] in pixels")
 
 KEPT_FRAMES = 4
-"""Frames of a video that are kept for the record."""
+"""Frames of a video to keep for the record."""
 MARK = np.array([255, 0, 255], np.float32)
-"""Magenta: no colour that scenes are drawn in."""
+"""Magenta, a colour that scenes do not use."""
 TINT = 0.35
-"""Opacity of the mark's colour inside a mask. Its edge is opaque."""
+"""Opacity of the mark inside a mask. Its edge is opaque."""
 ARM = 3
-"""Pixels that a cross reaches from its centre."""
+"""Arm length of a cross, in pixels."""
 
 TOOLS = (
     ToolSpec(
@@ -89,12 +89,11 @@ class VisualState:
 class VisualEnv(MultiTurnEnv):
     """Tasks about drawn scenes (`make_tasks`), or about a user's own pictures.
 
-    questions: the kinds of questions, of `QUESTIONS`. colours, shapes, radii, photo_share, noise: see
-    `SceneOptions`. Shift these for another distribution of the same tasks. prompt_style: see `MultiTurnEnv`. The
-    tiny policy learned `terse`. images: a folder or JSONL of own pictures with questions and answers (`own_images`),
-    instead of drawn scenes. max_side: own pictures are scaled down to this many pixels. cache_mib: memory for
-    results and pixels. prefetch: read the text of a trial's tasks on a thread while the policy writes its first
-    turn.
+    questions: the kinds of questions, from `QUESTIONS`. colours, shapes, radii, photo_share, noise: see `SceneOptions`.
+    Change these for a distribution shift of the same tasks. prompt_style: see `MultiTurnEnv`. The tiny policy was
+    trained with `terse`. images: a folder or JSONL of the user's pictures with questions and answers (`own_images`),
+    instead of drawn scenes. max_side: scale the user's pictures down to this many pixels. cache_mib: memory for results
+    and pixels. prefetch: run OCR for a trial's tasks on a thread while the policy writes its first turn.
     """
 
     name = "visual"
@@ -150,7 +149,7 @@ class VisualEnv(MultiTurnEnv):
         return {"question": question, **({"image": images[0]} if len(images) == 1 else {"frames": list(images)})}
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Return `n` drawn tasks, or at most `n` of the own pictures, shuffled by `seed`."""
+        """Return `n` drawn tasks, or at most `n` tasks of the user's pictures, shuffled by `seed`."""
         if self.own_tasks is not None:
             tasks = list(self.own_tasks[split])
             random.Random(f"{split} {seed}").shuffle(tasks)
@@ -171,14 +170,14 @@ class VisualEnv(MultiTurnEnv):
         return answers[0] if answers else None
 
     def prefetch(self, tasks: Sequence[Mapping[str, object]]) -> None:
-        """Read the text of tasks about text. The recogniser releases the interpreter while it works; the other tools
-        take about a millisecond."""
+        """Run OCR for tasks about text. The recogniser releases the GIL while it works, and the other tools take only
+        about a millisecond."""
         wanted = [task for task in tasks if isinstance(task, Mapping) and task.get("question") == "text"]
         if self.prefetches and wanted:
             threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead").start()
 
     def _read_ahead(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        with contextlib.suppress(Exception):  # whatever is wrong comes out when the agent asks
+        with contextlib.suppress(Exception):  # the agent's own call will raise the same error
             for task in tasks:
                 self._text(clip_of_task(task, self.max_side), _box(task["box"]))
 
@@ -203,8 +202,8 @@ class VisualEnv(MultiTurnEnv):
         )
 
     def images(self, state: VisualState) -> tuple[Picture, ...]:
-        """Return the still, or up to `KEPT_FRAMES` evenly spaced frames of a video, with the first and the last."""
-        # JPEG: a tenth of the time of PNG, and nobody measures on these.
+        """Return the still, or up to `KEPT_FRAMES` evenly spaced frames of a video, including the first and last."""
+        # JPEG takes a tenth of the time of PNG, and nothing measures these pictures.
         return tuple(
             Picture(f"{state.clip.key}-{n}.jpg", partial(self._frame, state.clip, n))
             for n in _spread(state.clip.frames)
@@ -310,13 +309,13 @@ def _mask_picture(mask: Mask) -> Picture:
 
 
 def _spread(frames: int) -> list[int]:
-    """Return up to `KEPT_FRAMES` evenly spaced frames, with the first and the last."""
+    """Return up to `KEPT_FRAMES` evenly spaced frame indices, including the first and the last."""
     count = min(frames, KEPT_FRAMES)
     return sorted({round(n * (frames - 1) / max(1, count - 1)) for n in range(count)})
 
 
 def _box(values: Sequence[float]) -> tuple[int, int, int, int]:
-    """Return the nearest whole pixels; of a box between two edges of pixels, the pixel that it is in."""
+    """Round a box to whole pixels. A box that would become empty gets the pixel that contains it."""
     (x0, x1), (y0, y1) = (
         (round(low), round(high)) if round(low) < round(high) else (math.floor(low), math.floor(low) + 1)
         for low, high in (values[::2], values[1::2])
@@ -335,7 +334,7 @@ def _normal(text: str) -> str:
 
 
 def with_mask(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Draw a bool [H, W] mask on a uint8 [H, W, 3] picture: its inside tinted, its edge opaque."""
+    """Draw a bool [H, W] mask on a uint8 [H, W, 3] picture, with a tinted inside and an opaque edge."""
     inside = mask.copy()
     inside[1:-1, 1:-1] &= mask[:-2, 1:-1] & mask[2:, 1:-1] & mask[1:-1, :-2] & mask[1:-1, 2:]
     share = np.where(mask & ~inside, 1.0, np.where(mask, TINT, 0.0))[..., None].astype(np.float32)
@@ -343,7 +342,7 @@ def with_mask(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def with_cross(image: np.ndarray, x: float, y: float) -> np.ndarray:
-    """Draw a cross at a pixel of a uint8 [H, W, 3] picture, clipped to it."""
+    """Draw a cross at a pixel of a uint8 [H, W, 3] picture, clipped to the picture."""
     drawn = image.copy()
     height, width = image.shape[:2]
     column, row = round(x), round(y)

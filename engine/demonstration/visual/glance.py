@@ -1,7 +1,7 @@
-"""`GlanceEnv`: questions about a small picture that are answered at a glance, in one turn and without tools.
+"""`GlanceEnv`: answer questions about a small picture in one turn, without tools.
 
-Only for policies that see. The tiny policy that sees learns on it. Its pictures are 48 pixels wide, so that one
-costs nine tokens.
+It is for vision policies, and the tiny vision policy trains on it. Pictures are 48 pixels wide, so that each takes nine
+tokens.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ QUESTIONS = ("colour", "count")
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "purple")
 SHAPES = ("circle", "square", "triangle", "cross")
 COUNTS = (2, 3)
-"""How many shapes a picture may hold."""
+"""Possible numbers of shapes in a picture."""
 ASKED = {
     "colour": "colour on the {of}?",
     "count": "how many shapes?",
     "caption": "what is there?",
 }
 PLACES = {2: ("left", "right"), 3: ("left", "middle", "right")}
-"""How the shapes of a picture are called, by how many there are, from left to right."""
+"""Names of a picture's shapes from left to right, by the number of shapes."""
 RADII = (6.0, 7.0)
 APART = 7.0
-"""Least distance in pixels, from left to right, between the centres of two shapes."""
+"""Minimum horizontal distance in pixels between the centres of two shapes."""
 EVAL_SHARE = 64
-"""Of 256: the scenes whose hash is below are held out."""
+"""Of 256: scenes whose hash byte is below this are held out."""
 
 
 class GlanceEnv(MultiTurnEnv):
     """Tasks `{"question": …, "of": …, "answer": …, "scene": …}` about drawn scenes of two or three shapes.
 
-    questions: the kinds of questions, of `QUESTIONS` (`caption` is for teaching). blank: replace each picture by a
-    grey one, to measure the success of guessing.
+    questions: the kinds of questions, from `QUESTIONS` (`caption` is for SFT). blank: replace each picture with a grey
+    one, to measure the success of guessing.
     """
 
     name = "glance"
@@ -74,7 +74,7 @@ class GlanceEnv(MultiTurnEnv):
         self.blank = blank
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Return `n` tasks, the kinds of questions in turn. No scene is in both splits."""
+        """Return `n` tasks, cycling through the kinds of questions. No scene is in both splits."""
         return [make_task(split, seed, i, self.questions[i % len(self.questions)]) for i in range(n)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
@@ -91,7 +91,7 @@ class GlanceEnv(MultiTurnEnv):
         return StepResult("", float(correct), True, answer, correct)
 
     def images(self, state: Mapping[str, object]) -> tuple[Picture, ...]:
-        """Return the picture, even if the policy sees a blank one."""
+        """Return the picture, even if the policy gets a blank one."""
         clip = clip_of_task(state, SIDE)
         return (Picture(f"{clip.key}.png", lambda: clip.load()[0]),)
 
@@ -107,7 +107,7 @@ class GlanceEnv(MultiTurnEnv):
 
 
 def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, object]:
-    """Make task number `index` of a split. The same arguments give the same one."""
+    """Generate task number `index` of a split, deterministically."""
     rng = random.Random(f"glance {split} {seed} {index}")
     while True:
         scene = _scene(rng)
@@ -124,14 +124,14 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, o
 
 
 def _scene(rng: random.Random) -> Scene:
-    """Sample two or three shapes, each of its own colour and form, from left to right on a plain background."""
+    """Sample two or three shapes of different colours and forms, from left to right on a plain background."""
     options = SceneOptions(COLOURS, SHAPES, RADII, photo_share=0.0)
     level = rng.randrange(200, 240)
     scene = Scene(SIDE, SIDE, Background("plain", (level, level, level)), noise=2.0, seed=rng.randrange(2**31))
     count = rng.choice(COUNTS)
     kinds = zip(rng.sample(SHAPES, count), rng.sample(COLOURS, count), strict=True)
     shapes = [replace(sample_shape(rng, options, shape=s, colour=c), angle=0.0) for s, c in kinds]
-    while True:  # the same shapes until they fit, so that each is as frequent as any other
+    while True:  # retry with the same shapes until they fit, so that all shapes are equally frequent
         places = [tuple(round(rng.uniform(s.reach + 1, SIDE - s.reach - 1), 2) for _ in "xy") for s in shapes]
         places.sort()
         near = any(q[0] - p[0] < APART for p, q in itertools.pairwise(places))

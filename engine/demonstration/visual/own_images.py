@@ -1,9 +1,9 @@
 """A user's own pictures with questions and answers: a JSONL file, or a folder that holds one.
 
-A row is `{"image": "a.png", "question": "...", "answer": "..."}`. `file_name` may replace `image` (as in the
-`imagefolder` of Hugging Face datasets), `frames` lists the files of a video, `answer` may be a list of right
-answers, and `split` may be `train` or `eval`. Paths are relative to the file. Rows without `split` are divided by a
-hash of their picture, so that the questions about one picture stay together.
+A row is `{"image": "a.png", "question": "...", "answer": "..."}`. `file_name` may replace `image` (as in Hugging Face
+`imagefolder` datasets), `frames` lists the files of a video, `answer` may be a list of right answers, and `split` may
+be `train` or `eval`. Paths are relative to the file. Rows without `split` are divided by a hash of their picture, so
+that all questions about one picture stay together.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from ....envs.base import Split
 
 NAMES = ("questions.jsonl", "metadata.jsonl")
-"""Files that are looked for in a folder."""
+"""Files to look for in a folder."""
 EVAL_SHARE = 51
-"""Of 256: the pictures whose hash is below are held out."""
+"""Of 256: pictures whose hash byte is below this are held out."""
 
 
 def read_tasks(path: str | Path) -> dict[Split, list[dict[str, object]]]:
@@ -31,7 +31,7 @@ def read_tasks(path: str | Path) -> dict[Split, list[dict[str, object]]]:
             )
         file = found[0]
     try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # text may hold other line ends
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: text may contain other line breaks
     except (OSError, UnicodeDecodeError) as problem:
         raise ValueError(f"images: {file} cannot be read: {problem}") from problem
     tasks: dict[Split, list[dict[str, object]]] = {"train": [], "eval": []}

@@ -1,7 +1,7 @@
-"""The words of the tasks.
+"""The prompts of the tasks.
 
-`terse` is for the tiny policy: it names the kind of picture, its size, and the question, in as few tokens as
-possible. `full` asks in sentences, for models that read an explanation of the tools first (`Env.explain`).
+`terse` is for the tiny policy: it states the kind of picture, its size and the question in as few tokens as possible.
+`full` asks in sentences, for models that first read an explanation of the tools (`Env.explain`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_messages(
 ) -> list[Message]:
     """Return the first messages of a rollout. Raises KeyError for a task without a question.
 
-    shown: the pictures for a policy that sees, before the words (None: for any other).
+    shown: pictures to put before the text, for a vision policy (None: any other policy).
     """
     kind = "video" if frames > 1 else "image"
     asked = str(task["question"])

@@ -1,6 +1,6 @@
-"""Tasks about scenes: the question, the right answer, and the place that the question names.
+"""Tasks about scenes: the question, the right answer, and the location that the question mentions.
 
-The answer comes from the scene's data. An agent gets only the question and the pixels.
+The answer comes from the scene's data. The agent gets only the question and the pixels.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from .scenes import (
 )
 
 LEGIBLE = 55.0
-"""Smallest colour distance (of `opponent`) between an object and nearly all that surrounds it."""
+"""Minimum colour distance (of `opponent`) between an object and nearly all its surroundings."""
 LEGIBLE_INK = 90.0
-"""Smallest difference in grey levels between a word and nearly all that is behind it, without a plate."""
+"""Minimum difference in grey levels between a word without a plate and nearly all its background."""
 EVAL_SHARE = 64
-"""Of 256: the questions whose hash is below are held out."""
+"""Of 256: questions whose hash byte is below this are held out."""
 BIGGER_RATIO = 1.6
-"""Smallest ratio of the areas of two objects that are compared."""
+"""Minimum ratio of the areas of two compared objects."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The question. `points` and `box` are the places that the question states."""
+    """A question. `points` and `box` are the locations in its text."""
 
     kind: str
     answer: str
@@ -57,16 +57,16 @@ class Question:
     def to_task(self) -> dict[str, object]:
         task = {"question": self.kind, "answer": self.answer, "points": self.points, "box": self.box}
         stated = {name: value for name, value in task.items() if value}
-        # Through JSON, so that a row is the same before and after it was in a file.
+        # Convert through JSON, so that a row is the same before and after it was in a file.
         return json.loads(json.dumps({**stated, "scene": self.scene.to_json()}))
 
 
 def make_question(
     split: Split, seed: int, index: int, kinds: Sequence[str], options: SceneOptions, noise: float = 2.0
 ) -> Question:
-    """Make question number `index` of a split. The same arguments always give the same one.
+    """Generate question number `index` of a split, deterministically.
 
-    The hash of its words decides its split, so no prompt is in both. Raises ValueError if the options allow no
+    The hash of the prompt decides its split, so no prompt is in both. Raises ValueError if the options allow no
     question.
     """
     rng = random.Random(f"{split} {seed} {index}")
@@ -89,7 +89,7 @@ def make_question(
 
 
 def is_held_out(question: Question) -> bool:
-    """Whether a question's words belong to `eval`."""
+    """Return whether a question's prompt belongs to `eval`."""
     scene = question.scene
     words = (question.kind, scene.width, scene.height, scene.frames, question.points, question.box)
     return hashlib.sha1(repr(words).encode()).digest()[0] < EVAL_SHARE
@@ -119,11 +119,11 @@ def _stands_out(shape: Shape, background: np.ndarray, frames: int) -> bool:
 
 
 class NoQuestion(Exception):
-    """A sampled scene does not fit the question. Another one is drawn."""
+    """A sampled scene does not suit the question, so another one is sampled."""
 
 
 def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Sequence[Shape]) -> Scene:
-    """Place these shapes in the scene, and one or two others. Raises NoQuestion without room for them."""
+    """Place these shapes and one or two others in the scene. Raises NoQuestion if there is no room."""
     objects: list[Shape] = []
     taken: list[tuple[float, float, float, float]] = [w.box for w in scene.words]
     extra = [sample_shape(rng, options) for _ in range(rng.randrange(1, 3) if len(shapes) < 2 else rng.randrange(2))]
@@ -208,7 +208,7 @@ def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
 
 
 def _inside(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
-    """Ask for the colour of the one object in a box. Its place is not given, so the box has to be enlarged first."""
+    """Ask for the colour of the only object in a box. Its location is not given, so the agent must zoom in first."""
     filled = _fill(rng, scene, options, [sample_shape(rng, options)])
     target = filled.objects[0]
     x0, y0, x1, y1 = swept(target, 1, margin=2.0)

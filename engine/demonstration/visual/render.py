@@ -1,4 +1,4 @@
-"""Scenes as pixels, and their ground truth for benchmarks and tests.
+"""Render scenes to pixels, and compute their ground truth for benchmarks and tests.
 
 Only the environment's picture loading and the tests import this. The tools (`operations`) work on the arrays.
 """
@@ -17,11 +17,11 @@ from ....configs.pictures import FORMATS
 from .scenes import Background, Scene, Shape, Word
 
 RENDERER = "1"
-"""Raise it when the same scene would come out with other pixels: cached results of the old ones are then not used."""
+"""Increase this when the pixels of a scene change, so that cached results of the old pixels are not used."""
 SCALE = 4
-"""Supersampling of shapes in each direction."""
+"""Supersampling factor of shapes in each direction."""
 NOISE_TILE = 512
-"""Side of the tile that noise is cut from, in pixels."""
+"""Side of the noise tile, in pixels."""
 
 
 def render(scene: Scene) -> np.ndarray:
@@ -41,7 +41,7 @@ def render(scene: Scene) -> np.ndarray:
 
 
 def _add_noise(frames: np.ndarray, deviation: float, seed: int) -> None:
-    """Add normal noise to each frame: a window at a random place of one large tile."""
+    """Add normal noise to each frame: a random window of one large tile."""
     tile = _noise_tile()
     places = np.random.default_rng(seed).integers(0, NOISE_TILE // 2, (len(frames), 2))
     height, width = frames.shape[1:3]
@@ -55,7 +55,7 @@ def _noise_tile() -> np.ndarray:
 
 
 def true_mask(scene: Scene, index: int, frame: int = 0) -> np.ndarray:
-    """Return where object `index` covers at least half of a pixel, bool [H, W]."""
+    """Return the pixels of which object `index` covers at least half, bool [H, W]."""
     mask = np.zeros((scene.height, scene.width), dtype=np.float32)
     shape = scene.objects[index]
     alpha, left, top = coverage(shape, *shape.at(frame))
@@ -65,8 +65,8 @@ def true_mask(scene: Scene, index: int, frame: int = 0) -> np.ndarray:
 
 
 def coverage(shape: Shape, x: float, y: float) -> tuple[np.ndarray, int, int]:
-    """Return the covered share of each pixel for a shape centred at (x, y), float32 [h, w], and its left and top
-    pixel."""
+    """Return the share of each pixel that a shape centred at (x, y) covers, float32 [h, w], and the left and top pixel
+    of this patch."""
     reach = math.ceil(shape.reach + 1)
     left, top = math.floor(x) - reach, math.floor(y) - reach
     side = 2 * reach + 2
@@ -78,7 +78,7 @@ def coverage(shape: Shape, x: float, y: float) -> tuple[np.ndarray, int, int]:
 
 
 def outline(shape: Shape) -> list[tuple[float, float]]:
-    """Return the polygon of a shape around its centre of area, in pixels."""
+    """Return the polygon of a shape relative to its centre of area, in pixels."""
     cos, sin = math.cos(shape.angle), math.sin(shape.angle)
     return [
         ((u * cos - v * sin) * shape.radius, (u * sin + v * cos) * shape.radius) for u, v in _unit_outline(shape.shape)
@@ -124,7 +124,7 @@ def background_pixels(background: Background, width: int, height: int) -> np.nda
 
 
 def photo_path(name: str) -> Path:
-    """Return the path of a photograph of scikit-image. Raises FileNotFoundError."""
+    """Return the path of a scikit-image photograph. Raises FileNotFoundError."""
     found = importlib.util.find_spec("skimage")
     folder = Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
     path = folder / "data" / name
@@ -143,7 +143,7 @@ def _photo(name: str, side: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Return Pillow's own font at `size` pixels."""
+    """Return Pillow's default font at `size` pixels."""
     loaded = ImageFont.load_default(size)
     if not isinstance(loaded, ImageFont.FreeTypeFont):
         raise RuntimeError("this Pillow was built without FreeType; install a wheel from PyPI")
@@ -177,7 +177,7 @@ def _blend(frame: np.ndarray, alpha: np.ndarray, left: int, top: int, rgb: tuple
 def _clip(
     shape: tuple[int, ...], patch: tuple[int, ...], left: int, top: int
 ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Return the overlap of a picture and a patch, as slices of each."""
+    """Return the overlap of a picture and a patch, as slices into each."""
     y0, y1 = max(0, top), min(shape[0], top + patch[0])
     x0, x1 = max(0, left), min(shape[1], left + patch[1])
     return (slice(y0, y1), slice(x0, x1)), (slice(y0 - top, y1 - top), slice(x0 - left, x1 - left))

@@ -1,7 +1,7 @@
-"""Ways through drawn tasks, for demonstrations: the right one, and ones that look plausible and are not.
+"""Demonstrations of drawn tasks: the right route, and plausible wrong ones.
 
-The tiny policy is first taught mostly wrong routes, so that reinforcement has something real to find. A route sees
-the prompt's facts and the observations, as an agent does.
+The tiny policy is first taught mostly wrong routes, so that reinforcement learning has something real to find. A route
+sees the prompt's facts and the observations, as an agent does.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "text": ("right", "guess", "segment_text", "cut_box", "repeat", "no_answer"),
     "inside": ("right", "guess", "no_zoom", "read_shape", "repeat", "no_answer"),
 }
-"""The routes of each kind of question. `_walk` has what each does."""
+"""The routes for each kind of question. `_walk` implements them."""
 
 
 def routes_of(task: Mapping[str, object]) -> Sequence[str]:
-    """Return the routes of a task's question, `right` first; none for a question without a drawn scene."""
+    """Return the routes for a task's question, `right` first, or none if the task has no drawn scene."""
     return ROUTES.get(str(task.get("question")), ()) if "scene" in task else ()
 
 
 def show(task: Mapping[str, object], route: Route, seed: int = 0) -> RouteShow:
-    """Show a route. Raises ValueError when the task's question does not have it."""
+    """Demonstrate a route. Raises ValueError if the task's question does not have it."""
     routes = routes_of(task)
     if route not in routes:
         raise ValueError(f"no route {route!r} for {task.get('question')!r}, only {', '.join(routes) or 'none'}")
@@ -55,7 +55,7 @@ class RouteShow:
         self._last = ""
 
     def next(self, observation: str | None) -> str:
-        """Return the text of the next turn, or the last one again at the end of the route."""
+        """Return the text of the next turn. At the end of the route, repeat the last one."""
         with contextlib.suppress(StopIteration):
             self._last = next(self._steps) if observation is None else self._steps.send(observation)
         return self._last
@@ -95,10 +95,10 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
         case "read_shape":  # an object has no text
             yield _call("READ_TEXT", box=list(box) if box else _box_about(points[0], scene))
             yield _answer(guess(task, rng))
-        case "other_property":  # another property than the one asked
+        case "other_property":  # answers with a different property
             colour, shape, _ = yield from _look(points[0])
             yield _answer(colour if kind in ("shape", "motion") else shape)
-        case "no_track":  # never watches the motion
+        case "no_track":  # never tracks the motion
             yield from _look(points[0])
             yield _answer(guess(task, rng))
         case "one_only":  # looks only at the first of two objects
@@ -107,7 +107,7 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
         case "smaller":  # compares the wrong way round
             (first, _, size), (second, _, other) = yield from _both(task)
             yield _answer(first if size < other else second)
-        case "segment_text":  # looks at a word as if it were an object
+        case "segment_text":  # treats a word as an object
             colour, _, _ = yield from _look(_centre(box))
             yield _answer(colour)
         case "cut_box":  # reads half of the box
@@ -119,7 +119,7 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
         case "repeat":  # the right route with its first call made twice
             yield next(_RIGHT[kind](task))
             yield from _RIGHT[kind](task)
-        case _:  # looks for ever
+        case _:  # never answers
             looking = _call("READ_TEXT", box=list(box)) if box else _segment(points[0])
             while True:
                 yield looking
@@ -199,7 +199,7 @@ def _mask(observation: str) -> int:
 
 
 def _properties(observation: str) -> Properties:
-    """Read an observation. After an error, the object is unknown."""
+    """Parse an observation. After an error, the object is unknown."""
     found = re.match(r"(\w+) (\w+), size (\d+)", observation)
     return (found[1], found[2], int(found[3])) if found else ("grey", "blob", 0)
 

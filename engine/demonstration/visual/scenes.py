@@ -1,6 +1,6 @@
 """Scenes as data. `render` draws them. Tools see only the pixels.
 
-A scene is sampled from a random generator and stored whole in a task's row, so a row always means the same picture.
+A task's row stores the entire sampled scene, so a row always means the same picture.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .operations.properties import PROTOTYPES
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "bar")
 COLOURS = {name: PROTOTYPES[name] for name in ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink")}
-"""The colours that are drawn, as sRGB; each object's is up to `COLOUR_JITTER` away in each channel."""
+"""The colours of objects, as sRGB. Each object deviates by up to `COLOUR_JITTER` in each channel."""
 COLOUR_JITTER = 10
 SIDES = (96, 104, 112, 120)
-"""Widths and heights in pixels. All below 128, so a coordinate outside an image can still be written."""
+"""Widths and heights in pixels. All are below 128, so a policy can still write a coordinate outside an image."""
 DIRECTIONS = ("right", "left", "up", "down", "still")
 TRAIN_PHOTOS = ("astronaut.png", "coffee.png", "grass.png", "brick.png", "rocket.jpg")
 EVAL_PHOTOS = ("chelsea.png", "motorcycle_left.png", "gravel.png", "ihc.png", "hubble_deep_field.jpg")
-"""Photographs that scikit-image ships; the two splits share none."""
+"""Photographs from scikit-image. The two splits share none."""
 PHOTO_SIDES = (160, 192, 224, 256)
-"""Pixels to which the shorter side of a photograph is scaled before a crop of it becomes a background."""
+"""Pixels to which the shorter side of a photograph is scaled before cropping a background from it."""
 
 _TRAIN = """
 STOP EXIT OPEN TAXI HOTEL CAFE BUS PARK SALE MILK TEA BREAD FISH RICE SALT SOAP WOOL SILK GOLD IRON ROAD
@@ -41,13 +41,13 @@ PAPER PENCIL INK LETTER STAMP SEARCH UPLOAD DELETE CANCEL RESET
 """
 TRAIN_WORDS = tuple(_TRAIN.split())
 EVAL_WORDS = tuple(_EVAL.split())
-"""The words that are drawn; the two splits share none."""
+"""The words to draw. The two splits share none."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One drawn object. Centre and radius in pixels (`radius`: of the circle of equal area), angle in radians,
-    `dx` and `dy` in pixels a frame."""
+    """One drawn object. Centre and radius in pixels (`radius`: of the circle of equal area), angle in radians, `dx` and
+    `dy` in pixels per frame."""
 
     shape: str
     colour: str
@@ -60,12 +60,12 @@ class Shape:
     dy: float = 0.0
 
     def at(self, frame: int) -> tuple[float, float]:
-        """Return its centre in a frame."""
+        """Return the centre in a frame."""
         return self.x + self.dx * frame, self.y + self.dy * frame
 
     @property
     def reach(self) -> float:
-        """Radius of a circle around the centre that holds about the whole shape."""
+        """Radius of a circle around the centre that contains nearly the whole shape."""
         return self.radius * REACH[self.shape]
 
     @property
@@ -79,7 +79,7 @@ REACH = {"circle": 1.0, "square": 1.26, "triangle": 1.56, "star": 1.62, "cross":
 
 @dataclass(frozen=True)
 class Word:
-    """A drawn word: its box `[x0, y0, x1, y1]` in pixels, the font's size, and the plate behind it, if any."""
+    """A drawn word: its box `[x0, y0, x1, y1]` in pixels, the font size, and the plate behind it, if any."""
 
     text: str
     box: tuple[int, int, int, int]
@@ -114,7 +114,7 @@ class Scene:
     noise: float = 0.0
     """Standard deviation of the camera noise, in grey levels of 255."""
     seed: int = 0
-    """Of the noise."""
+    """Seed of the noise."""
 
     def to_json(self) -> dict[str, object]:
         flat = {**vars(self), "background": dict(vars(self.background))}  # dataclasses.asdict takes six times as long
@@ -122,13 +122,13 @@ class Scene:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Scene:
-        """Read `to_json`. Raises TypeError or ValueError for anything else."""
+        """Parse the output of `to_json`. Raises TypeError or ValueError for anything else."""
         return from_plain(cls, data, strict=True)
 
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """The distribution of scenes. radii: smallest and largest radius in pixels. photo_share: share of the scenes with a
+    """The distribution of scenes. radii: minimum and maximum in pixels. photo_share: share of the scenes with a
     photograph as background."""
 
     colours: Sequence[str] = tuple(COLOURS)
@@ -150,7 +150,7 @@ class SceneOptions:
 
 
 def sample_background(rng: random.Random, width: int, height: int, options: SceneOptions) -> Background:
-    """Sample plain grey or pastel, or a crop of a photograph of the split."""
+    """Sample a plain grey or pastel, or a crop from one of the split's photographs."""
     if rng.random() >= options.photo_share:
         level = rng.randrange(40, 236)
         tint = [max(0, min(255, level + rng.randrange(-12, 13))) for _ in range(3)]
@@ -181,7 +181,7 @@ def sample_shape(rng: random.Random, options: SceneOptions, **fixed: Any) -> Sha
 def place(
     rng: random.Random, shape: Shape, scene: Scene, taken: Sequence[tuple[float, float, float, float]]
 ) -> Shape | None:
-    """Place a shape inside the scene in all its frames, clear of the `taken` boxes; None without room."""
+    """Place a shape inside the scene in all frames, clear of the `taken` boxes. Returns None without room."""
     reach = shape.reach + 2
     last = scene.frames - 1
     low_x, high_x = reach - min(0, shape.dx * last), scene.width - reach - max(0, shape.dx * last)
@@ -206,7 +206,7 @@ def swept(
 
 
 def sample_motion(rng: random.Random, direction: str) -> tuple[float, float]:
-    """Sample pixels a frame along `direction`, with a little drift across it; zero for `still`."""
+    """Sample a velocity along `direction` in pixels per frame, with a little drift across it; zero for `still`."""
     if direction == "still":
         return 0.0, 0.0
     speed, drift = round(rng.uniform(3.0, 5.5), 2), round(rng.uniform(-0.5, 0.5), 2)
@@ -215,7 +215,7 @@ def sample_motion(rng: random.Random, direction: str) -> tuple[float, float]:
 
 
 def sample_word(rng: random.Random, options: SceneOptions) -> str:
-    """Sample a word of the split."""
+    """Sample one of the split's words."""
     return rng.choice(TRAIN_WORDS if options.split == "train" else EVAL_WORDS)
 
 

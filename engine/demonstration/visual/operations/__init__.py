@@ -1,5 +1,5 @@
-"""The tools' work on pixels: segmenting, naming properties, reading, tracking, zooming.
+"""Pixel operations of the tools: segmentation, properties, OCR, tracking, zoom.
 
-The operations take arrays and know nothing of the scene. scikit-image, SciPy and an ONNX text recogniser do the
-work. (OpenCV, which rapidocr depends on, is never imported.)
+The operations take arrays and know nothing about the scene. They use scikit-image, SciPy and an ONNX text recogniser.
+(OpenCV, a dependency of rapidocr, is never imported.)
 """

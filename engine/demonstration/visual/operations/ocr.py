@@ -1,8 +1,8 @@
-"""READ_TEXT: recognise the text in a box, with the model in the wheel of rapidocr.
+"""READ_TEXT: recognise the text in a box, with the model from rapidocr's wheel.
 
-Only the recogniser runs, directly on onnxruntime. The box gives the place, and detection would take ten times as
-long. The package's own front end pads every crop to 320 pixels, three to five times the work for a word, and imports
-OpenCV.
+Only the recogniser runs, directly on onnxruntime. The box gives the location, so detection, which takes ten times as
+long, is not needed. The package's own front end pads every crop to 320 pixels, three to five times the work for a word,
+and imports OpenCV.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from PIL import Image
 from .....configs.errors import GrpoTuiError
 
 HEIGHT = 48
-"""Of the recogniser's input, in pixels."""
+"""Size of the recogniser's input, in pixels."""
 MAX_WIDTH = 960
 MIN_CONFIDENCE = 0.75
-"""Minimum mean probability of the characters of a text."""
+"""Minimum mean character probability of a readable text."""
 
 
 class OcrUnavailableError(GrpoTuiError, RuntimeError):
@@ -30,7 +30,7 @@ class OcrUnavailableError(GrpoTuiError, RuntimeError):
 
 
 def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:
-    """Return the text in `[x0, y0, x1, y1]` of a uint8 [H, W, 3] picture; empty if none is readable.
+    """Return the text in `[x0, y0, x1, y1]` of a uint8 [H, W, 3] picture, or an empty text if none is readable.
 
     Raises OcrUnavailableError.
     """
@@ -43,23 +43,23 @@ def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:
 
 
 def recognise(crop: np.ndarray) -> tuple[str, float]:
-    """Read one line of text in a uint8 [h, w, 3] picture. Returns it with the mean probability of its characters in
+    """Read one line of text in a uint8 [h, w, 3] picture. Returns it and the mean probability of its characters, in
     0..1."""
     session, characters = _model()
     height, width = crop.shape[:2]
-    # Widths in steps of 16: onnxruntime plans its memory anew for each new shape.
+    # Widths are multiples of 16, because onnxruntime plans its memory again for each new shape.
     target = min(MAX_WIDTH, max(16, round(width * HEIGHT / height)))
     padded = -(-target // 16) * 16
     resized = np.asarray(Image.fromarray(crop).resize((target, HEIGHT), Image.Resampling.BILINEAR))
     canvas = np.zeros((1, 3, HEIGHT, padded), dtype=np.float32)
-    # The recogniser was trained on BGR in -1..1, zero to the right of the text.
+    # The recogniser was trained on BGR in -1..1, with zeros to the right of the text.
     canvas[0, :, :, :target] = resized[:, :, ::-1].transpose(2, 0, 1).astype(np.float32) / 127.5 - 1.0
     probabilities = session.run(None, {session.get_inputs()[0].name: canvas})[0][0]
     return _decode(probabilities, characters)
 
 
 def _decode(probabilities: np.ndarray, characters: list[str]) -> tuple[str, float]:
-    """Decode by greedy CTC: merge repeats, leave out blanks (class 0). probabilities: float [frames, classes]."""
+    """Decode by greedy CTC: merge repeats, drop blanks (class 0). probabilities: float [frames, classes]."""
     best = probabilities.argmax(-1)
     kept = (best != 0) & np.concatenate([[True], best[1:] != best[:-1]])
     if not kept.any():
@@ -70,7 +70,7 @@ def _decode(probabilities: np.ndarray, characters: list[str]) -> tuple[str, floa
 
 def model_path() -> Path:
     """Return the path of the recogniser's model. Raises OcrUnavailableError."""
-    found = importlib.util.find_spec("rapidocr")  # does not import it, nor OpenCV with it
+    found = importlib.util.find_spec("rapidocr")  # imports neither rapidocr nor OpenCV
     if found is None or not found.submodule_search_locations:
         raise OcrUnavailableError("READ_TEXT needs rapidocr: pip install rapidocr")
     folder = Path(next(iter(found.submodule_search_locations))) / "models"
@@ -96,7 +96,7 @@ def _load() -> tuple[object, list[str]]:
     except ImportError as problem:
         raise OcrUnavailableError(f"READ_TEXT needs onnxruntime: {problem}") from problem
     options = onnxruntime.SessionOptions()
-    # One thread, not spinning: the policy's own threads need the cores, and a word takes a few milliseconds.
+    # Use one thread without spinning: the policy's threads need the cores, and a word takes a few milliseconds.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

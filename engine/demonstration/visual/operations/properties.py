@@ -26,17 +26,17 @@ PROTOTYPES: dict[str, tuple[int, int, int]] = {
     "grey": (128, 128, 128),
     "white": (244, 244, 244),
 }
-"""A colour is called by the nearest of these in CIELAB."""
+"""A colour gets the name of the nearest of these in CIELAB."""
 HARMONICS = 8
-"""Of the radial signature, which tell the shapes apart."""
+"""Number of harmonics in the radial signature, which distinguishes shapes."""
 ANGLES = 64
 MAX_MISFIT = 0.11
-"""A shape whose signature is farther than this from every known one is just a `blob`."""
+"""Maximum distance of a signature from a known shape's. Shapes further from all of them are a `blob`."""
 
 
 @dataclass(frozen=True)
 class Properties:
-    """The properties of a mask. `x`, `y`: centre of area in pixels. `area`: pixels."""
+    """The properties of a mask. `x`, `y`: centre of area in pixels. `area`: in pixels."""
 
     colour: str
     shape: str
@@ -79,9 +79,9 @@ def shape_name(mask: np.ndarray) -> str:
 
 
 def radial_harmonics(mask: np.ndarray) -> np.ndarray | None:
-    """Return a signature of the distance from the centre to the edge by angle; None without an edge.
+    """Return a signature of the centre-to-edge distance by angle, float [HARMONICS], or None without an edge.
 
-    float [HARMONICS], magnitudes of its Fourier coefficients 1.. over its mean. Rotation and size do not change it.
+    It has the magnitudes of Fourier coefficients 1.. over the mean, and is invariant to rotation and size.
     """
     ys, xs = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     patch = np.pad(mask[ys[0] : ys[-1] + 1, xs[0] : xs[-1] + 1], 2).astype(np.float32)
@@ -112,7 +112,7 @@ def _lab(rgb: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _known_shapes() -> tuple[list[str], np.ndarray]:
-    """Return signatures of the ideal shapes, drawn at a medium size."""
+    """Return names and signatures of the ideal shapes, drawn at a medium size."""
     side, radius = 61, 18.0
     v, u = np.mgrid[:side, :side] - side // 2
     u, v = u / radius, v / radius

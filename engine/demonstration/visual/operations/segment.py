@@ -1,4 +1,4 @@
-"""SEGMENT_OBJECT_AT: the region around a point that differs from its surroundings."""
+"""SEGMENT_OBJECT_AT: segment the region around a point that differs from its surroundings."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CROSS = ndimage.generate_binary_structure(2, 1)
 SQUARE = ndimage.generate_binary_structure(2, 2)
 
 TOLERANCES = (14.0, 22.0, 34.0, 50.0)
-"""Colour distances tried for a region, in units of `opponent`; the one whose edge is sharpest wins."""
+"""Colour distances to try for a region, in units of `opponent`. The one with the sharpest edge wins."""
 MIN_AREA = 12
-"""Pixels; anything smaller is noise, not an object."""
+"""Minimum pixels of an object. Anything smaller is noise."""
 MAX_SHARE = 0.55
-"""Of the picture; anything larger is background, not an object."""
+"""Maximum share of the picture for an object. Anything larger is background."""
 SHARP = 48.0
-"""A jump of colour at the edge that leaves nothing to look for; no further tolerance is tried."""
+"""Colour jump at the edge that is good enough to stop trying tolerances."""
 EDGE = 3
-"""Width of the band around a region in which its exact edge is looked for, in pixels."""
+"""Width of the band around a region in which to search its exact edge, in pixels."""
 PAD = EDGE + 2
-"""Pixels of surroundings that a region is cut out with."""
+"""Margin around a cropped region, in pixels."""
 
 _OPPONENT = np.array([[0.55, 0.9, -0.45], [0.75, -0.9, -0.45], [0.25, 0.0, 0.9]], dtype=np.float32)
-"""RGB → light, red-green, yellow-blue, scaled so that equal distances look about equal."""
+"""RGB → lightness, red-green, yellow-blue, scaled so that equal distances look about equal."""
 
 
 def opponent(image: np.ndarray) -> np.ndarray:
@@ -39,10 +39,10 @@ def lengths(vectors: np.ndarray) -> np.ndarray:
 
 
 def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
-    """Return the object at (x, y) of a uint8 [H, W, 3] picture as a bool [H, W] mask; None without a distinct one.
+    """Return the object at (x, y) of a uint8 [H, W, 3] picture as a bool [H, W] mask, or None without a distinct one.
 
-    Regions of colours near the point's are grown at several tolerances (as in maximally stable regions). The one
-    with the sharpest edge is kept, and a watershed on the gradient settles its edge.
+    It grows regions of colours near the point's at several tolerances (as in maximally stable regions), keeps the one
+    with the sharpest edge, and refines the edge by a watershed on the gradient.
     """
     height, width = image.shape[:2]
     if not (0 <= x < width and 0 <= y < height):
@@ -81,7 +81,7 @@ def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Region:
-    """A region, cut out with `PAD` pixels of its surroundings. `box`: rows and columns of the region itself."""
+    """A region, cropped with a margin of `PAD` pixels. `box`: top, bottom, left and right of the region itself."""
 
     inside: np.ndarray
     part: tuple[slice, slice]
@@ -90,7 +90,7 @@ class Region:
 
 
 def _grow(near: np.ndarray, x: int, y: int) -> Region | None:
-    """Return the connected part of `near` at the point, its holes filled."""
+    """Return the connected component of `near` at the point, with holes filled."""
     if not near[y, x]:
         return None
     labels = np.zeros(near.shape, dtype=np.int32)
@@ -104,7 +104,7 @@ def _grow(near: np.ndarray, x: int, y: int) -> Region | None:
 
 
 def _sharpness(region: Region, distance: np.ndarray) -> float:
-    """Measure the colour jump across the edge: the distance from the seed two pixels outside, minus that inside."""
+    """Measure the colour jump across the edge: the distance from the seed two pixels outside minus the one inside."""
     near = dilate(region.inside)
     outside = dilate(near, SQUARE) & ~near
     local = distance[region.part]
@@ -116,7 +116,7 @@ def _sharpness(region: Region, distance: np.ndarray) -> float:
 
 
 def _settle_edge(region: Region, colours: np.ndarray) -> np.ndarray:
-    """Place the edge where the colour changes fastest, within `EDGE` pixels of where it is."""
+    """Move the edge, by at most `EDGE` pixels, to where the colour changes fastest."""
     core = erode(region.inside, keep_border=True)
     if np.count_nonzero(core) < MIN_AREA // 2:
         core = region.inside
@@ -134,5 +134,5 @@ def dilate(mask: np.ndarray, structure: np.ndarray = CROSS, steps: int = 1) -> n
 
 
 def erode(mask: np.ndarray, *, keep_border: bool = False) -> np.ndarray:
-    """Shrink a mask by one pixel, with `keep_border` not from the picture's border."""
+    """Shrink a mask by one pixel. With `keep_border`, do not shrink it at the picture's border."""
     return np.asarray(ndimage.binary_erosion(mask, CROSS, border_value=int(keep_border)), dtype=bool)

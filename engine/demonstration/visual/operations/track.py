@@ -1,4 +1,4 @@
-"""TRACK_OBJECT: where a masked object of one frame is in the others."""
+"""TRACK_OBJECT: find a masked object of the first frame in the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scipy import fft
 from .segment import opponent
 
 SEARCH = 16
-"""Farthest that an object is looked for from where its motion would have brought it, in pixels along each axis."""
+"""Search radius around the position that an object's motion predicts, in pixels along each axis."""
 STILL = 2.5
-"""Pixels from first to last frame, below which an object counts as standing still."""
+"""Pixels from first to last frame below which an object counts as still."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """Where an object went. `positions`: its centre (x, y) in pixels in each frame, from the first."""
+    """The path of an object. `positions`: its centre (x, y) in pixels in each frame, from the first."""
 
     direction: str
     positions: tuple[tuple[float, float], ...]
@@ -26,8 +26,8 @@ class Track:
 def track_object(frames: np.ndarray, mask: np.ndarray) -> Track:
     """Follow the object under the bool [H, W] `mask` of the first frame through uint8 [F, H, W, 3] `frames`.
 
-    In each frame the masked patch is moved to where its squared colour difference is least (a masked sum of squared
-    differences over a window, by FFT, refined to less than a pixel by a parabola). The window follows the motion.
+    In each frame, the masked patch moves to the position with the smallest squared colour difference (a masked sum of
+    squared differences over a window, by FFT, with subpixel refinement by a parabola). The window follows the motion.
     Raises ValueError for an empty mask.
     """
     ys, xs = np.nonzero(mask)
@@ -36,7 +36,7 @@ def track_object(frames: np.ndarray, mask: np.ndarray) -> Track:
     top, bottom, left, right = ys.min(), ys.max() + 1, xs.min(), xs.max() + 1
     template = _Template(opponent(frames[0, top:bottom, left:right]), mask[top:bottom, left:right])
     offset = np.array([xs.mean() - left, ys.mean() - top])
-    corner = np.array([left, top], dtype=float)  # of the patch, in the frame at hand
+    corner = np.array([left, top], dtype=float)  # of the patch, in the current frame
     velocity = np.zeros(2)
     positions = [(float(xs.mean()), float(ys.mean()))]
     for frame in frames[1:]:
@@ -47,7 +47,7 @@ def track_object(frames: np.ndarray, mask: np.ndarray) -> Track:
 
 
 def direction_of(positions: list[tuple[float, float]]) -> str:
-    """Return right, left, up, down or still, from the first to the last position."""
+    """Return the direction from the first to the last position: right, left, up, down or still."""
     dx, dy = positions[-1][0] - positions[0][0], positions[-1][1] - positions[0][1]
     if np.hypot(dx, dy) < STILL:
         return "still"
@@ -59,8 +59,8 @@ def direction_of(positions: list[tuple[float, float]]) -> str:
 class _Template:
     """A masked patch, prepared for the search.
 
-    With mask m, patch p and window w the cost of a place is the sum of m (w - p)^2, which is the correlation of m
-    with w^2 minus twice that of m p with w, plus a constant: four transforms of a window and one back.
+    With mask m, patch p and window w, the cost of a position is the sum of m (w - p)^2: the correlation of m with w^2,
+    minus twice that of m p with w, plus a constant. This takes four transforms of a window and one inverse.
     """
 
     def __init__(self, patch: np.ndarray, mask: np.ndarray) -> None:
@@ -75,9 +75,9 @@ class _Template:
         self.kernels = np.conj(np.asarray(fft.rfft2(kernels, self.padded, axes=(0, 1))))
 
     def find(self, colours: np.ndarray, guess: np.ndarray) -> np.ndarray:
-        """Return the corner (x, y) at which the patch fits best, near `guess`. Ties go to the nearest place."""
+        """Return the best corner (x, y) for the patch near `guess`. Ties go to the nearest one."""
         x0, y0 = (int(v) - SEARCH for v in np.rint(guess))
-        # Outside the picture the nearest pixel goes on, so an object that is partly out of it can still be found.
+        # Outside the picture, repeat the nearest pixel, so that a partly visible object can still be found.
         rows = np.clip(np.arange(y0, y0 + self.size[0]), 0, colours.shape[0] - 1)
         columns = np.clip(np.arange(x0, x0 + self.size[1]), 0, colours.shape[1] - 1)
         window = colours[rows[:, None], columns[None]]
@@ -92,7 +92,7 @@ class _Template:
 
 
 def _vertex(values: np.ndarray, at: int | np.intp) -> float:
-    """Return the offset of the minimum at `at` between its neighbours, in -0.5..0.5, by a parabola."""
+    """Fit a parabola to the minimum at `at` and its neighbours. Returns the offset of its vertex, in -0.5..0.5."""
     if at == 0 or at == len(values) - 1:
         return 0.0
     before, here, after = (float(values[at + k]) for k in (-1, 0, 1))

@@ -1,4 +1,4 @@
-"""ZOOM_IN: a box, enlarged, and the objects in it."""
+"""ZOOM_IN: enlarge a box and find the objects in it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from PIL import Image
 from skimage.segmentation import felzenszwalb
 
 ENLARGED = 128
-"""Longer side of the enlarged crop, in pixels, at least."""
+"""Approximate longer side of the enlarged crop, in pixels."""
 MIN_AREA = 24
-"""Of an object, in pixels."""
+"""Minimum area of an object, in pixels."""
 MOST = 3
-"""Objects that are reported."""
+"""Maximum number of objects to report."""
 
 
 def crop(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
-    """Return the part of a uint8 [H, W, 3] picture in `[x0, y0, x1, y1]`, enlarged by a whole factor: uint8 [h, w,
-    3].
+    """Crop `[x0, y0, x1, y1]` from a uint8 [H, W, 3] picture, enlarged by a whole factor: uint8 [h, w, 3].
 
-    Raises ValueError for a box without a pixel of the picture.
+    Raises ValueError for a box outside the picture.
     """
     x0, y0, x1, y1 = box
     part = image[max(0, y0) : y1, max(0, x0) : x1]
@@ -36,7 +35,7 @@ def magnification(box: tuple[int, int, int, int]) -> int:
 
 
 def objects_in(image: np.ndarray, box: tuple[int, int, int, int]) -> tuple[tuple[int, int], ...]:
-    """Return a point (x, y) in each object that is wholly in the box, the largest first, `MOST` at most.
+    """Return a point (x, y) in each object that is entirely in the box, largest first, at most `MOST`.
 
     Objects are regions of a graph-based segmentation (Felzenszwalb and Huttenlocher, 2004) that do not touch the
     edge of the box.
@@ -54,7 +53,7 @@ def objects_in(image: np.ndarray, box: tuple[int, int, int, int]) -> tuple[tuple
         if areas[label] < MIN_AREA:
             break
         ys, xs = np.nonzero(labels == label)
-        # The centre of a bent region may lie outside it: take its pixel nearest to the centre.
+        # The centre of a concave region may be outside it, so take the region's pixel nearest to the centre.
         nearest = int(np.argmin((ys - ys.mean()) ** 2 + (xs - xs.mean()) ** 2))
         found.append((int(xs[nearest]) + x0, int(ys[nearest]) + y0))
     return tuple(found)
