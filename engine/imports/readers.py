@@ -76,7 +76,7 @@ class DumpRollouts(Rollouts):
         return self._selection(query).reads_text
 
     def covered(self, selection: Selection) -> int:
-        """Return the number of rollouts whose texts are searchable."""
+        """Return the number of rollouts whose texts are searchable; 0 for a selection that reads no text."""
         if not selection.reads_text:
             return 0
         reached = self.searchable()

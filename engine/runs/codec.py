@@ -1,7 +1,7 @@
-"""Trajectories and token arrays as compressed bytes, and back. No pickle: JSON, and arrays of named plain types.
+"""Encode and decode trajectories and token arrays as compressed bytes: JSON and arrays of plain types, never pickle.
 
-Sixteen neighbours share a blob: rollouts of one prompt repeat most of each other's text, so together they are
-smaller and cheaper to compress than apart, and one read of a page costs a fraction of a millisecond.
+Sixteen neighbours share a blob. Rollouts of one prompt repeat most of each other's text, so a shared blob is smaller
+and cheaper to compress, and reading a page takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .zstd import ZstdDecompressor, ZstdError, get_frame_info, zstd_compress
 CHUNK = 16
 CHUNK_BYTES = 1 << 20
 SEARCH_LIMIT = 100_000
-"""Characters of one column of one trajectory that are searchable. The text itself is kept whole."""
+"""The number of searchable characters per column of a trajectory. The text itself is stored whole."""
 MAX_BLOB = 1 << 30
 
 _TRAJECTORY_FIELDS = tuple(f for f in Trajectory.__dataclass_fields__ if f != "tools")
 _RECORD_FIELDS = tuple(f for f in TrajectoryRecord.__dataclass_fields__ if f != "tokens")
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _ARRAYS = (("token_ids", "i"), ("agent_mask", "?"), ("logprobs", "f"), ("turn", "h"), ("advantages", "f"))
-"""Names and element types (of `struct`, little-endian: int32, bool, float32, int16, float32), in the order stored."""
+"""Names and `struct` element types (little-endian: int32, bool, float32, int16, float32), in storage order."""
 
 
 def encode_body(record: TrajectoryRecord) -> bytes:
-    """Encode one trajectory with its results as one line of JSON, without its tools and tokens."""
+    """Encode a trajectory with its results as one line of JSON, without tools and tokens."""
     document = {name: getattr(record, name) for name in _RECORD_FIELDS}
     document["trajectory"] = {name: getattr(record.trajectory, name) for name in _TRAJECTORY_FIELDS}
     return encode_json(document, finite=all(n is None or math.isfinite(n) for n in _numbers(record)))
@@ -70,7 +70,7 @@ def _numbers(record: TrajectoryRecord) -> Iterator[float | None]:
 
 
 def decode_body(line: bytes, tools: tuple[ToolSpec, ...] = ()) -> TrajectoryRecord:
-    """The inverse of `encode_body`. Raises ValueError or TypeError when the bytes are not such a document."""
+    """Invert `encode_body`. Raises ValueError or TypeError if the bytes are not such a document."""
     try:
         data = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -80,8 +80,8 @@ def decode_body(line: bytes, tools: tuple[ToolSpec, ...] = ()) -> TrajectoryReco
 
 
 def encode_tokens(tokens: Sequence[TokenArrays[Any] | None]) -> bytes | None:
-    """Encode the arrays of consecutive trajectories: a line of JSON (lengths, presence), then each array of all of
-    them."""
+    """Encode the arrays of consecutive trajectories: a line of JSON (lengths, presence), then the arrays by name, each
+    for all trajectories."""
     present = [t for t in tokens if t is not None]
     if not present:
         return None
@@ -95,16 +95,16 @@ def encode_tokens(tokens: Sequence[TokenArrays[Any] | None]) -> bytes | None:
         for one in present:
             values = getattr(one, name)
             if values is not None:
-                # only the agent's tokens have a log-prob
+                # only agent tokens have a log-prob
                 parts.append(_packed(values, kind, one.agent_mask if name == "logprobs" else None))
-    for one in present:  # last, so that what was written before there were any reads the same
+    for one in present:  # last, so that blobs written before overlays existed still decode
         parts += [_packed(one.overlays[name], "f") for name in sorted(one.overlays)]
     return b"".join(parts)
 
 
 def _packed(values: Any, kind: str, mask: Any = None) -> bytes:
-    """Return the bytes of a one-dimensional array, or of those of its elements that `mask` names."""
-    # NumPy's arrays do it themselves: what needs only the standard library runs without NumPy.
+    """Return the bytes of a one-dimensional array, or only of the elements that `mask` selects."""
+    # NumPy arrays convert themselves, so that this module works without NumPy.
     if hasattr(values, "astype") and (mask is None or hasattr(mask, "astype")):
         values = values.astype({"i": "<i4", "?": "|b1", "f": "<f4", "h": "<i2"}[kind], copy=False)
         return (values if mask is None else values[mask.astype(bool)]).tobytes()
@@ -113,7 +113,7 @@ def _packed(values: Any, kind: str, mask: Any = None) -> bytes:
 
 
 def decode_tokens(data: bytes, index: int) -> TokenArrays[memoryview] | None:
-    """Return the arrays of trajectory `index` of a chunk, or None when none were recorded."""
+    """Return the arrays of trajectory `index` of a chunk, or None if none were recorded."""
     line, payload = data.split(b"\n", 1)
     header = orjson.loads(line)
     lengths = [length or 0 for length in header["lengths"]]
@@ -153,7 +153,7 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(blob: bytes) -> bytes:
-    """The inverse of `compress`. Raises ValueError for damage, and for a frame that claims more than a gibibyte."""
+    """Invert `compress`. Raises ValueError for a damaged frame, or one that claims more than a gibibyte."""
     try:
         size = get_frame_info(blob).decompressed_size
         if size is not None and size > MAX_BLOB:
@@ -170,8 +170,8 @@ def decompress(blob: bytes) -> bytes:
 def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
     """Return the texts of a trajectory for the full-text index, in the order of `SEARCH_COLUMNS`.
 
-    The result depends only on the fields that `decode_body` returns: to remove a row from an index without content, the
-    very same text is needed again.
+    The result depends only on the fields that `decode_body` returns, because removing a row from a contentless index
+    needs exactly the same text.
     """
     trajectory = record.trajectory
     steps = trajectory.steps
@@ -187,12 +187,12 @@ def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
 
 
 def encode_json(value: object, *, finite: bool = True) -> bytes:
-    """Encode any data as JSON: values that JSON lacks as text, and halves of surrogate pairs escaped.
+    """Encode any data as JSON. Values that JSON lacks become text, and lone surrogates are escaped.
 
-    finite: whether it holds neither NaN nor infinity, which orjson writes as null.
+    finite: whether the data has no NaN and no infinity, which orjson would write as null.
     """
     if finite:
-        with suppress(TypeError):  # lone surrogates, integers beyond 64 bits: the standard library writes those too
+        with suppress(TypeError):  # the standard library also writes lone surrogates and integers beyond 64 bits
             return orjson.dumps(value, default=_default, option=_OPTIONS)
     return json.dumps(_plain(value), default=_default).encode("ascii")
 

@@ -1,10 +1,10 @@
 """The columns of the list of rollouts, in one table.
 
-From `COLUMNS` follow the SQL tables (`schema.py`), the rows that are written (`write/store.py`) and read
+`COLUMNS` determines the SQL tables (`schema.py`), the rows that are written (`write/store.py`) and read
 (`read/rollouts.py`), filters (`conditions.py`), orders (`views.py`), the index of a dump, and the table on screen.
 
-To add a column, append it here and raise `SCHEMA_VERSION`. If dumps of other frameworks hold the value, set it in
-`engine/imports/convert.py`, too. Only records of the present version are read; an index of another version is rebuilt.
+To add a column, append it here and increment `SCHEMA_VERSION`. If dumps of other frameworks hold the value, also set it
+in `engine/imports/convert.py`. Only records of the current version are readable. An outdated index is rebuilt.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Kind(Enum):
     NUMBER = auto()
     BOOLEAN = auto()
     NAME = auto()
-    """A name that repeats, stored as its id in the table `labels`."""
+    """A repeated name, stored as its id in the table `labels`."""
     LINK = auto()
-    """An id in another table, or bits: computed while the row is written."""
+    """An id in another table, or bits, computed when the row is written."""
 
 
 class Flag(IntFlag):
@@ -43,21 +43,21 @@ class Flag(IntFlag):
     NAN = 4
     """The reward or an advantage is not a finite number."""
     SENT = 8
-    """Its answer was sent to the client."""
+    """The rollout's answer was sent to the client."""
     AGREES = 16
-    """Its answer equals its pseudo-label."""
+    """The rollout's answer equals its pseudo-label."""
     DISAGREES = 32
-    """Its answer differs from its pseudo-label."""
+    """The rollout's answer differs from its pseudo-label."""
 
 
 @dataclass(frozen=True)
 class Column:
     """One column of the table `rows`.
 
-    value: reads it from a record (None: the writer of rows computes it). numeric: whether filters compare it with
-    numbers. sortable: whether it has an index, so that lists sort by it. field: its attribute of `TrajectoryRow`, if
-    that has another name. A column without an attribute is found in `TrajectoryRow.extra`. title, cells, drop: its head
-    and width on screen, and which columns disappear first in a narrow terminal. An empty title keeps it off the screen.
+    value: reads the value from a record (None: the writer of rows computes it). numeric: whether filters compare it
+    with numbers. sortable: whether it has an index, so that lists can sort by it. field: the attribute of
+    `TrajectoryRow` if its name differs. A column without an attribute is in `TrajectoryRow.extra`. title, cells, drop:
+    heading and width on screen, and the order in which a narrow terminal drops columns. An empty title hides it.
     """
 
     name: str
@@ -85,11 +85,11 @@ def _correct(record: TrajectoryRecord) -> bool | None:
 
 
 def _real(value: float | None) -> float | None:
-    return None if value is None else float(value)  # NumPy's numbers, too
+    return None if value is None else float(value)  # also converts NumPy numbers
 
 
 def is_finite(record: TrajectoryRecord) -> bool:
-    """Return whether the reward and the advantages are numbers."""
+    """Return whether the reward and the advantages are finite."""
     numbers = [record.trajectory.env_reward, record.advantage, *record.step_advantages]
     if record.breakdown is not None:
         numbers.append(record.breakdown.total)
@@ -141,19 +141,18 @@ COLUMNS = (
     Column("confidence", "REAL", lambda r: None if r.served is None else r.served.confidence, numeric=True),
 )
 SCHEMA_VERSION = 3
-"""The version of a record: of its columns, and of the format of `schema.py` and `codec.py`."""
+"""The version of a record: its columns, and the formats of `schema.py` and `codec.py`."""
 SORTS = ("n", *(column.name for column in COLUMNS if column.sortable))
 WHOLE = ("n", *(column.name for column in COLUMNS if column.sql == "INTEGER"))
 INDEXED_LINKS = ("grp", "prompt")
-"""Links that lists look rows up by."""
+"""Links by which lists look up rows."""
 
 
 class Listed(NamedTuple):
-    """The row of one trajectory before it is written. A named tuple, because a dump may hold millions of them.
+    """The row of one trajectory before it is written. It is a named tuple because a dump may hold millions.
 
-    values: by the name of the column; a missing one is unknown. labels: of each call, or of the text of a turn without
-    a call (None: its turns are not known yet). rules: of its penalties. head: the beginning of its prompt, or more of
-    it.
+    values: by column name (missing: unknown). labels: one per call, or one for the text of a turn without a call (None:
+    the turns are not known yet). rules: the penalty rules. head: at least the beginning of the prompt.
     """
 
     id: str
@@ -187,7 +186,7 @@ def listed(step: int | None, record: TrajectoryRecord) -> Listed:
 
 
 def _answer(trajectory: Trajectory) -> str | None:
-    """Return the answer. Without one, return the last text of a rollout that wrote only text, such as a cut one."""
+    """Return the answer. Without an answer, return the last text of a rollout that wrote only text (truncated, say)."""
     if trajectory.answer is None and trajectory.steps and all(s.label == TEXT for s in trajectory.steps):
         return trajectory.steps[-1].text
     return trajectory.answer

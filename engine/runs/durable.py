@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic writes, checksums that show damage, and locks between processes."""
+"""Files that survive a crash: atomic writes, checksums that reveal damage, and locks between processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
-    """Write `data` to `path` and wait until it is on the disk. After an OSError, `path` may hold anything."""
+    """Write `data` to `path` and wait until it is on disk. After an OSError, `path` may hold anything."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -29,9 +29,9 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
 
 
 def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> None:
-    """Put `data` in the place of a file in one instant: a reader sees the old or the new, never a half.
+    """Replace a file atomically: a reader sees the old or the new content, never a mix.
 
-    wait: until it would outlast a power cut. Raises OSError, and leaves the old one.
+    wait: whether to wait until the data would survive a power cut. Raises OSError and keeps the old file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
     try:
@@ -49,7 +49,7 @@ def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> 
 
 
 def write_json(path: Path, data: Mapping[str, object]) -> None:
-    """Replace a small JSON file in one instant, without waiting for the disk. Raises OSError."""
+    """Replace a small JSON file atomically, without waiting for the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(data, default=str, indent=1).encode(), wait=False)
 
@@ -64,7 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_as(kind: type[_T], said: object) -> _T | None:
-    """Return plain data from a file, which may hold anything, as a dataclass; None if it is something else."""
+    """Convert plain data from an untrusted file into a dataclass; None if it does not fit."""
     try:
         return from_plain(kind, said, strict=True) if isinstance(said, dict) else None
     except (TypeError, ValueError):
@@ -72,9 +72,9 @@ def read_as(kind: type[_T], said: object) -> _T | None:
 
 
 def overwrite(path: Path, data: bytes) -> bool:
-    """Write `data` over a file in the space that it has, because a full disk has none for a new file.
+    """Overwrite a file within its allocated space, because a full disk has no space for a new file.
 
-    False when it has less space. A reader may see a half. Raises OSError.
+    Return False if the space is too small. A reader may see a partial write. Raises OSError.
     """
     with open(path, "r+b", buffering=0) as file:
         facts = os.fstat(file.fileno())
@@ -85,7 +85,7 @@ def overwrite(path: Path, data: bytes) -> bool:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Rename a file. Windows refuses that while another process reads the target, so retry there for up to a second."""
+    """Rename a file. Windows refuses while another process reads the target, so retry there for up to a second."""
     for _ in range(100):
         try:
             return os.replace(source, target)
@@ -97,9 +97,9 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, durably. Raises OSError.
+    """Create a folder and its missing parents durably. Raises OSError.
 
-    Several processes may make the same folder at once.
+    Several processes may create the same folder at once.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
@@ -111,9 +111,9 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Wait until everything in `folder` is on the disk, all but its own name. Raises OSError.
+    """Wait until everything in `folder` is on disk, except the folder's own name. Raises OSError.
 
-    The files get the mode that the umask asks for, so that a server under another user can load saved weights.
+    The files get the mode of the umask, so that a server under another user can load saved weights.
     """
     for path in folder.rglob("*"):
         if path.is_file():
@@ -123,12 +123,12 @@ def sync_tree(folder: Path) -> None:
 
 
 def follow_umask(path: Path) -> None:
-    """Give a file the mode of its new folder: safetensors writes with 0600 whatever the umask is. Raises OSError."""
+    """Give a file the mode of its new folder, because safetensors always writes with mode 0600. Raises OSError."""
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable: syncing a file does not sync its name. Windows cannot open folders."""
+    """Make renames in `folder` durable, because syncing a file does not sync its name. Windows cannot open folders."""
     if os.name != "posix" and folder.is_dir():
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -139,7 +139,7 @@ def sync_folder(folder: Path) -> None:
 
 
 WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-"""How a file system that has no locks refuses one."""
+"""Error codes of file systems without locks."""
 
 
 class Locked(GrpoTuiError, RuntimeError):
@@ -150,9 +150,9 @@ class Locked(GrpoTuiError, RuntimeError):
 def try_lock(path: Path) -> Iterator[bool]:
     """Hold the lock file `path`; yield False if another process holds it.
 
-    A file system without locks grants every lock. Raises OSError if the file cannot be made.
+    A file system without locks grants every lock. Raises OSError if the file cannot be created.
     """
-    from filelock import FileLock, Timeout  # here: looking at a run takes no lock
+    from filelock import FileLock, Timeout  # local import: viewing a run takes no lock
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -172,7 +172,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def hold(run_dir: Path, name: str) -> Iterator[None]:
-    """Hold the lock `name` of a run. Raises Locked at once when another process has it."""
+    """Hold the lock `name` of a run. Raises Locked at once if another process holds it."""
     with try_lock(run_dir / PROCESSES / f".{name}.lock") as free:
         if not free:
             raise Locked(f"another process runs the {name} of run {run_dir.name}: stop it first")
@@ -183,14 +183,14 @@ CHECKSUMS = "checksums.json"
 
 
 def write_checksums(folder: Path) -> None:
-    """Note length and checksum of every file in `folder` (and in folders below it). Raises OSError."""
+    """Store length and checksum of every file in `folder` and its subfolders. Raises OSError."""
     files = {str(p.relative_to(folder)): _facts(p) for p in sorted(folder.rglob("*")) if p.is_file()}
     files.pop(CHECKSUMS, None)
     (folder / CHECKSUMS).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return the first difference from the checksums of a folder, in a few words; None if it is whole."""
+    """Describe the first difference from a folder's checksums in a few words; None if it is intact."""
     try:
         files = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in files.items()}

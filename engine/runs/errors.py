@@ -1,4 +1,4 @@
-"""The errors of records. Each message is one sentence for the person who asked."""
+"""The errors of records. Each message is one sentence for the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...configs.errors import GrpoTuiError
 
 
 class RecordError(GrpoTuiError):
-    """Root of the errors of this room. The message is one sentence: the problem, its place, and the right form."""
+    """The base of this room's errors. The message is one sentence: the problem, its place, and the right form."""
 
 
 class RunNotFound(RecordError, LookupError):
@@ -16,15 +16,15 @@ class RunNotFound(RecordError, LookupError):
 
 
 class RecordDamaged(RecordError, OSError):
-    """A part of a record cannot be read: damaged, cut off, or of a version that is not understood."""
+    """A part of a record cannot be read: it is damaged, truncated, or has an unsupported version."""
 
 
 class RecordVersion(RecordDamaged):
-    """A record was written by another version of this program."""
+    """Another version of this program wrote the record."""
 
 
 class FilterError(RecordError, ValueError):
-    """A filter or search expression cannot be understood. `position` is the offset of the first wrong character."""
+    """A filter or search expression is invalid. `position` is the offset of the first wrong character."""
 
     exit_code = 2
 
@@ -34,4 +34,4 @@ class FilterError(RecordError, ValueError):
 
 
 class QueryInterrupted(RecordError, TimeoutError):
-    """A query was stopped because its reader was closed meanwhile."""
+    """A query was interrupted because its reader was closed."""

@@ -1,8 +1,8 @@
-"""Names that repeat in a record, as small integers, and sets of actions and penalty rules as bits of a mask.
+"""Store repeated names of a record as small integers, and sets of actions and penalty rules as bit masks.
 
-The actions of a trajectory are one 63-bit integer, so `action:X` costs a scan one AND a row. The first 62 names of a
-kind have a bit. Later ones share bit 62 and are listed in the table `overflow`: a model may write anything as the name
-of a tool, and that must not break the record.
+The actions of a trajectory are one 63-bit integer, so a scan for `action:X` costs one AND per row. The first 62 names
+of a kind have their own bit. Later names share bit 62 and are listed in the table `overflow`, because a model may write
+anything as a tool name, and that must not break the record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
-    """Return text that SQLite can hold: halves of surrogate pairs become U+FFFD."""
+    """Return text that SQLite can hold: lone surrogates become U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -26,13 +26,13 @@ def clean(text: str) -> str:
 BITS = 62
 OVERFLOW = 1 << BITS
 MAX_NAMES = 4096
-"""The most distinct names of one kind. Later ones are recorded under OTHER."""
+"""The maximum number of distinct names per kind. Later names are recorded as OTHER."""
 MAX_LENGTH = 200
 OTHER = "(other)"
 
 
 class Labels:
-    """The names of one database by kind, as known to one connection."""
+    """The names of one database by kind, as one connection knows them."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
@@ -55,7 +55,7 @@ class Labels:
         return {name: id_ for (k, name), id_ in self.ids.items() if k == kind}
 
     def intern(self, kind: str, name: str) -> int:
-        """Return the id of a name, adding it inside the caller's transaction when it is new."""
+        """Return the id of a name. Add a new name inside the caller's transaction."""
         known = self.ids.get((kind, name))
         if known is not None:
             return known
@@ -70,7 +70,7 @@ class Labels:
         return id_
 
     def mask(self, ids: Iterable[int]) -> tuple[int, list[int]]:
-        """Return the mask of a set of label ids, and the ids that have no bit of their own."""
+        """Return the mask of a set of label ids, and the ids without their own bit."""
         mask, rest = 0, []
         for id_ in ids:
             bit = self.bits[id_]
@@ -82,7 +82,7 @@ class Labels:
         return mask, rest
 
     def of_mask(self, kind: str, mask: int) -> tuple[str, ...]:
-        """Return the names whose bits are set. `…` stands for names without a bit of their own."""
+        """Return the names whose bits are set. `…` represents names without their own bit."""
         named = [n for n, id_ in self.of_kind(kind).items() if self.bits[id_] < BITS and mask >> self.bits[id_] & 1]
         return (*named, "…") if mask & OVERFLOW else tuple(named)
 

@@ -1,8 +1,8 @@
 """The influence of one rollout on learning: the vote that it took part in, and the updates that used it.
 
-The two become known at different times. `Served` is known when the rollout is recorded. A `Use` describes one update.
-That of the rollout's own step is recorded with it. Later ones (a replay many steps later, an update of the online
-worker) are added by the rollout's id.
+`Served` is known when the rollout is recorded. A `Use` describes one update. The use by the rollout's own step is
+recorded together with the rollout. Later uses (a replay many steps later, an update of the online worker) are added by
+the rollout's id.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ class UseKind(StrEnum):
     """How an update used a rollout."""
 
     TRAINED = "trained"
-    """Its own step: it is in the batch."""
+    """Own step: it is in the batch."""
     FILTERED = "filtered"
-    """Its own step: its group has no signal, so its advantage is 0 and it has no gradient."""
+    """Own step: its group has no signal, so its advantage is 0 and it has no gradient."""
     REPLACED = "replaced"
-    """Its own step: filtered, and a replayed rollout took its place in the batch."""
+    """Own step: filtered, and a replayed rollout took its slot in the batch."""
     UNSCORED = "unscored"
-    """Its own step: its environment failed."""
+    """Own step: its environment failed."""
     REPLAYED = "replayed"
-    """A later step: drawn from the replay buffer into its batch."""
+    """Later step: drawn from the replay buffer into the batch."""
     APPLIED = "applied"
-    """The online worker: an update used it."""
+    """Online worker: an update used it."""
     TAKEN_BACK = "taken_back"
-    """The online worker: an update used it and was undone, because the policy moved too far."""
+    """Online worker: an update used it but was undone because the policy moved too far."""
     REFUSED = "refused"
-    """The online worker: the update would have done harm."""
+    """Online worker: the update would have been harmful."""
     STALE = "stale"
-    """The online worker: a policy too many versions ago answered."""
+    """Online worker: the policy that answered was too many versions old."""
 
 
 OWN_KINDS = (UseKind.TRAINED, UseKind.FILTERED, UseKind.REPLACED, UseKind.UNSCORED)
@@ -52,30 +52,30 @@ LEARNED_FROM = (UseKind.TRAINED, UseKind.REPLAYED, UseKind.APPLIED)
 
 
 class GateCode(StrEnum):
-    """Whether a request can be learned from, and why not."""
+    """Whether learning can use a request, and why not."""
 
     OPEN = "open"
     LOW_CONFIDENCE = "low_confidence"
-    """The vote is not sure enough."""
+    """The vote is not confident enough."""
     NO_LABEL = "no_label"
-    """The other candidates tie for every candidate."""
+    """For every candidate, the other candidates tie."""
     NO_ANSWER = "no_answer"
     """No candidate answered."""
     OWN_SAMPLING = "own_sampling"
-    """The client asked for its own sampling."""
+    """The client requested its own sampling settings."""
 
 
 SAME_POLICY = 1e-3
-"""Distance of the mean ratio π/π_old from 1 up to which the two are one policy."""
+"""The distance of the mean ratio π/π_old from 1 within which π and π_old count as the same policy."""
 
 
 @dataclass(frozen=True)
 class LossTerms:
     """The terms of one rollout in the loss of an update: sums over its agent tokens, log-probs in nats.
 
-    tokens: their number. ratio: for each turn, the sum of π/π_old over the tokens that were not clipped. low, high: for
-    each turn, how many were clipped at the lower and the upper bound. policy: the sum of the policy-gradient term
-    (None: not of the clipped kind). kl: the sum of the KL penalty before beta. entropy: of the policy's distributions.
+    tokens: their number. ratio: the sum of π/π_old over unclipped tokens, per turn. low, high: the number of tokens
+    clipped at the lower and the upper bound, per turn. policy: the sum of the policy-gradient term (None: not of the
+    clipped kind). kl: the sum of the KL penalty before beta. entropy: of the policy's distributions.
     """
 
     tokens: int
@@ -88,7 +88,7 @@ class LossTerms:
 
     @property
     def advantage(self) -> float | None:
-        """The mean advantage of the tokens; None unless π was π_old, where it follows from the policy term."""
+        """The mean advantage of the tokens; None unless π equals π_old, because only then the policy term gives it."""
         if self.policy is None or not self.tokens or any(self.low) or any(self.high):
             return None
         return -self.policy / self.tokens if abs(sum(self.ratio) - self.tokens) < SAME_POLICY * self.tokens else None
@@ -98,11 +98,11 @@ class LossTerms:
 class Use:
     """How one update of the policy used one rollout.
 
-    step: on the axis of the record's steps (training: the optimiser step; online: the request's number). weight: the
-    factor on its term of the loss; for a replayed rollout, the probability with which it was drawn. advantage: the mean
-    over its agent tokens in that update; None if it did not enter the loss. clipped: whether the update's gradient or
-    step was clipped. facts: more numbers of the update (`update`, `kl`, `grad_norm`, `learning_rate`, …) and, as
-    `message`, why it was not applied. loss: its terms in the loss (None: not recorded, or none).
+    step: the record's step (training: the optimiser step; online: the request's number). weight: the factor on the
+    rollout's loss term, or the draw probability of a replayed rollout. advantage: the mean over its agent tokens in
+    that update; None if it did not enter the loss. clipped: whether the update's gradient or step was clipped. facts:
+    more numbers of the update (`update`, `kl`, `grad_norm`, `learning_rate`, …) and, as `message`, why it was not
+    applied. loss: its terms in the loss (None: not recorded, or none).
     """
 
     kind: UseKind
@@ -120,7 +120,7 @@ class Use:
 
 @dataclass(frozen=True)
 class NeighbourVote:
-    """An earlier request that voted as well: its answer and the weight of its vote (1 for a candidate's vote)."""
+    """An earlier request that also voted: its answer and the weight of its vote (a candidate's vote weighs 1)."""
 
     id: str
     answer: str = ""
@@ -129,12 +129,12 @@ class NeighbourVote:
 
 @dataclass(frozen=True)
 class Served:
-    """The place of one candidate in the vote over a request, and the result of the vote.
+    """One candidate's part in the vote over a request, and the result of the vote.
 
-    answer: the one that was sent to the client. sent: whether this candidate gave it. pseudo_label: the vote of the
-    other candidates and the neighbours (None: a tie, or no other answered). agrees: whether this candidate's answer
-    equals its label. confidence: the winner's share of all votes in [0, 1], which the gate compares. votes: the share
-    of each answer, most first. gate: see `GateCode`; reason: in words. seconds: from the request to the answer.
+    answer: the answer sent to the client. sent: whether this candidate gave it. pseudo_label: the vote of the other
+    candidates and the neighbours (None: a tie, or no other answered). agrees: whether this candidate's answer equals
+    its label. confidence: the winner's share of all votes in [0, 1], which the gate compares. votes: the share of each
+    answer, largest first. gate: see `GateCode`. reason: in words. seconds: from the request to the answer.
     """
 
     request: int
@@ -155,12 +155,12 @@ USE_COLUMNS = "step, mask, weight, advantage, data"
 
 
 def data_of(use: Use) -> dict[str, object]:
-    """Return the column `data` of a use: its facts and its terms of the loss."""
+    """Return the column `data` of a use: its facts and its loss terms."""
     return dict(use.facts) if use.loss is None else {**use.facts, "loss": asdict(use.loss)}
 
 
 def use_of(step: int, mask: int, weight: float | None, advantage: float | None, data: str) -> Use | None:
-    """Return a use from its columns in the table `uses`; None for an unknown kind."""
+    """Build a use from its columns in the table `uses`; None for an unknown kind."""
     kind = next((kind for kind in LATER_KINDS if mask & BIT[kind]), None)
     if kind is None:
         return None

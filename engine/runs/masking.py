@@ -1,4 +1,4 @@
-"""Keep secrets out of files: by the name of a key, and by the form of a value."""
+"""Keep secrets out of files by key name and by value pattern."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USERINFO = re.compile(r"(?<=://)[^/\s:@]*:[^/\s]+(?=@)")
 def is_secret_key(key: str) -> bool:
     """Return whether a key names a secret, such as `WANDB_API_KEY`, `hf_token` or `dbPassword`.
 
-    `max_tokens`, `tokenizer` and `api_key_env` (the name of a variable) are none.
+    `max_tokens`, `tokenizer` and `api_key_env` (a variable's name) are not secrets.
     """
     words = [w for w in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()) if w]
     if words and words[-1] == "env":
@@ -34,12 +34,12 @@ def is_secret_key(key: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """Return the text with everything that looks like a well-known kind of secret replaced."""
+    """Replace everything in a text that looks like a well-known kind of secret."""
     return _USERINFO.sub(MASKED, _VALUES.sub(MASKED, text))
 
 
 def mask(value: object, key: str = "") -> Any:
-    """Return a copy of plain data in which secrets are replaced. Numbers and booleans under any key stay: they are
+    """Return a copy of plain data with secrets replaced. Numbers and booleans stay under any key, because they are
     limits."""
     if isinstance(value, Mapping):
         return {k: mask(v, str(k)) for k, v in value.items()}
@@ -53,7 +53,7 @@ def mask(value: object, key: str = "") -> Any:
 
 
 def mask_command(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without its secrets: `--set a.api_key=…`, `--hf-token …`, and values with such a key."""
+    """Mask the secrets in a command line: `--set a.api_key=…`, `--hf-token …`, and values with such keys."""
     masked: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")

@@ -1,8 +1,8 @@
-"""Notes and labels of people on rollouts: one line each, in a file of the run.
+"""People's notes and labels on rollouts, one line each, in a file of the run.
 
-Notes of a dump of another framework, or of a run on another machine, are in the user's data folder, because the cache
-may be deleted and we write nothing into the user's folders. A note belongs to a rollout's id. The file only grows: the
-last line of an id counts, an empty text removes the note, and a torn line costs only itself.
+Notes on a dump, or on a run on another machine, are in the user's data folder, because the cache may be deleted and we
+never write into the dump's folder. A note belongs to a rollout id. The file is append-only: the last line of an id
+wins, an empty text removes the note, and a torn line loses only itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .remote.address import address_of
 
 NOTES_FILE = "notes.jsonl"
 MAX_TEXT = 4000
-"""Characters of one note."""
+"""Maximum characters of one note."""
 _LABEL = re.compile(r"(?:\A|(?<=\s))#([\w.:/-]+)")
 
 
@@ -44,7 +44,7 @@ class Note:
 
 
 class Notes:
-    """The notes of one run. `read` reads the file again if it has changed."""
+    """The notes of one run. `read` reloads the file if it has changed."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = place_of(run_dir)
@@ -52,7 +52,7 @@ class Notes:
         self._notes: dict[str, Note] = {}
 
     def read(self) -> Mapping[str, Note]:
-        """Return the notes by the rollout's id, without damaged lines."""
+        """Return the notes by rollout id, skipping damaged lines."""
         try:
             stat = self.path.stat()
             seen = (stat.st_size, stat.st_mtime_ns)
@@ -67,14 +67,14 @@ class Notes:
         said = " ".join(text.split())[:MAX_TEXT]
         line = {"id": id_, "text": said, "by": _user(), "time": time.time()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:  # one write: two people do not tear each other's lines
+        with self.path.open("a+b") as file:  # a single write, so that two people do not tear each other's lines
             file.seek(max(0, file.tell() - 1))
             torn = file.read() not in (b"", b"\n")
             file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
 
 
 def place_of(run_dir: Path) -> Path:
-    """Return the file of a run's notes. Of a dump or a remote run: `$XDG_DATA_HOME/grpo-tui/notes/<name>-….jsonl`."""
+    """Return the file of a run's notes. For a dump or remote run: `$XDG_DATA_HOME/grpo-tui/notes/<name>-….jsonl`."""
     run = read_json(run_dir / RUN_FILE)
     facts = run.get("facts")
     dump = facts.get("dump") if run.get("mode") == "dump" and isinstance(facts, dict) else None
@@ -102,7 +102,7 @@ def _parsed(data: bytes) -> dict[str, Note]:
 
 
 def _user() -> str:
-    import getpass  # here: reading notes needs none of it
+    import getpass  # local import: reading notes does not need it
 
     try:
         return getpass.getuser()

@@ -1,4 +1,4 @@
-"""The folder of runs and the names of the files of a run."""
+"""The folder of runs and the file names of a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ IMAGES = "images"
 CHECKPOINTS = "checkpoints"
 SNAPSHOTS = "snapshots"
 _NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|sshfs|9p|ceph|lustre|gpfs|beegfs|afs|glusterfs|webdav")
-"""File systems of networks, by the type that the system gives them."""
+"""Types of network file systems, as the system names them."""
 
 
 def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of the runs: `--runs-dir`, else `$GRPO_TUI_HOME/runs`, else `./runs`. It need not exist."""
+    """Return the folder of runs: `--runs-dir`, else `$GRPO_TUI_HOME/runs`, else `./runs`. It need not exist."""
     if cli_value:
         return Path(cli_value).expanduser().absolute()
     home = os.environ.get("GRPO_TUI_HOME")
@@ -31,14 +31,14 @@ def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
 
 
 def user_folder(variable: str, default: str) -> Path:
-    """Return our folder in `$variable` (such as `XDG_CACHE_HOME`), else in `default` of the home. It need not exist."""
+    """Return our folder in `$variable` (such as `XDG_CACHE_HOME`), else in `~/<default>`. It need not exist."""
     return Path(os.environ.get(variable) or Path.home() / default) / "grpo-tui"
 
 
 def network_file_system(path: Path) -> str:
     """Return the type of the network file system that holds `path`, such as `nfs4`; empty for a local disk.
 
-    SQLite's write-ahead log needs shared memory, which processes of different machines do not have.
+    SQLite's write-ahead log needs shared memory, which processes on different machines do not have.
     """
     import psutil
 
@@ -55,9 +55,9 @@ def new_run_id(folder: Path | None = None) -> str:
     """Return a short id that sorts by time and is not taken in `folder`: `1120-0949-k3f9` (month day, hour minute,
     random).
 
-    The random part comes first to the hand: a unique end such as `k3f9` finds the run too.
+    A unique ending such as `k3f9` is enough to refer to the run.
     """
-    alphabet = "abcdefghijkmnpqrstuvwxyz23456789"  # without look-alikes: these ids are typed by people
+    alphabet = "abcdefghijkmnpqrstuvwxyz23456789"  # no look-alikes, because people type these ids
     while True:
         tail = "".join(alphabet[byte % len(alphabet)] for byte in os.urandom(4))
         run_id = f"{time.strftime('%m%d-%H%M')}-{tail}"
@@ -66,17 +66,17 @@ def new_run_id(folder: Path | None = None) -> str:
 
 
 def adapters_dir(output_dir: str, run_id: str) -> Path:
-    """Return the folder for a run's own adapters. `output_dir` itself is a link to those of the latest finished run."""
+    """Return the folder of a run's own adapters. `output_dir` itself links to those of the latest finished run."""
     link = Path(output_dir).expanduser()
     return link.with_name(f"{link.name}-{run_id}")
 
 
 def pinned(path: str) -> str:
-    """Return the run's own folder behind a link to the latest adapters; any other path unchanged."""
+    """Resolve a link to the latest adapters into the run's own folder. Return any other path unchanged."""
     link = Path(path).expanduser()
     return str(link.with_name(os.readlink(link))) if links_to_latest(link) else path
 
 
 def links_to_latest(path: Path) -> bool:
-    """Return whether `path` is a link that a finished run made, and no folder or link of the user's."""
+    """Return whether `path` is a link made by a finished run, not a folder or link of the user."""
     return path.is_symlink() and re.fullmatch(rf"{re.escape(path.name)}-[^/\\]+", os.readlink(path)) is not None

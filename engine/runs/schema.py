@@ -1,8 +1,8 @@
 """The database of a record: its tables, its version, and how to open it for writing and for reading.
 
-Tables are split by their readers. `rows` holds numbers only, so that a filter over a million trajectories scans some
-tens of megabytes. `cards` holds the texts of lists. `chunks` holds whole trajectories, sixteen to a compressed blob,
-because neighbours of a group share their prompt. `search` is a full-text index without a copy of the text.
+Tables are split by reader. `rows` holds only numbers, so that a filter over a million trajectories scans some tens of
+megabytes. `cards` holds the texts that lists show. `chunks` holds whole trajectories, sixteen per compressed blob,
+because neighbours in a group share their prompt. `search` is a full-text index without a copy of the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .paths import DATABASE
 from .remote.address import address_of
 
 SPANS = (16, 1024)
-"""Widths, in steps, of the spans whose means are recorded. They are powers of two."""
+"""The widths, in steps, of the spans with recorded means. They are powers of two."""
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
 
 _ROWS = "".join(f", {column.name} {column.sql}" for column in COLUMNS)
@@ -90,17 +90,17 @@ CREATE INDEX uses_step ON uses (step);
 CREATE TABLE extras (name INTEGER, n INTEGER, number REAL, text TEXT, PRIMARY KEY (name, n)) WITHOUT ROWID;
 """
 TIMELINE = "CREATE TABLE IF NOT EXISTS timeline (step INTEGER PRIMARY KEY, data TEXT NOT NULL)"
-"""When the parts of each step were: JSON, spans in seconds since the epoch by name. Older records lack this table, and
-readers of the same version do without it."""
+"""The time spans of each step's parts, as JSON by name in seconds since the epoch. Older records of the same version
+lack this table, and readers do not require it."""
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
-    """Open or create the database for writing. Raises `sqlite3.Error` when the disk does not let it."""
+    """Open or create the database for writing. Raises `sqlite3.Error` if the disk does not allow it."""
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
     try:
         db.execute("PRAGMA page_size = 8192")
         db.execute("PRAGMA journal_mode = WAL")
-        # In WAL mode NORMAL loses nothing when the process is killed; only a power cut may cost the last commits.
+        # In WAL mode, NORMAL loses nothing when the process is killed. Only a power cut may lose the last commits.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = OFF")
         db.execute("PRAGMA cache_size = -16384")
@@ -113,12 +113,12 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 
 
 def _make_current(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file. Raises RecordVersion for one of another version."""
+    """Create the tables in a new file. Raises RecordVersion for a file of another version."""
     if version(db) == 0:
-        db.execute("BEGIN IMMEDIATE")  # another process of the run may be about to do the same
+        db.execute("BEGIN IMMEDIATE")  # another process of the run may be doing the same
         try:
             if version(db) == 0:
-                # Not `executescript`, which would end the transaction.
+                # `executescript` would end the transaction.
                 for statement in (*SCHEMA.split(";\n"), TIMELINE):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -132,7 +132,7 @@ def _make_current(db: sqlite3.Connection, path: Path) -> None:
 
 
 def other_version(db: sqlite3.Connection, path: Path) -> str | None:
-    """Return one sentence if the record is of another version; None if this program reads it."""
+    """Return one sentence if the record has another version; None if this program can read it."""
     found = version(db)
     if found in (0, SCHEMA_VERSION):
         return None
@@ -144,17 +144,17 @@ def other_version(db: sqlite3.Connection, path: Path) -> str | None:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open the database for reading only, also while it is written, and from a folder that cannot be written.
+    """Open the database read-only, even while it is being written or in a read-only folder.
 
-    The record of a remote run opens through fsspec. Raises RecordDamaged when the file is no database at all.
+    The record of a remote run opens through fsspec. Raises RecordDamaged if the file is not a database at all.
     """
     if (address := address_of(path.parent)) is not None:
         from .remote.mirror import connect
 
-        return cast("sqlite3.Connection", connect(address))  # with the methods that readers use
+        return cast("sqlite3.Connection", connect(address))  # it has the methods that readers use
     location = quote(os.fsencode(path.absolute()))
     problem: Exception | None = None
-    # A record on a read-only disk has no -shm file and none can be made: then nobody writes, and it is immutable.
+    # A read-only disk allows no -shm file. Then nobody can write to the record, so open it as immutable.
     for suffix in ("mode=ro", "mode=ro&immutable=1"):
         db = sqlite3.connect(f"file:{location}?{suffix}", uri=True, isolation_level=None, check_same_thread=False)
         try:
@@ -162,7 +162,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
             db.execute("PRAGMA busy_timeout = 2000")
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return db
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: sqlite3 quotes a damaged schema
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError: sqlite3 quotes a damaged schema
             problem = error
             db.close()
     raise RecordDamaged(
@@ -179,7 +179,7 @@ JOURNAL_POSITION = "journal"
 """Rows of the update worker's journal."""
 REQUEST_POSITION = "request"
 ROW_POSITION = "row"
-"""Requests that were answered, and rows of their source that were taken."""
+"""Answered requests, and consumed rows of their source."""
 
 
 def meta_key(name: str) -> str:
@@ -188,7 +188,7 @@ def meta_key(name: str) -> str:
 
 
 def recorded_position(run_dir: Path, name: str) -> int | None:
-    """Return the last position that was stored; None if there is none, or it cannot be read."""
+    """Return the last stored position; None if there is none or it cannot be read."""
     try:
         with closing(connect_reader(run_dir / DATABASE)) as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (meta_key(name),)).fetchone()

@@ -1,6 +1,6 @@
 """The data of a record, for readers and writers.
 
-This module also exports the plain data of environments and rewards, so that a viewer imports from this room only.
+This module also exports the plain data of environments and rewards, so that a viewer imports only from this room.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .learning import UseKind as UseKind
 
 
 class Split(StrEnum):
-    """The part of a run that a rollout belongs to. Records of other programs may have other names."""
+    """The part of a run that a rollout belongs to. Records of other programs may use other names."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -48,9 +48,9 @@ class Split(StrEnum):
     ONLINE = "online"
     """Requests that were answered."""
     JUDGE = "judge"
-    """Texts of an agent that judges others: no rollouts of the policy."""
+    """Texts of an agent that judges others, which are not rollouts of the policy."""
     REPLACED = "replaced"
-    """Rollouts of a step that a resumed training wrote again."""
+    """Rollouts of a step that a resumed training repeated."""
 
 
 class Phase(StrEnum):
@@ -60,7 +60,7 @@ class Phase(StrEnum):
     SCORING = "scoring"
     """Rewards and advantages."""
     LOG_PROBS = "log-probs"
-    """Log-probs under the reference and the policy, before the update."""
+    """Log-probs under the reference and the policy before the update."""
     BACKWARD = "backward"
     EVALUATION = "evaluation"
     CHECKPOINT = "checkpoint"
@@ -74,24 +74,24 @@ EventKind = Literal[
     "beta",  # data: from, to, reason, mean_kl, target_kl, tolerance
     "snapshot",  # data: version, action (published | loaded | held | rolled_back), path
     "alert",  # a finding of a detector: data: detector, subject, severity, value, threshold, trajectories (ids)
-    "note",  # a finding that is no trouble: the same data
+    "note",  # a harmless finding: the same data
     "checkpoint",  # data: path
     "eval",  # data: split, greedy, sampled, n
-    "feedback",  # what a person said of an answer; data: request, verdict, answer, source
+    "feedback",  # a person's verdict on an answer; data: request, verdict, answer, source
     "control",  # data: command, outcome; the run acknowledges a request
-    "rewards",  # the rewards in force from here on: data: weights (before annealing) and rules (amounts), by name
+    "rewards",  # rewards that apply from here on; data: weights (before annealing) and rules (amounts), by name
     "phase",  # data: name (loading, sft, training, evaluating, saving)
-    "record",  # the record itself was in trouble (full disk, dropped rows): data: reason, dropped
+    "record",  # trouble with the record itself (full disk, dropped rows): data: reason, dropped
     "error",  # data: where, traceback
 ]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is inside its present step: `done` of `total` parts of a phase (0 of 0: the phase has no parts).
+    """The progress of a run within its current step: `done` of `total` parts of a phase (0 of 0: it has no parts).
 
-    phase: a `Phase`, or words of the process. began: when the phase began, in seconds since the epoch. took: its last
-    duration in seconds (None: not known).
+    phase: a `Phase`, or the process's own name. began: the start of the phase in seconds since the epoch. took: the
+    phase's last duration in seconds (None: unknown).
     """
 
     phase: str = ""
@@ -103,7 +103,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Facts of a run, from `run.json` and from looking at its processes. Times are seconds since the epoch."""
+    """Facts of a run, from `run.json` and its processes. Times are seconds since the epoch."""
 
     id: str
     path: str
@@ -121,7 +121,7 @@ class RunInfo:
     error: str | None = None
     progress: Progress | None = None
     heard: float | None = None
-    """When the run last reported or recorded something, in seconds since the epoch."""
+    """The time of the run's last report or record, in seconds since the epoch."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -140,9 +140,9 @@ class TrajectoryRecord:
     """A trajectory with its results, as given to the writer.
 
     `advantage` is the scalar that people compare within the group: the mean over its agent tokens if advantages are per
-    token. Per-token values are in `tokens.advantages`. `step_advantages`: one a turn. `formula`: how they were computed
+    token. Per-token values are in `tokens.advantages`. `step_advantages`: one per turn. `formula`: their computation
     (None: not recorded). `use`: how its own step's update used it (None: not recorded, or nothing learns from it).
-    `served`: the vote that it took part in, online. `token_count`: the number of tokens if only that is known.
+    `served`: the online vote that it took part in. `token_count`: the number of tokens if only that is known.
     `unknown`: the parts that were not recorded (`reward`, `weight`, `advantage`, …), each with the reason in a
     sentence. `log_ratio_sum`: log π − log π_ref in nats, summed over its agent tokens (None: there is no reference).
     The KL of a step is the mean over all tokens.
@@ -165,7 +165,7 @@ class TrajectoryRecord:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened at a step. `message` is one sentence for a person."""
+    """An event at a step. `message` is one sentence for people."""
 
     kind: EventKind
     message: str
@@ -179,11 +179,11 @@ class Event:
 class TrajectoryRow:
     """One line of a list of trajectories.
 
-    `n` is the row's number in order of recording (1-based, dense per run), by which pages are read. `rules`: the
-    penalty rules that were broken, each once. `prompt` and `answer` may be cut. `uses`: how updates used it, that of
-    its own step and later ones, as `learning.MARKS` (None: not recorded). `gate`, `confidence`, `sent`: see `Served`;
-    empty and None for a rollout that answered no request. `step` and `tokens` are None if they were not recorded.
-    `extra` holds columns of the writer's own.
+    `n`: the row's number in recording order (1-based, dense per run), by which pages are read. `rules`: the broken
+    penalty rules, each once. `prompt` and `answer` may be truncated. `uses`: how the updates of its own and later steps
+    used it, as `learning.MARKS` (None: not recorded). `gate`, `confidence`, `sent`: see `Served`; empty or None for a
+    rollout that answered no request. `step` and `tokens` are None if not recorded. `extra` holds the writer's own
+    columns.
     """
 
     n: int
@@ -214,5 +214,5 @@ class TrajectoryRow:
 
     @property
     def words(self) -> str | None:
-        """The answer of a rollout that called no tool; None for any other."""
+        """The answer of a rollout that called no tool; None for other rollouts."""
         return self.answer if self.actions and set(self.actions) <= {TEXT} else None

@@ -1,8 +1,8 @@
-"""The arithmetic of updates: the numbers that entered the loss of each micro-batch, and the loss that came out.
+"""The arithmetic of updates: the inputs of the loss of each micro-batch, and the resulting loss.
 
-A training that is recorded by a hook writes files `updates/PROCESS-1.bin`, `-2.bin`, … in the folder of the run, one
-for each time that it was started. A file is a series of blocks: the length of a zstd frame (4 bytes, little-endian) and
-the frame. It holds a line of JSON and the arrays that the line names, in their order.
+A training that is recorded by a hook writes files `updates/PROCESS-1.bin`, `-2.bin`, … in the run's folder, one per
+start. A file is a series of blocks. A block is the length of a zstd frame (4 bytes, little-endian) and the frame. The
+frame holds a line of JSON and then the arrays that the line names, in the same order.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Kind = Literal["settings", "generation", "loss", "log"]
 class Block:
     """One block of a file.
 
-    kind: `settings` (the first of a file: declared settings of the trainer), `generation` (rollouts that were sampled
-    and scored together), `loss` (a micro-batch), or `log` (the numbers that the trainer logs). step: the optimiser
-    step that it belongs to. data: plain JSON. arrays: float32, by name.
+    kind: `settings` (the trainer's declared settings, first in a file), `generation` (rollouts that were sampled and
+    scored together), `loss` (a micro-batch), or `log` (the numbers that the trainer logs). step: the optimiser step.
+    data: plain JSON. arrays: float32, by name.
     """
 
     kind: Kind
@@ -52,12 +52,12 @@ class UpdateLog:
         self._file: IO[bytes] | None = None
 
     def write(self, block: Block) -> None:
-        """Append a block, which a reader sees at once."""
+        """Append a block, visible to readers at once."""
         sizes = {name: len(values) for name, values in block.arrays.items()}
         line = {"kind": block.kind, "step": block.step, "data": block.data, "arrays": sizes}
         parts = [encode_json(line, finite=False), b"\n"]
         for values in block.arrays.values():
-            arrays = values if hasattr(values, "tobytes") else array("f", values)  # NumPy's arrays have it
+            arrays = values if hasattr(values, "tobytes") else array("f", values)  # NumPy arrays have it
             parts.append(cast(Any, arrays).tobytes())
         frame = compress(b"".join(parts))
         if self._file is None:
@@ -72,9 +72,9 @@ class UpdateLog:
 
 
 def read_updates(run_dir: Path) -> Iterator[Block]:
-    """Yield the blocks of all processes, process by process, in the order of writing.
+    """Yield the blocks of all processes, process by process, in writing order.
 
-    Blocks of steps that a later start of the training repeated are left out. A file that was cut off ends early.
+    Blocks of steps that a later start of the training repeated are left out. A truncated file ends early.
     """
     files: dict[str, list[tuple[int, Path]]] = {}
     for path in (run_dir / FOLDER).glob("*.bin"):

@@ -1,4 +1,4 @@
-"""Zstandard, from the standard library where Python has it (3.14) and from its backport elsewhere."""
+"""Zstandard from the standard library (Python 3.14) or from its backport."""
 
 import sys
 

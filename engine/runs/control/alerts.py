@@ -1,9 +1,9 @@
-"""Send alerts of a run to a command of the user's or to a webhook.
+"""Send alerts of a run to the user's command or webhook.
 
-The training only puts an alert into a queue, and a thread sends it. At most one message leaves in `every_seconds`:
-later alerts wait and are sent as one message, the most severe first, with the number of the others. The same alert is
-not repeated within an hour. A command or webhook that fails or hangs is logged once and costs nothing else. Commands
-run without a shell and read the alert as JSON from standard input. No text of a model becomes an argument.
+Training only puts an alert into a queue, and a thread sends it. The thread sends at most one message per
+`every_seconds`. Further alerts wait and become one message with the most severe alert and the number of others. The
+same alert is not repeated within an hour. A command or webhook that fails or hangs is logged once, without other
+effects. Commands run without a shell and read the alert as JSON from standard input. Model text is never an argument.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 Severity = Literal["failure", "warning", "hint"]
 SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "hint")
 TIMEOUT_SECONDS = 10.0
-"""How long a command or a webhook may take."""
+"""The timeout of a command or webhook."""
 AGAIN_SECONDS = 3600.0
 WAITING = 200
-"""The most alerts that wait. Of further ones only the number is kept."""
+"""The maximum number of waiting alerts. Further alerts are only counted."""
 
 
 @dataclass(frozen=True)
 class AlertDestination:
-    """Where alerts go. command: program and arguments. severities: which are sent."""
+    """Where to send alerts. command: program and arguments. severities: the severities to send."""
 
     command: Sequence[str] = ()
     webhook: str = ""
@@ -44,7 +44,7 @@ class AlertDestination:
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert as it is sent: one sentence, the advice, and the rollouts that show it."""
+    """One alert to send: a sentence, advice, and the rollouts that show the problem."""
 
     run: str
     folder: str
@@ -66,8 +66,8 @@ class Alert:
 
 
 class AlertSender:
-    """Sends the alerts of one run. Its thread ends with the process. `close` sends the waiting alerts within a time
-    limit."""
+    """Sends the alerts of one run from a thread that ends with the process. `close` sends the waiting alerts within a
+    time limit."""
 
     def __init__(self, run_dir: Path, destination: AlertDestination) -> None:
         self.run_dir = run_dir
@@ -83,7 +83,7 @@ class AlertSender:
         self._thread.start()
 
     def event(self, kind: str, message: str, step: int, data: Mapping[str, object]) -> None:
-        """Take an event of the record; ignore events that are no alerts."""
+        """Queue an event of the record if it is an alert."""
         if kind not in ("alert", "error", "record"):
             return
         said = data.get("severity")
@@ -137,7 +137,7 @@ class AlertSender:
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 level = logging.DEBUG if self._told else logging.WARNING
                 self._told = True
-                # the address of a webhook is a secret, and errors may repeat it
+                # a webhook's address is a secret, and error texts may contain it
                 log.log(level, "alert %s failed (%s), and the run continues", what, type(error).__name__)
 
     def _call(self, body: bytes) -> None:
@@ -152,7 +152,7 @@ class AlertSender:
         )
 
     def _post(self, body: bytes) -> None:
-        import urllib.request  # here: most runs post nothing
+        import urllib.request  # local import: most runs post nothing
 
         request = urllib.request.Request(
             self.destination.webhook, data=body, headers={"Content-Type": "application/json"}, method="POST"
@@ -280,7 +280,7 @@ def suggestion(detector: str, subject: str = "") -> str:
 
 
 def suggestion_of(data: Mapping[str, object]) -> str:
-    """Return the advice of an event: the one that its writer gave, else that for its detector."""
+    """Return the advice in an event, else the advice for its detector."""
     said = data.get("suggestion")
     return (
         said if isinstance(said, str) else suggestion(str(data.get("detector") or ""), str(data.get("subject") or ""))

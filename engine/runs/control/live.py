@@ -1,7 +1,7 @@
-"""The rollouts that a process writes at this moment, for viewers: their newest texts, and how long they take.
+"""The rollouts that a process is generating, for viewers: their newest texts and durations.
 
-A process keeps one `LiveTexts`. A session opens a `BatchTexts` and reports to it every `LOOK_S` seconds, or less often
-if that would cost more than `1 / PATIENCE` of the time. The writer of the record stores the state in
+Each process has one `LiveTexts`. A session opens a `BatchTexts` and reports to it every `LOOK_S` seconds, or less often
+if that would take more than `1 / PATIENCE` of the time. The writer of the record stores the state in
 `live/<process>.json`, which it replaces atomically. `read_live` trusts that file only while its process lives.
 """
 
@@ -23,23 +23,23 @@ from ..types import RunInfo
 
 FOLDER = "live"
 LOOK_S = 0.5
-"""Least seconds between two looks at the texts of a batch."""
+"""Minimum seconds between two looks at the texts of a batch."""
 PATIENCE = 200
-"""After a look that took t seconds the next one waits for PATIENCE * t: looking costs at most half a percent."""
+"""After a look that took t seconds, the next one waits for PATIENCE * t. So looks take at most 0.5 % of the time."""
 ROWS = 64
-"""The number of rollouts of a batch whose texts are kept. All are counted."""
+"""The number of rollouts per batch whose texts are kept. All rollouts are counted."""
 TEXT = 6000
-"""Characters of a text, and of a prompt, that are kept."""
+"""The number of characters kept of each text and prompt."""
 BATCHES = 4
-"""The number of batches in the file. Several are in progress if servers sample ahead."""
+"""The maximum number of batches in the file. Several are in progress if servers sample ahead."""
 IDENTITY = ("pid", "started", "born", "where")
-"""What tells a process from others (`status.identity`)."""
+"""The fields that identify a process (`status.identity`)."""
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """The purpose of a batch of rollouts. turns: the most turns of each (0: not known). total: rollouts of the call,
-    which may need several batches."""
+    """The purpose of a batch of rollouts. turns: the maximum turns per rollout (0: unknown). total: the number of
+    rollouts of the call, which may need several batches."""
 
     name: str = ""
     step: int = 0
@@ -49,8 +49,8 @@ class Purpose:
 
 @dataclass(frozen=True)
 class LiveText:
-    """One rollout. text: its newest text. cut: whether its beginning is left out. turn counts from 1. tokens: of all
-    turns. reward and correct are None before it is judged, and if nothing judges it."""
+    """One rollout. text: its newest text. cut: whether the text's beginning is missing. turn: counts from 1. tokens:
+    the total over all turns. reward, correct: None until the rollout is judged, or if nothing judges it."""
 
     row: int
     prompt: str = ""
@@ -67,8 +67,8 @@ class LiveText:
 class BatchState:
     """Rollouts that are sampled together.
 
-    began, time: seconds since the epoch. ended: whether it is complete. limit: the most tokens that they can have
-    together. left: seconds until the present turn ends at the latest (None: not known).
+    began, time: seconds since the epoch. ended: whether the batch is complete. limit: the maximum total tokens. left:
+    the maximum seconds until the current turn ends (None: unknown).
     """
 
     purpose: Purpose
@@ -93,8 +93,8 @@ class BatchState:
 class ServerState:
     """A rollout server: requests in flight, turns and tokens so far. `why_out` is empty while it serves.
 
-    Of its turns in the last step: mismatch: |log π − log μ| in nats per token, mean. behind: steps between sampling and
-    training, mean. None before the first step.
+    Means over its turns in the last step, None before the first step: mismatch: |log π − log μ| in nats per token.
+    behind: steps between sampling and training.
     """
 
     url: str
@@ -108,7 +108,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class LiveState:
-    """The file of one process: batches, the oldest first, and the servers that write for it."""
+    """The file of one process: its batches, oldest first, and the servers that generate for it."""
 
     batches: tuple[BatchState, ...] = ()
     servers: tuple[ServerState, ...] = ()
@@ -116,7 +116,7 @@ class LiveState:
 
 
 class BatchTexts:
-    """The texts of one session. Rows are those of the session. Methods may be called from any thread."""
+    """The texts of one session, with the session's rows. Methods may be called from any thread."""
 
     def __init__(self, purpose: Purpose, prompts: Sequence[str], num_rollouts: int, limit: int) -> None:
         self.purpose = purpose
@@ -145,7 +145,7 @@ class BatchTexts:
 
     @contextmanager
     def look(self, step: int, steps: int) -> Iterator[None]:
-        """Report inside how far the rows are, after `step` of at most `steps` tokens of a turn."""
+        """Report the rows inside this block, after `step` of at most `steps` tokens of a turn."""
         began = time.perf_counter()
         self._left = (began - self._turn_began) / max(step, 1) * (steps - step)
         try:
@@ -155,14 +155,13 @@ class BatchTexts:
             self._next_look = now + max(LOOK_S, PATIENCE * (now - began))
 
     def wants(self, row: int) -> bool:
-        """Return whether a look at the text of a row would show something new that is kept."""
+        """Return whether the text of a row is kept and may have changed."""
         return row < len(self._texts) and not self._over[row]
 
     def writes(self, row: int, tokens: int, text: str | None = None, *, cut: bool = False, over: bool = False) -> None:
-        """Set the tokens that a row has in its present turn.
+        """Set the number of tokens that a row has in its current turn.
 
-        text: the newest of them (None: as before). cut: whether more text came before it. over: whether the turn has
-        ended.
+        text: the newest text (None: unchanged). cut: whether more text precedes it. over: whether the turn has ended.
         """
         with self._lock:
             self._tokens[row], self._over[row] = self._before[row] + tokens, over
@@ -196,13 +195,13 @@ class BatchTexts:
             self._touch()
 
     def finished(self, count: int) -> None:
-        """Set how many rollouts have ended according to their environment."""
+        """Set the number of rollouts that their environment has ended."""
         with self._lock:
             self._told = count
             self._touch()
 
     def judged(self, rewards: Sequence[float | None], correct: Sequence[bool | None]) -> None:
-        """Set the rewards of all rows; ignore those of a batch with another number of rows."""
+        """Set the rewards of all rows. Ignore a call with another number of rows."""
         if len(rewards) != self.rows:
             return
         finite = [r if r is not None and math.isfinite(r) else None for r in rewards]
@@ -217,7 +216,7 @@ class BatchTexts:
         self._time, self.changed = time.time(), True
 
     def state(self) -> dict[str, Any]:
-        """Return the batch as the file holds it."""
+        """Return the batch in the form that the file holds."""
         with self._lock:
             self.changed = False
             return {
@@ -237,7 +236,7 @@ class BatchTexts:
 
 @dataclass
 class LiveTexts:
-    """The texts that one process writes now. servers: the state of rollout servers, each as the fields of
+    """The texts that one process is generating. servers: the state of rollout servers, as the fields of
     `ServerState`."""
 
     servers: Callable[[], Sequence[Mapping[str, object]]] | None = None
@@ -247,11 +246,11 @@ class LiveTexts:
     _servers: list[Mapping[str, object]] = field(default_factory=list)
 
     def purpose(self, name: str, step: int = 0, turns: int = 0, total: int = 0) -> None:
-        """Set the `Purpose` of the batches that this thread begins from now on."""
+        """Set the `Purpose` of the next batches of this thread."""
         self._mine.purpose, self._mine.batch = Purpose(name, step, turns, total), None
 
     def begin(self, prompts: Sequence[str], num_rollouts: int, limit: int) -> BatchTexts:
-        """Begin the rollouts of these prompts. limit: the most tokens that all can have together."""
+        """Begin the rollouts of these prompts. limit: the maximum tokens of all rollouts together."""
         batch = BatchTexts(getattr(self._mine, "purpose", Purpose()), prompts, num_rollouts, limit)
         with self._lock:
             self._batches = [*[b for b in self._batches if not b.ended][1 - BATCHES :], batch]
@@ -270,7 +269,7 @@ class LiveTexts:
             return any(b.changed for b in self._batches)
 
     def news(self) -> dict[str, Any] | None:
-        """Return the content of the file; None if nothing has changed."""
+        """Return the new content of the file; None if nothing has changed."""
         with self._lock:
             batches = list(self._batches)
         servers = list(self.servers()) if self.servers is not None else []
@@ -286,13 +285,13 @@ def live_file(run_dir: Path, process: str) -> Path:
 
 
 def read_live(info: RunInfo) -> LiveState | None:
-    """Return the live texts of an active run; None if there are none, their process is gone, or the file is damaged."""
+    """Return the live texts of an active run; None if there are none, the process is gone, or the file is damaged."""
     if not info.active:
         return None
     run_dir = Path(info.path)
     for process in ("training", "engine"):
         said, alive = read_json(live_file(run_dir, process)), read_json(run_dir / PROCESSES / f"{process}.json")
-        if said and all(said.get(key) == alive.get(key) for key in IDENTITY):  # and no process before it wrote it
+        if said and all(said.get(key) == alive.get(key) for key in IDENTITY):  # not written by an earlier process
             if (state := read_as(LiveState, said)) is None:
                 return None
             return replace(state, batches=tuple(replace(b, texts=b.texts[:ROWS]) for b in state.batches[-BATCHES:]))
@@ -300,9 +299,9 @@ def read_live(info: RunInfo) -> LiveState | None:
 
 
 SHOWN = 20
-"""The number of rollouts that are listed one by one: those that have been in flight for longest."""
+"""The number of rollouts that are listed one by one: those in flight for the longest time."""
 LAST = 512
-"""The number of ended rollouts that durations are computed from."""
+"""The number of ended rollouts from which durations are computed."""
 
 
 @dataclass(frozen=True)
@@ -316,8 +315,8 @@ class Flight:
 
 @dataclass(frozen=True)
 class InFlight:
-    """The rollouts in flight as viewers see them: the count, the longest ones first, and seconds of the last ended
-    ones."""
+    """The rollouts in flight for viewers: the count, the rollouts with the longest first, and the durations in seconds
+    of recently ended ones."""
 
     count: int
     longest: Sequence[Flight] = ()
@@ -327,7 +326,7 @@ class InFlight:
 
 
 class Flights:
-    """Tracks rollouts. `begin` and `end` may be called from any thread, in any order. An id that began twice counts
+    """Tracks rollouts. `begin` and `end` may be called from any thread, in any order. An id that begins twice counts
     once."""
 
     def __init__(self) -> None:
@@ -341,7 +340,7 @@ class Flights:
             self._now[id_] = Flight(id_[:200], what[:200], time.time())
 
     def end(self, id_: str) -> None:
-        """End a rollout. One that never began is ignored."""
+        """End a rollout. Ignore one that never began."""
         with self._lock:
             flight = self._now.pop(id_, None)
             if flight is not None:
@@ -349,7 +348,7 @@ class Flights:
                 self._ended += 1
 
     def state(self) -> dict[str, Any] | None:
-        """Return the part of the status file; None if no rollout ever began."""
+        """Return the entry for the status file; None if no rollout ever began."""
         with self._lock:
             if not self._now and not self._ended:
                 return None
@@ -360,5 +359,5 @@ class Flights:
 
 
 def in_flight(facts: Mapping[str, object]) -> InFlight | None:
-    """Read the rollouts in flight from the facts of a run; None if there are none, or the file is damaged."""
+    """Read the rollouts in flight from the facts of a run; None if there are none or the file is damaged."""
     return read_as(InFlight, facts.get("in_flight"))

@@ -1,8 +1,8 @@
 """Requests to a run and its answers: small files in its folder, so no process listens on a port.
 
-A request is `control/<id>.json`. Each process that has acted on it adds `control/<id>.<process>.done`. Files appear by
-rename, so none is ever read half-written. The launcher empties the folder before it starts or resumes a run, so a
-request made while a run still loads is honoured.
+A request is `control/<id>.json`. Each process that acted on it adds `control/<id>.<process>.done`. Files appear by
+rename, so nobody reads a half-written file. The launcher empties the folder before it starts or resumes a run, so
+a request made while the run is loading is honoured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Command = Literal["pause", "resume", "checkpoint", "stop"]
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One request to a run. `time` is in seconds since the epoch. The id `sigterm` stands for the signal."""
+    """One request to a run. `time` is in seconds since the epoch. The id `sigterm` represents the signal."""
 
     id: str
     command: Command
@@ -42,7 +42,7 @@ class AnsweredRequest:
 
 
 def request(run_dir: Path | str, command: Command) -> str:
-    """Leave a request and return its id. Raises ValueError for an unknown command, OSError if it cannot be written."""
+    """Write a request and return its id. Raises ValueError for an unknown command, OSError if writing fails."""
     if command not in get_args(Command):
         raise ValueError(f"unknown command {command!r}: use one of {', '.join(get_args(Command))}")
     if (address := address_of(Path(run_dir))) is not None:
@@ -53,13 +53,13 @@ def request(run_dir: Path | str, command: Command) -> str:
 
 
 def outcome(run_dir: Path | str, request_id: str, process: str | None = None) -> str | None:
-    """Return the answer of the run, or of one process of it, to a request; None before it answers."""
+    """Return the answer of the run, or of one of its processes, to a request; None before there is an answer."""
     answers = next((a.answers for a in asked(run_dir) if a.request.id == request_id), {})
     return answers.get(process) if process else next(iter(answers.values()), None)
 
 
 def withdraw(run_dir: Path | str, request_id: str) -> bool:
-    """Take a request back. False when it is too late: a process has acted on it (or may have, and it is gone)."""
+    """Withdraw a request. Return False if it is too late: a process acted on it, or may have because it is gone."""
     folder = Path(run_dir) / CONTROL
     if any(folder.glob(f"{request_id}.*.done")):
         return False
@@ -71,7 +71,7 @@ def withdraw(run_dir: Path | str, request_id: str) -> bool:
 
 
 def asked(run_dir: Path | str) -> list[AnsweredRequest]:
-    """Return all requests since the run was started or resumed, oldest first, with the answers so far."""
+    """Return all requests since the run started or resumed, oldest first, with the answers so far."""
     folder = Path(run_dir) / CONTROL
     names = _listed(folder)
     found = []
@@ -91,8 +91,8 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _ids(names: Sequence[str]) -> Iterator[str]:
-    """Return the ids of the requests among the files of a folder, oldest first. A file that is still being written has
-    a dot."""
+    """Yield the ids of the requests among the files of a folder, oldest first. The name of a file that is still being
+    written begins with a dot."""
     return (name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith("."))
 
 
@@ -104,15 +104,15 @@ def _read(folder: Path, id_: str) -> RunRequest | None:
 
 
 def clear(run_dir: Path | str) -> None:
-    """Forget all requests, before a run starts or resumes."""
+    """Delete all requests before a run starts or resumes."""
     for path in (Path(run_dir) / CONTROL).glob("*"):
         path.unlink(missing_ok=True)
 
 
 class ControlChannel:
-    """The run's end: `poll` costs one listing of a small folder.
+    """The run's side of the channel. `poll` only lists a small folder.
 
-    With `sigterm=True` (main thread only) SIGTERM becomes a `stop` request, too.
+    With `sigterm=True` (main thread only), SIGTERM also becomes a `stop` request.
     """
 
     def __init__(self, run_dir: Path | str, *, process: str = "training", sigterm: bool = False) -> None:
@@ -124,7 +124,7 @@ class ControlChannel:
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_terminate", True))
 
     def poll(self) -> list[RunRequest]:
-        """Return the requests that this process has not seen yet, oldest first. Never raises."""
+        """Return the requests that are new to this process, oldest first. Never raises."""
         requests: list[RunRequest] = []
         names = _listed(self.folder)
         for id_ in _ids(names):
@@ -144,4 +144,4 @@ class ControlChannel:
             data = {"outcome": outcome, "time": time.time()}
             write_json(self.folder / f"{request.id}.{self.process}.done", data)
         except OSError:
-            return  # who asked will see the run's status instead
+            return  # the sender sees the run's status instead

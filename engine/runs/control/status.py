@@ -1,8 +1,8 @@
 """The status of a run: the status files of its processes, checked against the processes that exist.
 
 Each process writes only its own file `processes/<name>.json`, and the launcher only `run.json` and
-`processes/<name>.launch.json`. No process overwrites the file of another. A file with the status "running" counts only
-while a process with that pid and that start time lives.
+`processes/<name>.launch.json`. No process overwrites another's file. A file with the status "running" counts only while
+a process with that pid and start time lives.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..paths import DATABASE, PROCESSES, RUN_FILE
 from ..types import ENDED, Progress, RunInfo, RunStatus
 
 PRIMARY = ("training", "engine")
-"""Processes whose status is the run's status, in this order."""
+"""Processes whose status is the run's status, in order of priority."""
 HEARTBEAT_SECONDS = 20.0
-"""How often a process renews its status, for viewers on other machines that cannot look at it."""
+"""How often a process renews its status, for viewers on other machines that cannot inspect the process."""
 SILENT_SECONDS = 90.0
-"""After this long without a new status, a process on another machine counts as dead."""
+"""A process on another machine counts as dead after this long without a new status."""
 STARTING_SECONDS = 60.0
-"""A run that was announced but has no process after this time never started."""
+"""A launched run without a process after this time never started."""
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> None:
-    """Replace the status of a process. A full disk accepts it too: then it overwrites the old one. Raises OSError."""
+    """Replace the status of a process. On a full disk, overwrite the old file in place. Raises OSError."""
     try:
         write_json(path, state)
     except OSError:
@@ -43,7 +43,7 @@ def write_state(path: Path, state: Mapping[str, object]) -> None:
 
 @cache
 def here() -> str:
-    """Return this machine and its space of process ids: pids of another host or container mean nothing here."""
+    """Return this machine and its pid namespace, because pids of another host or container mean nothing here."""
     import platform
 
     try:
@@ -54,10 +54,10 @@ def here() -> str:
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """Return a process as it can be recognised later: pid, start time in seconds since the epoch, and where it is.
+    """Return the identity of a process: pid, start time in seconds since the epoch, and where it runs.
 
-    On Linux also `born`, the start in ticks since the machine's start: setting the clock shifts the start times of all
-    processes, and not this.
+    On Linux it also has `born`, the start in ticks since boot, because setting the clock shifts the start times of all
+    processes but not the ticks.
     """
     import psutil
 
@@ -68,7 +68,7 @@ def identity(pid: int | None = None) -> dict[str, Any]:
 
 
 def _born(pid: int) -> str | None:
-    """Return `<boot> <ticks>` of a process on Linux; None elsewhere or if there is no such process."""
+    """Return `<boot> <ticks>` of a process on Linux; None elsewhere or if the process does not exist."""
     try:
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"
@@ -77,13 +77,13 @@ def _born(pid: int) -> str | None:
 
 
 def is_alive(pid: int | None, started: float | None, born: object = None) -> bool:
-    """Return whether that very process exists here and is not a zombie.
+    """Return whether exactly this process exists here and is not a zombie.
 
-    A pid may belong to another process by now: without a start time, the result is False.
+    Without a start time the result is False, because the pid may now belong to another process.
     """
     if not pid or (started is None and born is None):
         return False
-    import psutil  # here: a list of runs that have all ended needs no processes
+    import psutil  # local import: a list of ended runs does not need it
 
     try:
         process = psutil.Process(pid)
@@ -98,15 +98,15 @@ def is_alive(pid: int | None, started: float | None, born: object = None) -> boo
 
 
 def is_elsewhere(state: Mapping[str, object]) -> bool:
-    """Return whether a process is on another machine than this one, which shares the folder of runs."""
+    """Return whether a process runs on another machine that shares the folder of runs."""
     return state.get("where") not in (None, here())
 
 
 def process_state(run_dir: Path, name: str) -> dict[str, Any]:
-    """Return the state of one process of a run: its own file over that of its launcher, plus `alive`."""
+    """Return the state of one process of a run: the launcher's file, overridden by its own file, plus `alive`."""
     state = _read_state(run_dir, name)
     if not state["alive"] and state.get("status") not in ENDED:
-        state = _read_state(run_dir, name)  # it may have said how it ended, and gone, since its words were read
+        state = _read_state(run_dir, name)  # it may have written its end and exited after the first read
     return state
 
 
@@ -115,7 +115,7 @@ def _read_state(run_dir: Path, name: str) -> dict[str, Any]:
     own = read_json(run_dir / PROCESSES / f"{name}.json")
     same = own.get("born") is not None and own.get("born") == launched.get("born")
     if not same and (number(own.get("time")) or 0) < (number(launched.get("time")) or 0):
-        own = {}  # words of the process before a resume
+        own = {}  # the file of the process before a resume
     launcher_alive = _lives(launched)
     return {
         **launched,
@@ -126,7 +126,7 @@ def _read_state(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def _lives(state: Mapping[str, object]) -> bool:
-    """Return whether the process lives. One on another machine counts as alive while its status file is fresh."""
+    """Return whether the process lives. On another machine, it counts as alive while its status file is fresh."""
     if not is_elsewhere(state):
         pid = number(state.get("pid"))
         return is_alive(None if pid is None else int(pid), number(state.get("started")), state.get("born"))
@@ -134,7 +134,7 @@ def _lives(state: Mapping[str, object]) -> bool:
 
 
 def process_names(run_dir: Path) -> list[str]:
-    """Return the names of all processes of a run, ended ones included."""
+    """Return the names of all processes of a run, including ended ones."""
     try:
         files = os.listdir(run_dir / PROCESSES)
     except OSError:
@@ -143,7 +143,7 @@ def process_names(run_dir: Path) -> list[str]:
 
 
 def look(run_dir: Path) -> RunInfo:
-    """Return facts and status of the run in a folder, by looking at its processes. Never raises for a damaged file."""
+    """Inspect the processes of the run in a folder. Return facts and status. Never raises for a damaged file."""
     run = read_json(run_dir / RUN_FILE)
     names = process_names(run_dir)
     primary = next((name for name in PRIMARY if name in names), names[0] if names else None)
@@ -192,14 +192,14 @@ def look(run_dir: Path) -> RunInfo:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number of a file that may hold anything."""
+    """Return a value from an untrusted file if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if abs(value) < 1e18 else None  # false for NaN, too
+    return value if abs(value) < 1e18 else None  # also false for NaN
 
 
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:
-    if run.get("mode") == "dump":  # what another framework wrote: no process of ours belongs to it
+    if run.get("mode") == "dump":  # another framework wrote it, so there is no process of ours
         return "finished", None
     said = state.get("status")
     if said not in get_args(RunStatus):
@@ -210,14 +210,14 @@ def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus
     if state.get("alive") or state.get("launcher_alive"):
         return cast(RunStatus, said), error
     if state.get("stop_requested") and said == "starting":
-        return "stopped", error  # it was told to end while it was loading
+        return "stopped", error  # it was stopped while loading
     if not state.get("pid") and abs(time.time() - (number(run.get("created")) or 0)) < STARTING_SECONDS:
         return "starting", error
     return "crashed", error or (_ending(state.get("exit_code")) if state.get("pid") else "the process never started")
 
 
 def _ending(exit_code: object) -> str:
-    """Describe the end of a process that wrote no status. Only its parent process knows the exit code."""
+    """Describe the end of a process that wrote no status. Only the parent process knows the exit code."""
     if not isinstance(exit_code, int):
         return "the process is gone"
     if exit_code >= 0:
@@ -229,8 +229,8 @@ def _ending(exit_code: object) -> str:
 
 
 def _recorded_step(run_dir: Path) -> int | None:
-    """Return the last step of the record, for a run whose process wrote no status; None if there is none."""
-    import sqlite3  # here: a list of runs whose status files are whole opens no record
+    """Return the last step in the record of a run whose process wrote no status; None if there is none."""
+    import sqlite3  # local import: a list of runs with intact status files opens no record
 
     try:
         with contextlib.closing(sqlite3.connect(f"{(run_dir / DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as db:

@@ -1,1 +1,1 @@
-"""Whether a run is well: its headline numbers, its checkpoints, and the repair of a damaged record."""
+"""The health of a run: headline numbers, checkpoints, and the repair of a damaged record."""

@@ -10,19 +10,19 @@ from ..paths import CHECKPOINTS
 
 PREFIX = "checkpoint-"
 SPARSE = "adapters-"
-"""Adapters of a checkpoint that was removed."""
+"""The prefix of adapters kept from a removed checkpoint."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A checkpoint that no run can resume from, and the reason in a few words."""
+    """A damaged checkpoint that cannot be resumed from, and the reason in a few words."""
 
     path: Path
     why: str
 
 
 def checkpoint_folder(run_dir: Path) -> Path:
-    """Return where a run's checkpoints are."""
+    """Return the folder of a run's checkpoints."""
     return run_dir / CHECKPOINTS
 
 
@@ -32,12 +32,12 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def sparse_adapters(folder: Path) -> list[tuple[int, Path]]:
-    """Return the adapters of removed checkpoints as (step, path), oldest first."""
+    """Return the adapters kept from removed checkpoints as (step, path), oldest first."""
     return _by_step(folder, SPARSE)
 
 
 def policies(folder: Path) -> dict[int, Path]:
-    """Return the weights of every kept step, by step: whole checkpoints and adapters."""
+    """Return the kept weights by step: complete checkpoints and adapters."""
     return dict(sorted([*sparse_adapters(folder), *checkpoints(folder)]))
 
 
@@ -51,9 +51,9 @@ def _by_step(folder: Path, prefix: str) -> list[tuple[int, Path]]:
 
 
 def newest_whole(folder: Path) -> tuple[tuple[int, Path] | None, list[Damaged]]:
-    """Return the newest checkpoint whose files match their checksums, or None, and the newer ones that are damaged.
+    """Return the newest checkpoint whose files match their checksums (or None), and the newer, damaged ones.
 
-    Reads every byte of each checkpoint that it checks.
+    It reads every byte of each checkpoint that it checks.
     """
     damaged = []
     for step, path in reversed(checkpoints(folder)):

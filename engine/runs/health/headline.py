@@ -1,6 +1,6 @@
-"""The few numbers that a list of runs shows of each: its reward, its success, and their curves.
+"""The numbers that a list of runs shows for each run: reward, success, and their curves.
 
-A writer keeps a `Summary` in its status file. Viewers read it, or the record where there is none.
+A writer keeps a `Summary` in its status file. Viewers read the summary, or the record if there is none.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ....configs import metric_names as metric
 from ....configs.plain_data import from_plain
 from ..types import RunInfo
 
-if TYPE_CHECKING:  # a list of runs whose status files say enough opens no record, and need not load what reads one
+if TYPE_CHECKING:  # a list of runs with complete status files opens no record, so it need not load the reader
     from ..read.reader import RunReader
 
 RATE_WINDOW = 100
-"""Requests over which the outcome of one request (0 or 1) becomes a rate."""
+"""The number of requests over which single outcomes (0 or 1) become a rate."""
 RATES = (metric.ONLINE_SUCCESS,)
 INTERVAL = (metric.SUCCESS_LOW, metric.SUCCESS_HIGH)
 EVALUATED = (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED)
@@ -27,15 +27,15 @@ NAMES = (metric.SUCCESS_TRAIN, *EVALUATED, *INTERVAL, metric.REWARD_MEAN, *RATES
 POINTS = 32
 REWARD = metric.REWARD_MEAN
 SUCCESS = (*EVALUATED, *RATES, metric.SUCCESS_TRAIN)
-"""Where the success of a run is taken from: the first that was recorded."""
+"""The metrics for the success of a run. The first recorded one is used."""
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Headline:
-    """`reward` is that of the last step. `success` is that of the last evaluation, else over the last `RATE_WINDOW`
-    requests, else of the last step. `curves`: (step, mean) by metric."""
+    """The headline of a run. `reward`: of the last step. `success`: of the last evaluation, else of the last
+    `RATE_WINDOW` requests, else of the last step. `curves`: (step, mean) by metric."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Points] = field(default_factory=dict)
@@ -50,14 +50,14 @@ class Headline:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of `success`, if that is of an evaluation."""
+        """The 95 % interval of `success`, if it comes from an evaluation."""
         low, high = (self.values.get(name) for name in INTERVAL)
         return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)
 class _Series:
-    """One number of a summary: its last value, and means up to some steps."""
+    """One number of a summary: its last value, and its means up to certain steps."""
 
     last: float
     curve: tuple[float, ...]
@@ -65,7 +65,7 @@ class _Series:
 
 
 def of_status(info: RunInfo) -> Headline | None:
-    """Read the run's status file, where its writer keeps a summary. Return None when the record has to be read."""
+    """Read the headline from the writer's summary in the status file. Return None if only the record has it."""
     summary = info.facts.get("summary")
     if not isinstance(summary, dict) or not (summary or info.ended):
         return None
@@ -76,7 +76,7 @@ def of_status(info: RunInfo) -> Headline | None:
 
 
 def of_record(reader: RunReader) -> Headline:
-    """Return the headline from the record itself; of a damaged record, from its readable part."""
+    """Read the headline from the record, or from the readable part of a damaged record."""
     summary = Summary()
     for name in NAMES:
         for step, value in reader.metrics.points(name):
@@ -91,9 +91,9 @@ def _headline(summary: Mapping[str, Any]) -> Headline:
 
 
 class Summary:
-    """For each of `NAMES` the last value and a curve of at most `POINTS` means over the whole run, with their steps.
+    """For each of `NAMES`, the last value and a curve of at most `POINTS` means over the whole run, with their steps.
 
-    `RATES` are means over the last `RATE_WINDOW` values, as value and as curve.
+    Both values and curves of `RATES` are means over the last `RATE_WINDOW` values.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Summary:
                 self._series[name].add(step, value)
 
     def to_json(self) -> dict[str, dict[str, object]]:
-        """Return `{name: {"last": x, "curve": [..], "steps": [..]}}`: the means and the last step of each."""
+        """Return `{name: {"last": x, "curve": [..], "steps": [..]}}`: the means, and the last step of each mean."""
         return {
             name: {
                 "last": curve.last,
@@ -120,7 +120,7 @@ class Summary:
 
 
 def rolling(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
-    """Return at each step the mean of the values of the last `window` steps: a rate, if each value is 0 or 1."""
+    """Return for each step the mean of the last `window` values, which is a rate if the values are 0 or 1."""
     kept: deque[tuple[int, float]] = deque()
     total, out = 0.0, []
     for step, value in points:
@@ -134,7 +134,7 @@ def rolling(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int,
 
 
 class _Curve:
-    """Means of equal spans. If there are too many, neighbours merge and the span doubles."""
+    """Means over equal spans. If there are too many, neighbours merge and the span doubles."""
 
     def __init__(self, window: int) -> None:
         self._newest: deque[float] = deque(maxlen=window)

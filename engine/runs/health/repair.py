@@ -1,7 +1,7 @@
 """Save the readable part of a damaged record into a new one.
 
-Whole trajectories are recorded again from their own text, one by one, so every index, list and search of the new record
-matches its content. The damaged file is kept under another name.
+Each intact trajectory is recorded again from its own text, so every index, list and search of the new record matches
+its content. The damaged file is kept under another name.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ..types import TrajectoryRecord
 from ..write.store import RecordStore
 
 HEAD = 100
-"""Bytes of the head of an SQLite file."""
+"""The size of a SQLite file header in bytes."""
 PROBE = 4096
-"""How many numbers behind the last readable one are tried one by one before a table is taken to end there."""
+"""The number of unreadable row numbers in a row after which a table counts as ended."""
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """The result of a repair. `expected`: trajectories that were committed, as far as is known. `kept`: the old file,
-    None if there was none."""
+    """The result of a repair. `expected`: the number of trajectories known to be committed. `kept`: the old file (None:
+    there was none)."""
 
     saved: int
     expected: int
@@ -46,10 +46,10 @@ class Repaired:
 
 
 def repair(run_dir: Path) -> Repaired:
-    """Replace a record by a new one with everything that can still be read.
+    """Replace a record with a new one that holds everything readable.
 
-    If the record is missing, an empty one is begun. No process may write to the record meanwhile. Raises RecordDamaged
-    if the file is no database at all, and OSError.
+    A missing record becomes an empty one. No process may write to the record during the repair. Raises OSError, and
+    RecordDamaged if the file is not a database at all.
     """
     path = run_dir / DATABASE
     target = run_dir / f".{DATABASE}.repaired"
@@ -107,7 +107,7 @@ def _repaired(run_dir: Path, path: Path, target: Path, move_to: Path | None, kep
 
 
 def _tell_processes(run_dir: Path, saved: int) -> None:
-    """Set the number of trajectories in the status files, so that the loss is not reported again."""
+    """Update the number of trajectories in the status files, so that the loss is not reported again."""
     for name in process_names(run_dir):
         said = read_json(run_dir / PROCESSES / f"{name}.json")
         if "trajectories" in said:
@@ -115,7 +115,7 @@ def _tell_processes(run_dir: Path, saved: int) -> None:
 
 
 def _put_head_back(damaged: Path, path: Path) -> None:
-    """Copy a record whose first 100 bytes are damaged, with those of a new one: but for counters they are the same.
+    """Copy a record with a damaged header, using the header of a new record, which differs only in counters.
 
     The file format: https://www.sqlite.org/fileformat.html#the_database_header
     """
@@ -140,7 +140,7 @@ def _move(path: Path, to: Path) -> None:
 
 
 def _trajectories(source: sqlite3.Connection, reader: RunReader, store: RecordStore) -> tuple[int, int]:
-    """Return how many were saved, and the number of the last one of which there is any trace."""
+    """Copy trajectories. Return how many were saved, and the last number that left any trace."""
     saved = last = step = 0
     for first, body, tokens in _rows(source, "chunks", "first_n, body, tokens"):
         try:
@@ -195,7 +195,7 @@ def _metrics(source: sqlite3.Connection, store: RecordStore) -> int:
 
 def _plain_tables(source: sqlite3.Connection, store: RecordStore) -> None:
     texts = dict(_rows(source, "vocabulary", "id, text"))
-    if texts and len(texts) == max(texts) + 1:  # a gap would shift every token behind it
+    if texts and len(texts) == max(texts) + 1:  # a gap would shift every later token
         store.add_vocabulary(texts[i] for i in range(len(texts)))
     with suppress(sqlite3.Error):
         for key, value in source.execute("SELECT key, value FROM meta").fetchall():
@@ -209,7 +209,7 @@ def _plain_tables(source: sqlite3.Connection, store: RecordStore) -> None:
 
 
 def _rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
-    """Yield every row of a table that can be read, in order; around damage, row by row."""
+    """Yield every readable row of a table in order. Around damage, read row by row."""
     last = 0
     while True:
         try:
@@ -226,7 +226,7 @@ def _rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[An
 
 
 def _next(db: sqlite3.Connection, table: str, columns: str, last: int) -> tuple[Any, ...] | None:
-    """Return the next row behind damage, looked up by its number."""
+    """Return the next row after damage by looking up row numbers."""
     for number in range(last + 1, last + PROBE):
         with suppress(sqlite3.DatabaseError):
             row = db.execute(f"SELECT rowid, {columns} FROM {table} WHERE rowid = ?", (number,)).fetchone()

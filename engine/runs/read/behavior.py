@@ -1,4 +1,4 @@
-"""How the rollouts of some steps behaved: shares and means over spans of steps."""
+"""Summarize the behavior of rollouts: shares and means over spans of steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..search.query import Selection
 from .record import Record
 
 Span = tuple[int, int] | None
-"""First and last step, both inclusive. None stands for all rollouts, of a record without steps."""
+"""First and last step, both inclusive. None means all rollouts, for a record without steps."""
 TRAINED = "not (split:eval or split:validation or split:judge or split:replaced)"
-"""The filter of rollouts that are not of evaluations."""
+"""The filter for rollouts that are not evaluations."""
 _ADDS, _OWN = "adds to the reward", "columns of the record"
 _FAMILIES = {
     _ADDS: metric.COMPONENT_SUM,
@@ -35,9 +35,9 @@ _MEANS = {
 
 @dataclass(frozen=True)
 class SpanBehavior:
-    """Means of a span by section and name. Actions are shares of all calls, ends are shares of rollouts.
+    """Means of a span by section and name. Actions are shares of all calls, and ends are shares of rollouts.
 
-    The section `""` holds reward, right, turns, tokens and penalties. A value that was not recorded is missing.
+    The section `""` holds reward, right, turns, tokens and penalties. Unrecorded values are missing.
     """
 
     span: Span
@@ -46,7 +46,7 @@ class SpanBehavior:
 
 
 def behavior(record: Record, selection: Selection, span: Span, metrics: bool) -> SpanBehavior:
-    """Read one span. With `metrics`, add the metrics of its steps, which are of all their rollouts."""
+    """Read one span. With `metrics`, add the metrics of its steps, which cover all rollouts of those steps."""
     source, given, _ = selection.source("" if selection.match else "rows_step")
     source, params = f"{source} AND {'1' if span is None else 'step BETWEEN ? AND ?'}", (*given, *(span or ()))
     means = record.all(f"SELECT count(*), {', '.join(_MEANS.values())} {source}", params)
@@ -96,12 +96,12 @@ def _metrics(record: Record, span: tuple[int, int]) -> dict[tuple[str, str], flo
 
 
 def trained(filter: str) -> str:
-    """Return the filter of matching rollouts that are not of evaluations."""
+    """Restrict a filter to rollouts that are not evaluations."""
     return f"({filter}) and {TRAINED}" if filter else TRAINED
 
 
 def spans(steps: Sequence[int], most: int) -> list[Span]:
-    """Divide steps into at most `most` spans with about as many steps each."""
+    """Divide steps into at most `most` spans of about equal size."""
     if not steps:
         return [None]
     parts = min(most, len(steps))

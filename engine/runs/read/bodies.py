@@ -1,4 +1,4 @@
-"""One whole trajectory: its turns, the arithmetic of its reward, its tokens and their texts."""
+"""Read one whole trajectory: its turns, reward breakdown, tokens and token texts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .record import Record
 
 
 class Alphabet(StrEnum):
-    """How the tokens of a vocabulary are written."""
+    """The notation of the tokens in a vocabulary."""
 
     TEXT = "text"
-    """As they read."""
+    """Plain text."""
     BYTE_LEVEL = "byte-level"
-    """Every byte as a printable character: `Ġthe` is ` the`, `Ċ` a line break (GPT-2, Llama 3, Qwen)."""
+    """Every byte is a printable character: `Ġthe` is ` the`, `Ċ` a line break (GPT-2, Llama 3, Qwen)."""
     SENTENCEPIECE = "sentencepiece"
     """`▁the` is ` the`, and `<0x0A>` a byte (Llama 2, Gemma, Mistral)."""
 
@@ -33,7 +33,7 @@ _PIECE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @lru_cache(maxsize=1 << 16)
 def token_bytes(symbol: str, alphabet: Alphabet) -> bytes:
-    """Return the bytes of a token. A special token is its own name."""
+    """Return the bytes of a token. Those of a special token are its name."""
     if alphabet is Alphabet.BYTE_LEVEL and all(char in _BYTES for char in symbol):
         return bytes(_BYTES[char] for char in symbol)
     if alphabet is Alphabet.SENTENCEPIECE:
@@ -44,18 +44,18 @@ def token_bytes(symbol: str, alphabet: Alphabet) -> bytes:
 
 
 SAME_CHARACTER = "⁺"
-"""Marks a token that continues the character of the token before it."""
+"""Marks a token that continues a character of an earlier token."""
 
 
 def texts_in_order(symbols: Sequence[str], alphabet: Alphabet) -> list[str]:
     """Return the text of each token of a sequence.
 
-    A character of several tokens belongs to the first of them. The others are `SAME_CHARACTER`.
+    A character that spans several tokens belongs to the first of them. The others are `SAME_CHARACTER`.
     """
     texts: list[str] = []
     decoder = getincrementaldecoder("utf-8")("backslashreplace")
     begun, first = False, 0
-    """Whether a character is unfinished, and the token that it began in."""
+    """Whether a character is unfinished, and the token in which it began."""
     for at, symbol in enumerate(symbols):
         text, continues = decoder.decode(token_bytes(symbol, alphabet)), begun
         if continues and text:
@@ -70,7 +70,7 @@ def texts_in_order(symbols: Sequence[str], alphabet: Alphabet) -> list[str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the alphabet of GPT-2's byte-level BPE: printable bytes are themselves, others count up from 256."""
+    """Return the alphabet of GPT-2's byte-level BPE: printable bytes map to themselves, others to 256 and up."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {chr(b): b for b in printable}
     others = [b for b in range(256) if b not in set(printable)]
@@ -82,7 +82,7 @@ _BYTES = _byte_alphabet()
 
 
 class Bodies:
-    """Reads whole trajectories, by their number or their id (the latest of that id)."""
+    """Reads whole trajectories by number or id (the latest with that id)."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -100,9 +100,9 @@ class Bodies:
             raise RecordDamaged(f"trajectory {id_or_n} of {self._record.run_dir} cannot be read ({error})") from error
 
     def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = None) -> list[Use]:
-        """Return how updates used a trajectory, that of its own step first. `record` saves reading it again.
+        """Return how updates used a trajectory, beginning with its own step. Passing `record` saves reading it again.
 
-        Raises as `trajectory` does.
+        Raises the same errors as `trajectory`.
         """
         n = self.number(id_or_n)
         own = (record or self.trajectory(n)).use
@@ -122,8 +122,8 @@ class Bodies:
             raise RecordDamaged(f"the tokens of trajectory {id_or_n} cannot be read ({error})") from error
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        r"""Return the text of token ids, without a tokenizer: `<id>` for one that the vocabulary lacks, and `\xNN` for
-        bytes that are no valid UTF-8."""
+        r"""Return the texts of token ids without a tokenizer: `<id>` if the vocabulary lacks the id, and `\xNN` for
+        bytes that are not valid UTF-8."""
         alphabet = self.alphabet
         return [token_bytes(s, alphabet).decode("utf-8", "backslashreplace") for s in self.token_symbols(ids)]
 
@@ -146,7 +146,7 @@ class Bodies:
 
     @cached_property
     def alphabet(self) -> Alphabet:
-        """How the vocabulary is written: as its writer stated, else as its tokens look."""
+        """The notation of the vocabulary: as the writer declared it, else as inferred from the tokens."""
         if self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'") == Alphabet.BYTE_LEVEL:
             return Alphabet.BYTE_LEVEL
         looks = {" [a-z]*": Alphabet.TEXT, "Ġ[a-z]*": Alphabet.BYTE_LEVEL, "▁[a-z]*": Alphabet.SENTENCEPIECE}
@@ -154,7 +154,7 @@ class Bodies:
         return next((a for pattern, a in looks.items() if self._record.scalar(sql, (pattern,))), Alphabet.TEXT)
 
     def number(self, id_or_n: str | int) -> int:
-        """Return the number of a trajectory by id (the latest of that id) or number. Raises LookupError."""
+        """Return the number of a trajectory by id (the latest with that id) or number. Raises LookupError."""
         scalar = self._record.scalar
         if isinstance(id_or_n, str):
             n = scalar("SELECT max(n) FROM cards WHERE id = ?", (id_or_n,))
@@ -169,8 +169,8 @@ class Bodies:
         return int(n)
 
     def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:
-        """Return the JSON lines of the blob that holds trajectory n, its token arrays if asked for, and its first
-        number."""
+        """Return the blob that holds trajectory n: its JSON lines, its token arrays if `tokens`, and its first
+        trajectory number."""
         from .. import codec
 
         run_dir = self._record.run_dir
@@ -189,7 +189,7 @@ class Bodies:
             raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: {error}") from error
 
     def tools(self, n: int) -> tuple[ToolSpec, ...]:
-        """Return the tools that the environment of a trajectory declared; empty if none were recorded."""
+        """Return the tools that a trajectory's environment declared; empty if none were recorded."""
         id_ = self._record.scalar("SELECT toolset FROM rows WHERE n = ?", (n,))
         if id_ is None:
             return ()

@@ -1,7 +1,7 @@
-"""Groups as rows: the rollouts of one prompt in one step, folded into their count, mean and spread.
+"""Read groups as rows: the count, mean and spread of the rollouts of one prompt in one step.
 
-Group ids grow in order of recording, so a page of all groups is a range of the index on `grp`, at any size of the
-run. Under a filter or a search, or in another order, the ids are listed once (eight bytes each).
+Group ids increase in recording order, so a page of all groups is a range of the index on `grp`, at any size of the run.
+With a filter, a search or another order, the ids are listed once (eight bytes each).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GROUP_SORTS = tuple(_ORDERS)
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One group. `std` is the standard deviation (n − 1) of its rewards that advantages are divided by. A group without
+    """One group. `std` is the standard deviation (n − 1) of its rewards, the divisor of its advantages. A group without
     spread has no gradient."""
 
     id: int
@@ -57,13 +57,13 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class RoutedGroup(GroupRow):
-    """A group with the actions and answers of its rollouts, and how often each occurs, the most frequent first."""
+    """A group with the actions and answers of its rollouts and their counts, the most frequent first."""
 
     routes: Sequence[tuple[tuple[str, ...], str, int]] = ()
 
 
 class GroupList:
-    """The groups of a run, or those with a match, in an order (`GROUP_SORTS`; `n` is the order of recording).
+    """The groups of a run, or those with a match, in an order (`GROUP_SORTS`; `n` is the recording order).
 
     The list is a snapshot: it lacks groups that are recorded later.
     """
@@ -82,7 +82,7 @@ class GroupList:
         return len(self._listed())
 
     def first(self, limit: int) -> list[GroupRow]:
-        """Return the first groups without listing the others: a screen is full of them before they are counted."""
+        """Return the first groups without listing the others, so that a screen fills before the groups are counted."""
         if self._sort == "n" and not self._descending and not self._dense and self._ids is None:
             return self._of(self._matching(limit))
         return self.page(0, limit)
@@ -93,7 +93,7 @@ class GroupList:
         return self._of(self._listed()[offset : offset + limit])
 
     def position(self, n: int) -> int | None:
-        """Return the offset of the group that trajectory `n` is of, or None when it is not in the list."""
+        """Return the offset of the group of trajectory `n`, or None if it is not in the list."""
         group = self._record.scalar("SELECT grp FROM rows WHERE n = ?", (n,))
         if group is None:
             return None
@@ -120,13 +120,13 @@ class GroupList:
         return self._ids
 
     def _matching(self, limit: int) -> array[int]:
-        """Return the first `limit` groups with a match, in order of recording; all of them for -1."""
+        """Return the first `limit` groups with a match in recording order; -1 means all."""
         source, params, _ = self._selection.source()
         found = self._record.all(f"SELECT DISTINCT grp {source} LIMIT ?", [*params, limit])
         return array("q", sorted(id_ for (id_,) in found if id_ is not None))
 
     def _in_order(self, ids: array[int]) -> array[int]:
-        """Sort groups by the column of the order, over all their rollouts. Groups without a value come first."""
+        """Sort groups by the order's column over all their rollouts. Groups without a value come first."""
         found = self._record.all(f"SELECT grp, {_ORDERS[self._sort]} FROM rows WHERE grp IS NOT NULL GROUP BY grp")
         values = {id_: value for id_, value in found}
         key = lambda id_: ((value := values.get(id_)) is not None, value or 0.0, id_)  # noqa: E731

@@ -1,4 +1,4 @@
-"""The metrics of a run, read for drawing: a long series costs as much as the points that are drawn of it."""
+"""Read the metrics of a run for drawing. A long series costs only as much as its drawn points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Points = list[tuple[int, float]]
 
 
 class Metrics:
-    """Reads values and their means. Everything is empty if nothing is recorded."""
+    """Reads values and their means. All results are empty if nothing is recorded."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -26,7 +26,7 @@ class Metrics:
     def points(
         self, name: str, *, after_step: int = -1, until_step: int | None = None, max_points: int | None = None
     ) -> Points:
-        """Return the values by step. With `max_points`, means of equal spans, each at its last step."""
+        """Return the values by step. With `max_points`, return means of equal spans, each at the span's last step."""
         id_ = self._record.scalar("SELECT id FROM metric_names WHERE name = ?", (name,))
         if id_ is None:
             return []
@@ -37,7 +37,7 @@ class Metrics:
         return self._read(sql, (id_, after_step, until))
 
     def since(self, rowid: int, limit: int = 20_000) -> tuple[int, dict[str, Points]]:
-        """Return the values after a row id, at most `limit` of them: the new last id, and points by name."""
+        """Return at most `limit` values after a row id: the new last id, and the points by name."""
         known = dict(self._record.all("SELECT id, name FROM metric_names"))
         found: dict[str, Points] = {}
         sql = "SELECT id, name, step, value FROM metrics WHERE id > ? ORDER BY id LIMIT ?"
@@ -51,7 +51,7 @@ class Metrics:
         return {name: value for name, (_, value) in self.latest_points().items()}
 
     def latest_points(self) -> dict[str, tuple[int, float]]:
-        """Return the last value of every metric, with its step: one seek each."""
+        """Return the last value of every metric with its step, at the cost of one seek each."""
         rows = self._record.all(
             "SELECT metric_names.name, metrics.step, metrics.value FROM metric_names JOIN metrics ON metrics.id = "
             "(SELECT id FROM metrics WHERE metrics.name = metric_names.id ORDER BY step DESC LIMIT 1) "
@@ -63,13 +63,13 @@ class Metrics:
         return int(self._record.scalar("SELECT max(step) FROM steps") or 0)
 
     def step_times(self, max_points: int = 400) -> Points:
-        """Return `[(step, seconds since the epoch)]`, when a step was first recorded, of about `max_points` steps."""
+        """Return `[(step, seconds since the epoch)]` of the first record of about `max_points` steps."""
         every = max(1, self.last_step() // max(1, max_points))
         sql = "SELECT step, time FROM steps WHERE step % ? = 0 OR step = (SELECT max(step) FROM steps) ORDER BY step"
         return [(int(step), float(time)) for step, time in self._record.all(sql, (every,))]
 
     def _width(self, id_: int, after: int, until: int, max_points: int) -> int:
-        """Return the least power of two of steps to a span that leaves at most `max_points` spans."""
+        """Return the smallest power of two as span width, in steps, that gives at most `max_points` spans."""
         first = self._record.scalar("SELECT min(step) FROM metrics WHERE name = ? AND step > ?", (id_, after))
         last = self._record.scalar("SELECT max(step) FROM metrics WHERE name = ? AND step <= ?", (id_, until))
         width = 1
@@ -80,7 +80,7 @@ class Metrics:
     def _means(self, id_: int, after: int, until: int, width: int) -> Points:
         """Return last step and mean of each span of `width` steps in (after, until].
 
-        Whole spans use the recorded means. Spans that either end cuts use the values.
+        Whole spans use the recorded means. Spans cut by either end use the values.
         """
         kept = max((w for w in SPANS if w <= width), default=None)
         start, stop = (after // width + 1) * width, (until + 1) // width * width

@@ -22,9 +22,9 @@ from .rollouts import Rollouts
 class RunReader:
     """The record of one run. Opening reads no rows.
 
-    `rollouts` lists trajectories, `bodies` opens one, `metrics` holds the curves. Several threads may share one reader,
-    but their queries wait for each other, so give a search its own reader. `problems` lists the unreadable parts of the
-    record in sentences. Methods return the readable rest.
+    `rollouts` lists trajectories, `bodies` opens one, `metrics` holds the curves. Several threads may share a reader,
+    but their queries wait for each other, so give a search its own reader. `problems` describes the unreadable parts of
+    the record in sentences. Methods return the readable rest.
     """
 
     def __init__(self, run_dir: Path | str) -> None:
@@ -51,7 +51,7 @@ class RunReader:
         self.close()
 
     def info(self) -> RunInfo:
-        """Return facts and status of the run. The status comes from its processes, the step from the record, too."""
+        """Return facts and status of the run. The status comes from its processes. The step also uses the record."""
         info = look(self.run_dir)
         return replace(info, step=max(info.step, self.metrics.last_step()))
 
@@ -60,11 +60,11 @@ class RunReader:
         return self._record.notes
 
     def pending(self, query: Query = EVERYTHING) -> str:
-        """Describe in a few words the data that a query does not see yet; empty if there is none."""
+        """Describe in a few words the data that a query cannot see yet; empty if there is none."""
         return ""
 
     def timeline(self, step: int) -> dict[str, list[tuple[float, float]]]:
-        """Return when the parts of a step were, in seconds since the epoch, by name; empty if it was not recorded."""
+        """Return the time spans of a step's parts by name, in seconds since the epoch; empty if not recorded."""
         if not self._record.all("SELECT 1 FROM sqlite_master WHERE name = 'timeline'"):
             return {}
         found = self._record.all("SELECT data FROM timeline WHERE step = ?", (step,))

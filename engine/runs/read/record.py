@@ -1,6 +1,6 @@
-"""The database of one run, opened for reading, also if it is damaged, being written, or missing so far.
+"""The database of one run, opened for reading, even if it is damaged, being written, or not there yet.
 
-Queries return the readable rows and add the rest to `problems`. All parts of a reader (`metrics.py`, `rollouts.py`,
+Queries return the readable rows and report the rest in `problems`. All parts of a reader (`metrics.py`, `rollouts.py`,
 `bodies.py`, `groups.py`) query through one `Record`.
 """
 
@@ -24,19 +24,19 @@ from ..paths import DATABASE, PROCESSES
 from ..remote.address import address_of
 from ..schema import connect_reader, other_version, version
 
-_OPCODES = 20_000  # between two looks at the clock: well under a millisecond of work
+_OPCODES = 20_000  # between two clock checks: well under a millisecond of work
 CHECK_SECONDS = 60.0
-"""The longest time that checking the pages of a record takes before a run resumes."""
+"""The time limit for checking a record's pages before a run resumes."""
 
 
 def committed(run_dir: Path) -> int:
-    """Return the largest number of trajectories that a process of the run has committed; 0 if none has."""
+    """Return the largest number of trajectories that any process of the run has committed; 0 if none has."""
     said = (read_json(run_dir / PROCESSES / f"{name}.json").get("trajectories") for name in process_names(run_dir))
     return int(max((number(n) or 0 for n in said), default=0))
 
 
 def missing_trajectories(place: Path | str, written: int, found: int) -> str | None:
-    """Return one sentence when fewer trajectories are found than were committed: a log that was lost leaves no other
+    """Return one sentence if fewer trajectories are found than were committed. A lost write-ahead log leaves no other
     trace."""
     if found >= written:
         return None
@@ -44,7 +44,7 @@ def missing_trajectories(place: Path | str, written: int, found: int) -> str | N
 
 
 def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
-    """Return one sentence when the record is not whole: its pages are checked, for some seconds at most."""
+    """Check the record's pages for at most some seconds. Return one sentence if the record is damaged."""
     path, written = run_dir / DATABASE, committed(run_dir)
     if not path.exists():
         return missing_trajectories(path, written, 0)
@@ -66,11 +66,11 @@ def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
 
 
 class OutOfTime(Exception):
-    """A query ran past its deadline. Callers catch it and answer with the rows they have."""
+    """A query ran past its deadline. Callers catch it and return the rows that they have."""
 
 
 class Connection:
-    """A read-only connection for use by several threads, one at a time."""
+    """A read-only connection that several threads may use, one at a time."""
 
     def __init__(self, path: Path) -> None:
         address = address_of(path.parent)
@@ -88,8 +88,8 @@ class Connection:
 
     @contextmanager
     def limit(self, seconds: float | None) -> Iterator[None]:
-        """Let queries inside raise OutOfTime once this much time has passed since entering. The tighter limit holds."""
-        with self.lock:  # the deadline must not cut off another thread's query
+        """Make queries inside the block raise OutOfTime when its time is up. The tighter of nested limits holds."""
+        with self.lock:  # the deadline must not interrupt another thread's query
             before = self._deadline
             if seconds is not None:
                 deadline = time.monotonic() + seconds
@@ -108,14 +108,14 @@ class Connection:
             return self._execute(sql, params).fetchone()
 
     def each(self, sql: str, params: Sequence[object] = ()) -> Iterator[tuple[object, ...]]:
-        """Yield row after row: the caller keeps the rows before an error."""
+        """Yield rows one by one, so that the caller keeps the rows before an error."""
         with self.lock, self._errors():
             yield from self._execute(sql, params)
 
     def _execute(self, sql: str, params: Sequence[object]) -> sqlite3.Cursor:
         try:
             return self.db.execute(sql, params)
-        except UnicodeEncodeError:  # half a surrogate pair: the record holds the text as it could be stored
+        except UnicodeEncodeError:  # a lone surrogate: search for the text in its stored form
             return self.db.execute(sql, [clean(p) if isinstance(p, str) else p for p in params])
 
     @contextmanager
@@ -145,9 +145,9 @@ class Record:
         self.problems: list[str] = []
         """The unreadable parts of this record, in sentences."""
         self.damages = 0
-        """Queries that met a damaged part so far."""
+        """The number of queries so far that hit a damaged part."""
         self.notes = Notes(run_dir)
-        """The notes of people on its rollouts."""
+        """People's notes on the rollouts."""
         self._connection: Connection | None = None
         self._labels: Labels | None = None
         self._open()
@@ -159,13 +159,13 @@ class Record:
 
     @property
     def db(self) -> Connection | None:
-        """The connection; None while there is no database, or none that can be opened."""
+        """The connection; None while there is no database that can be opened."""
         if self._connection is None and not self.problems:
-            self._open()  # a run that has just begun
+            self._open()  # the run may have just begun
         return self._connection
 
     def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; in a damaged file, those before the damage."""
+        """Return the rows of a query. In a damaged file, return the rows before the damage."""
         db = self.db
         rows: list[tuple[object, ...]] = []
         if db is None:
@@ -182,7 +182,7 @@ class Record:
         return rows[0][0] if rows else None
 
     def labels(self) -> Labels | None:
-        """Return names of actions, rules, environments …, with those that were recorded meanwhile."""
+        """Return the names of actions, rules, environments …, including newly recorded ones."""
         db = self.db
         if db is None:
             return None
@@ -196,7 +196,7 @@ class Record:
         return self._labels
 
     def extent(self) -> tuple[int, str | None]:
-        """Return the number of the last trajectory, and which life of the run the numbers are of (see
+        """Return the number of the last trajectory, and the epoch that the numbers belong to (see
         `truncate_after`)."""
         rows = self.all("SELECT (SELECT max(n) FROM rows), (SELECT value FROM meta WHERE key = 'epoch')")
         return (int(rows[0][0] or 0), rows[0][1]) if rows else (0, None)
@@ -207,7 +207,7 @@ class Record:
 
     def _open(self) -> None:
         path = self.run_dir / DATABASE
-        written = committed(self.run_dir)  # before the rows are counted, because an active run writes both
+        written = committed(self.run_dir)  # read it before counting rows, because an active run writes both
         if not path.exists():
             if lost := missing_trajectories(path, written, 0):
                 self.tell(lost)
@@ -215,7 +215,7 @@ class Record:
         try:
             connection = Connection(path)
             problem = other_version(connection.db, path)
-            if problem is not None or version(connection.db) == 0:  # 0: its writer has not made the tables yet
+            if problem is not None or version(connection.db) == 0:  # 0: the writer has not created the tables yet
                 connection.close()
                 if problem is not None:
                     self.tell(problem)
@@ -227,5 +227,5 @@ class Record:
         if lost := missing_trajectories(connection.path, written, self.extent()[0]):
             if connection.path is path:
                 self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves the readable part")
-            elif not look(self.run_dir).active:  # else its newest rows are in a write-ahead log on its machine
+            elif not look(self.run_dir).active:  # if active, its newest rows are in the WAL on its machine
                 self.tell(lost)

@@ -1,4 +1,4 @@
-"""The lists of a run's rollouts: counted, paged, stepped through and searched at any size."""
+"""List a run's rollouts: count, page, step through and search them at any size."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ..types import TrajectoryRow
 from .groups import GroupList
 from .record import Record
 
-if TYPE_CHECKING:  # the first paint of a list waits for neither
+if TYPE_CHECKING:  # the first paint of a list needs neither
     from ..search import scatter
     from .behavior import Span, SpanBehavior
 
 _KEPT_VIEWS = 12
 _KIN = 4096
-"""Rollouts of one group that are read at most."""
+"""The maximum number of rollouts read from one group."""
 _SOME = 500
-"""Numbers in one query."""
+"""The maximum number of row numbers in one query."""
 _CARD = {
     "n": "rows.n",
     "id": "cards.id",
@@ -38,7 +38,7 @@ _CARD = {
     "actions": "cards.actions",
     "answer": "cards.answer",
 }
-"""Attributes of a row that are in other tables than `rows`."""
+"""Row attributes that are in tables other than `rows`."""
 _SHOWN = [column for column in COLUMNS if column.kind is not Kind.LINK or column.name in ("penalties", "rules")]
 _ATTRIBUTES = {field.name for field in fields(TrajectoryRow)}
 _TABLES = (
@@ -48,20 +48,20 @@ _TABLES = (
 
 
 def by_number(record: Record, numbers: Sequence[int]) -> list[TrajectoryRow]:
-    """Return the rows with these numbers, in this order, without missing ones."""
+    """Return the rows with these numbers in this order. Missing rows are left out."""
     found: dict[int, TrajectoryRow] = {}
     for start in range(0, len(numbers), _SOME):
         part = numbers[start : start + _SOME]
         before = record.damages
         rows = where(record, f"rows.n IN ({','.join('?' * len(part))})", part)
-        if record.damages > before:  # a damaged page: one by one, so that it costs only its own rows
+        if record.damages > before:  # a damaged page: read one by one, to lose only its own rows
             rows = [row for n in part for row in where(record, "rows.n = ?", (n,))]
         found.update((row.n, row) for row in rows)
     return [found[n] for n in numbers if n in found]
 
 
 def where(record: Record, condition: str, params: Sequence[object]) -> list[TrajectoryRow]:
-    """Return the rows of a condition, which may end in ORDER BY and LIMIT."""
+    """Return the rows that match a condition, which may end in ORDER BY and LIMIT."""
     columns = (*_CARD.values(), *(f"rows.{column.name}" for column in _SHOWN))
     found = record.all(f"SELECT {', '.join(columns)} FROM {_TABLES} WHERE {condition}", params)
     labels = record.labels() if found else None
@@ -72,7 +72,7 @@ def where(record: Record, condition: str, params: Sequence[object]) -> list[Traj
 
 
 def _extras(record: Record, labels: Labels, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return the record's own columns of some rows, by number. Most records have none."""
+    """Return the record's own columns of these rows by number. Most records have none."""
     names = labels.of_kind("extra")
     values: dict[int, dict[str, object]] = {}
     if not names:
@@ -127,25 +127,25 @@ class Rollouts:
         return self._record.scalar("SELECT n FROM rows WHERE split = ? ORDER BY n LIMIT 1", (id_,))
 
     def count(self, query: Query = EVERYTHING) -> Count:
-        """Return how many match. `exact` of the result is False for a lower bound."""
+        """Return how many rollouts match. The result's `exact` is False for a lower bound."""
         return self._view(query).count()
 
     def least(self, query: Query = EVERYTHING) -> Count:
-        """Return the count when it is known without counting, else a lower bound, at once."""
+        """Return at once the count if it is known, else a lower bound."""
         return self._view(query).least()
 
     def page(self, query: Query = EVERYTHING, *, offset: int = 0, limit: int = 100) -> list[TrajectoryRow]:
         return self.rows(self._view(query).page(offset, limit))
 
     def each(self, query: Query = EVERYTHING) -> Iterator[TrajectoryRow]:
-        """Yield all rows of a query, read in pages."""
+        """Yield all rows of a query, reading them in pages."""
         offset = 0
         while numbers := self._view(query).page(offset, _SOME):
             yield from self.rows(numbers)
             offset += len(numbers)
 
     def seek(self, n: int, direction: int, query: Query = EVERYTHING) -> TrajectoryRow | None:
-        """Return the row after (`+1`) or before (`-1`) trajectory `n`, which need not itself match the query."""
+        """Return the row after (`+1`) or before (`-1`) trajectory `n`, which need not match the query."""
         other = self._view(query).neighbour(n, direction)
         return next(iter(self.rows([other])), None) if other is not None else None
 
@@ -161,7 +161,7 @@ class Rollouts:
         return where(self._record, condition, (group, _KIN))
 
     def prompt(self, prompt_id: str, limit: int = 200) -> list[TrajectoryRow]:
-        """Return the last `limit` rollouts of one prompt over the whole run, oldest first."""
+        """Return the last `limit` rollouts of one prompt in the whole run, oldest first."""
         condition = "rows.prompt = (SELECT id FROM prompts WHERE name = ?) ORDER BY rows.n DESC LIMIT ?"
         return where(self._record, condition, (prompt_id, limit))[::-1]
 
@@ -169,7 +169,7 @@ class Rollouts:
         return GroupList(self._record, self._selection(query), query.sort, query.descending)
 
     def histogram(self, query: Query = EVERYTHING, *, column: str = "reward", bins: int = 20) -> histogram.Histogram:
-        """Return `[(low, high, count)]` of equal bins over the range of the whole run. Counts may be estimates
+        """Return `[(low, high, count)]` for equal bins over the range of the whole run. Counts may be estimates
         (`exact`)."""
         selection = self._selection(query)
         view, db = self._view(Query(query.filter, query.search)), self._record.db
@@ -178,13 +178,13 @@ class Rollouts:
         return histogram.of(db, selection, view.numbers(), self._record.extent()[0], column, bins)
 
     def per_step(self, query: Query = EVERYTHING) -> dict[int, int]:
-        """Return how many match of each training step. Rollouts without a step are left out."""
+        """Return the number of matches per training step. Rollouts without a step are left out."""
         source, params, _ = self._selection(query).source()
         sql = f"SELECT step, count(*) {source} AND step IS NOT NULL GROUP BY step ORDER BY step"
         return dict(self._record.all(sql, params))
 
     def behavior(self, query: Query, spans: Sequence[Span]) -> list[SpanBehavior]:
-        """Return how the matching rollouts of some spans of steps behaved, without those of evaluations."""
+        """Return the behavior of the matching rollouts in some spans of steps, excluding evaluations."""
         from .behavior import behavior, trained
 
         selection = self._selection(replace(query, filter=trained(query.filter)))
@@ -201,14 +201,14 @@ class Rollouts:
         return scatter.cloud(db, labels, selection, x, y, size)
 
     def values(self) -> list[str]:
-        """Return the names of the numbers that `scatter` takes."""
+        """Return the names of the values that `scatter` accepts."""
         from ..search import scatter
 
         labels = self._record.labels()
         return [] if labels is None else scatter.names(labels)
 
     def filter_notes(self, filter: str) -> tuple[str, ...]:
-        """Return names in a filter that this record does not hold, each with the nearest that it does."""
+        """Return the names in a filter that this record lacks, each with the nearest existing names."""
         labels = self._record.labels()
         return () if labels is None else tuple(filters.parse(filter, labels, self._notes).notes)
 
@@ -221,7 +221,7 @@ class Rollouts:
         return self._record.notes.read().values()
 
     def covered(self, selection: Selection) -> int:
-        """Return how far the texts go that a selection searches. A record indexes its own texts at once."""
+        """Return a number that grows as more texts become searchable: 0, as a record indexes its texts at once."""
         return 0
 
     def _selection(self, query: Query) -> Selection:

@@ -1,4 +1,4 @@
-"""Addresses such as `s3://…`, `hf://…`, `ssh://host/folder`: their file systems, and their errors in one sentence."""
+"""Addresses such as `s3://…`, `hf://…`, `ssh://host/folder`: file systems, and errors in one sentence."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PACKAGES = {
 _CONNECT_SECONDS = 15
 _GONE = "there is no such file or folder, or it has been removed"
 MARK = b"grpo-tui reads this record from "
-"""The beginning of a `record.sqlite` that is on another machine. Its address follows."""
+"""The beginning of a `record.sqlite` file that only holds the address of a record on another machine."""
 
 
 class AddressError(RecordError, OSError):
-    """An address cannot be read. The message names it without its password, and the fix."""
+    """An address cannot be read. The message names the address without its password, and the fix."""
 
 
 def is_address(reference: object) -> bool:
@@ -37,14 +37,14 @@ def is_address(reference: object) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the folders that stand for runs at addresses."""
+    """Return the parent folder of the local mirrors of remote runs."""
     return user_folder("XDG_CACHE_HOME", ".cache") / "remote"
 
 
 def address_of(run_dir: Path) -> str | None:
-    """Return the address of the run that a folder stands for; None for a run on this machine.
+    """Return the address of the remote run that a folder mirrors; None for a run on this machine.
 
-    Only folders that `mirror.py` made count: a run from elsewhere cannot name an address to connect to.
+    Only folders created by `mirror.py` count, so that a run from elsewhere cannot make us connect to an address.
     """
     if cache_folder().resolve() not in run_dir.resolve().parents:
         return None
@@ -57,7 +57,7 @@ def address_of(run_dir: Path) -> str | None:
 
 @contextmanager
 def readable_errors(address: str) -> Iterator[None]:
-    """Turn the errors of fsspec's file systems into AddressError."""
+    """Turn errors of fsspec's file systems into AddressError."""
     try:
         yield
     except AddressError:
@@ -66,7 +66,7 @@ def readable_errors(address: str) -> Iterator[None]:
         needed = "apsw" if error.name == "apsw" else f"fsspec {_PACKAGES.get(address.partition('://')[0], '')}".strip()
         what = f"reading it needs more packages ({error}): pip install {needed}"
         raise AddressError(f"{mask_text(address)}: {what}") from None
-    except Exception as error:  # each file system raises the errors of its client
+    except Exception as error:  # each file system raises its client's errors
         raise AddressError(f"{mask_text(address)} cannot be read: {_reason(error)}") from error
 
 
@@ -91,13 +91,13 @@ def _reason(error: BaseException) -> str:
 
 
 def connected(address: str) -> tuple[Any, str]:
-    """Return fsspec's file system of an address, and the path in it. Raises AddressError."""
+    """Return the fsspec file system of an address and the path in it. Raises AddressError."""
     with readable_errors(address):
         import fsspec.core
 
         options: dict[str, object] = {}
         if address.partition("://")[0] in ("ssh", "sftp"):
-            # fsspec's own client, and sshfs by default, accept any host key: this one reads known_hosts.
+            # fsspec's own client and the default of sshfs accept any host key. This client reads known_hosts.
             from sshfs import SSHFileSystem  # pyright: ignore[reportMissingImports]
 
             for scheme in ("ssh", "sftp"):
@@ -108,7 +108,7 @@ def connected(address: str) -> tuple[Any, str]:
 
 
 def is_file(files: Any, path: str) -> bool:
-    """Return whether a file exists. fsspec's `isfile` is False for unknown hosts, too, and begins to fetch the file."""
+    """Return whether a file exists. fsspec's `isfile` is also False for unknown hosts, and begins to fetch the file."""
     try:
         return files.info(path).get("type") == "file"
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
-"""A folder in the cache that stands for a run at an address.
+"""A folder in the cache that mirrors a run at an address.
 
-It holds copies of the run's small files. Its `record.sqlite` is one line with the address, from which `pages.py` reads.
-Images are fetched when they are shown. While the run is active, its small files are fetched again.
+It holds copies of the run's small files. Its `record.sqlite` is one line with the address from which `pages.py` reads.
+Images are fetched when they are shown. The small files of an active run are fetched repeatedly.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .address import MARK, AddressError, address_of, cache_folder, connected, is
 from .pages import RemoteDatabase, remote_file
 
 _EVERY = 5.0
-"""Seconds between two looks at an active run."""
+"""Seconds between two updates of an active run."""
 _ALONE = (RUN_FILE, CONFIG_FILE, NOTES_FILE)
 _FOLDERS = (PROCESSES, LIVE)
 _KEPT = 30 * 86400.0
 """Seconds."""
 _LARGEST = 64 << 20
-"""Bytes of a file that is copied whole."""
+"""The maximum number of bytes copied of a file."""
 
 
 @cache
 def mirrored(address: str) -> Path | None:
-    """Return the folder that stands for the run at an address; None if it holds no run. Raises AddressError."""
+    """Return the folder that mirrors the run at an address; None if there is no run. Raises AddressError."""
     address = address.rstrip("/")
     files, root = connected(address)
     with readable_errors(address):
@@ -51,17 +51,17 @@ def mirrored(address: str) -> Path | None:
         _tidy(folder.parent)
         if has_record:
             replace_file(folder / DATABASE, MARK + address.encode(), wait=False)
-            (folder / DATABASE).chmod(0o600)  # an address may hold a password
+            (folder / DATABASE).chmod(0o600)  # the address may contain a password
         _copy_small(files, root, folder)
         notes = place_of(folder)
-        if not notes.exists() and (folder / NOTES_FILE).exists():  # notes made here follow those made there
+        if not notes.exists() and (folder / NOTES_FILE).exists():  # notes made here are appended to those made there
             notes.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / NOTES_FILE, notes)
     return folder
 
 
 def _tidy(opened: Path) -> None:
-    """Delete the folders that were not opened for a month."""
+    """Delete the folders that have not been opened for a month."""
     os.utime(opened)
     for other in opened.parent.iterdir():
         if time.time() - other.stat().st_mtime > _KEPT:
@@ -69,7 +69,7 @@ def _tidy(opened: Path) -> None:
 
 
 def _copy_small(files: Any, root: str, folder: Path) -> None:
-    """Copy the small files of a run. Files that are gone there stay: they have no process any more."""
+    """Copy the small files of a run. Keep files that are gone at the source, because their process has ended."""
     files.invalidate_cache()
     names = list(_ALONE)
     for sub in _FOLDERS:
@@ -110,7 +110,7 @@ def _keep_fresh(address: str, folder: Path) -> None:
 
 
 def fetch(run_dir: Path, file: Path) -> None:
-    """Copy a file of a remote run into its folder if it is not there yet. A file that cannot be read stays missing."""
+    """Copy a file of a remote run into its folder if it is not there yet. An unreadable file stays missing."""
     address = None if file.exists() else address_of(run_dir)
     if address is None:
         return

@@ -1,4 +1,4 @@
-"""A SQLite database on another machine: apsw's SQLite reads its pages through fsspec, in blocks, when it needs them."""
+"""A SQLite database on another machine: apsw's SQLite reads pages through fsspec on demand, in blocks."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any
 from .address import connected, readable_errors
 
 BLOCK = 1 << 15
-"""Bytes of the smallest request: four pages. Larger blocks wait less often, and fetch more that is not needed."""
+"""Bytes of the smallest request. Larger blocks need fewer round trips but fetch more unneeded data."""
 _MOST = 32
-"""Blocks of the largest request."""
+"""The maximum number of blocks per request."""
 _STATE = (
     *("size", "mtime", "LastModified", "Last-Modified", "last_modified", "created", "ETag", "Content-MD5"),
     *("blob_id", "xet_hash"),
 )
-"""Facts of a file by which file systems of fsspec show a change."""
+"""The file facts by which fsspec file systems reveal a change."""
 
 
 class RemoteFile:
-    """The bytes of one file, read in blocks, which a temporary file keeps. Threads may share it."""
+    """The bytes of one file, read in blocks and cached in a temporary file. Threads may share it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.version = 1
-        """Grows when the file has changed."""
+        """Increases when the file has changed."""
         self._lock = threading.Lock()
         self._files, self._path = connected(address)
         self._recent = True
-        """Whether it changed lately: times count seconds, so a second change may look the same."""
+        """Whether it changed recently. Times have a resolution of seconds, so a second change may go unnoticed."""
         with readable_errors(address):
             self._open()
 
@@ -73,7 +73,7 @@ class RemoteFile:
             return self._bytes[start:end]
 
     def _fetch(self, first: int) -> None:
-        """Fetch a block. When blocks are read in order, fetch more and more at once."""
+        """Fetch a block. For sequential reads, fetch more and more blocks at once."""
         self._ahead = min(2 * self._ahead, _MOST) if first == self._next else 1
         last = -(-self.size // BLOCK)
         blocks = [first]
@@ -83,7 +83,7 @@ class RemoteFile:
         self._remote.seek(start)
         data = self._remote.read(end - start)
         if len(data) != end - start:
-            raise FileNotFoundError(self._path)  # shorter than before: another file
+            raise FileNotFoundError(self._path)  # the file is shorter than before, so it was replaced
         self._bytes[start:end] = data
         self._kept.update(blocks)
         self._next = blocks[-1] + 1
@@ -104,8 +104,8 @@ class _File:
     def xRead(self, amount: int, offset: int) -> bytes:
         data = self._file.read(offset, amount)
         if offset < 28:
-            # Write-ahead logs need shared memory, so the header names the rollback journal (1) in bytes 18 and 19.
-            # SQLite forgets its pages when the change counter, bytes 24 to 27, is another one.
+            # Write-ahead logs need shared memory, so declare the rollback journal (1) in bytes 18 and 19.
+            # SQLite drops its cached pages when the change counter in bytes 24 to 27 changes.
             head = bytearray(self._file.read(0, 28))
             head[18:20], head[24:28] = b"\1\1", self._file.version.to_bytes(4, "big")
             data = bytes(head[offset : offset + amount]) + data[max(0, 28 - offset) :]
@@ -150,7 +150,7 @@ def _file_system() -> object:
 
 
 class RemoteDatabase:
-    """A read-only connection to a remote database, with the methods and errors of `sqlite3` that readers use."""
+    """A read-only connection to a remote database with the `sqlite3` methods and errors that readers use."""
 
     def __init__(self, address: str) -> None:
         from urllib.parse import quote
@@ -196,7 +196,7 @@ class _Cursor:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn apsw's errors, and those of reading a page, into the errors of `sqlite3`."""
+    """Turn errors of apsw and of reading a page into errors of `sqlite3`."""
     import apsw  # pyright: ignore[reportMissingImports]
 
     try:

@@ -1,4 +1,4 @@
-"""The terms of a filter, and the SQL of each term for one record."""
+"""Translate the terms of a filter into SQL for one record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_USES = {
     ),
     "weight": "(n IN (SELECT n FROM uses WHERE weight {0}))",
 }
-"""Numbers of the updates that used a rollout: the step of an update that learned from it, and its weight there."""
+"""Numbers of updates that used a rollout: the step of an update that learned from it, and its weight in that update."""
 NUMBERS = ("n", *(column.name for column in COLUMNS if column.numeric), *OF_USES)
 FLAGS = {
     "correct": "correct = 1",
@@ -39,22 +39,22 @@ LABELS = {
     **{column.name: column.name for column in COLUMNS if column.kind is Kind.NAME},
 }
 CLOSED = "closed"
-"""As `gate:closed`: every reason for which a request was not learnt from."""
+"""`gate:closed` matches every reason for not learning from a request."""
 NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
 TEXTS = ("text", "agent", "observation", "answer")
 NOTES = ("note", "label")
-"""Notes of people (`notes.py`): `note:copied`, `label:hack`, `note:*` for any."""
+"""People's notes (`notes.py`): `note:copied`, `label:hack`, or `note:*` for any note."""
 KEYS = (*LABELS, *NAMES, "id", *TEXTS, *NOTES)
 
 OWN_COLUMNS = ("extra.", "component.")
-"""Columns of a record's own: `extra.difficulty>3`, `component.format=0.5`, `extra.source:web*`."""
+"""The record's own columns: `extra.difficulty>3`, `component.format=0.5`, `extra.source:web*`."""
 
 
 @dataclass
 class Conditions:
-    """Turns the terms of a filter into conditions on the table `rows` of one record, and collects their values.
+    """Turns filter terms into conditions on the table `rows` of one record, and collects their parameters.
 
-    `notes`: names that this record does not hold, with the nearest it does.
+    `notes`: names that the record lacks, with the nearest existing names.
     """
 
     names: Labels | None
@@ -71,7 +71,7 @@ class Conditions:
         return {} if self.names is None else self.names.of_kind(kind)
 
     def unknown(self, what: str, said: str, name: str, known: dict[str, int]) -> str:
-        """Return the condition of a name that the record lacks, which nothing fits, and note the nearest names."""
+        """Return a condition that never matches, for a name that the record lacks, and note the nearest names."""
         near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
         if what == "column":
             near = [n if n.startswith("component.") else f"extra.{n}" for n in near]
@@ -79,13 +79,13 @@ class Conditions:
         return "(0)"
 
     def number(self, key: str, comparison: str, values: tuple[float, ...]) -> str:
-        """Return the condition on a number of the row, or of updates that used it. `comparison` is like `< ?`."""
+        """Return the condition on a number of the row or of updates that used it. `comparison`: SQL such as `< ?`."""
         condition = OF_USES.get(key, f"({key} {{0}})")
         return self.bound(condition.format(comparison), *values * condition.count("{0}"))
 
     def column(self, key: str, condition: str, values: tuple[object, ...]) -> str:
-        """Return the condition on a column of the record's own. A record without it has no match, and a note explains
-        so."""
+        """Return the condition on one of the record's own columns. If the record lacks it, nothing matches and a note
+        explains why."""
         known = self.known("extra")
         name = key if key.lower().startswith("component.") else key[len("extra.") :]
         ids = [known[name]] if name in known else [i for n, i in known.items() if n.lower() == name.lower()]
@@ -95,7 +95,7 @@ class Conditions:
         return self.bound(f"(n IN ({inside}))", *ids, *values)
 
     def label(self, key: str, text: str) -> str:
-        """Return the condition on a name: exact, ignoring case, the last part of a dotted path, or a pattern."""
+        """Return the condition on a name: exact, case-insensitive, the last part of a dotted path, or a pattern."""
         known = self.known(key)
         if key == "gate" and text.lower() == CLOSED:
             return self.bound("(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))
@@ -115,7 +115,7 @@ class Conditions:
         return f"({' OR '.join(parts)})"
 
     def noted(self, key: str, text: str) -> str:
-        """Return the condition on rollouts whose note holds a text, or has a label."""
+        """Return the condition on rollouts whose note contains a text or has a label."""
         wanted = text.lower()
 
         def fits(note: Note) -> bool:
@@ -132,7 +132,7 @@ class Conditions:
 
 
 def resolve(known: dict[str, int], text: str) -> list[int]:
-    """Return the ids of the recorded names that a person means by a text."""
+    """Return the ids of the recorded names that a text refers to."""
     if text in known:
         return [known[text]]
     lower = text.lower()

@@ -32,13 +32,13 @@ _VALUE = re.compile(r"\s*(?:\"(?P<dq>[^\"]*)\"|'(?P<sq>[^']*)'|(?P<word>[^\s()]+
 _SQL = {":": "=", "!=": "<>"}
 _RANGE = re.compile(r"(?P<low>[^.]*(?:\.\d+)?[^.]*)\.\.(?P<high>.*)")
 MOST_TERMS, DEEPEST, LONGEST = 800, 12, 10_000
-"""Terms of a filter, parentheses and `not` within each other, and characters of a value: SQLite limits all three."""
+"""Maximum terms, nesting of parentheses and `not`, and characters of a value. SQLite limits all three."""
 
 
 def parse(text: str, names: Labels | None = None, said: Callable[[], Iterable[Note]] = tuple) -> Conditions:
-    """Turn a filter into SQL for the record with these names; empty SQL for an empty filter.
+    """Translate a filter into SQL for the record with these names. An empty filter gives empty SQL.
 
-    `said`: people's notes in the run. Raises FilterError with the place, the problem and the right form.
+    `said`: people's notes in the run. Raises FilterError with the position, the problem and the right form.
     """
     made = Conditions(names, said)
     parser = _Parser(text, made)
@@ -167,7 +167,7 @@ class _Parser:
         return f"{_SQL.get(op, op)} ?", (self.parse_number(key, text, at),)
 
     def column(self, key: str, op: str) -> str:
-        """Return a condition on a column of the record's own, whose values are numbers or texts."""
+        """Return a condition on one of the record's own columns, whose values are numbers or texts."""
         text, at = self.value(key)
         try:
             comparison, values = self.comparison(key, op, {"true": "1", "false": "0"}.get(text.lower(), text), at)
@@ -215,7 +215,7 @@ class _Parser:
 
 
 def term(key: str, name: str) -> str:
-    """Return the filter of one name, such as `action:"GET"`. Quotes of both kinds in a name match anything."""
+    """Return the filter for one name, such as `action:"GET"`. If it has both kinds of quotes, `"` matches anything."""
     if "*" in name or ('"' in name and "'" in name):
         name = "".join(f"[{c}]" if c in "*?[" else "*" if c == '"' else c for c in name)
     quote = "'" if '"' in name else '"'
@@ -224,11 +224,11 @@ def term(key: str, name: str) -> str:
 
 _LAST = re.compile(r"(?P<key>[A-Za-z_]+)(?::|=)(?P<value>[^\s()\"']*)$|(?P<word>[A-Za-z_]+)$")
 _MOST = 8
-"""Completions that are offered."""
+"""The maximum number of completions."""
 
 
 def completions(text: str, names: Callable[[str], Sequence[str]]) -> list[str]:
-    """Return the filter with its last word completed, the nearest completion first.
+    """Return completions of the filter's last word, nearest first, each as a whole filter.
 
     `names(kind)` returns the recorded names of a kind (`action`, `penalty`, …).
     """

@@ -1,4 +1,4 @@
-"""The distribution of a number over a view, fast enough to follow the filter box."""
+"""Compute the distribution of a number over a view, fast enough to follow typing in the filter box."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Bin = tuple[float, float, int]
 
 
 class Histogram(list[Bin]):
-    """`[(low, high, count)]`, `high` of the last bin inclusive. `exact` is False when counts are scaled up from the
-    part `seen` (0 … 1) of the run that was read in time."""
+    """`[(low, high, count)]`. The last bin includes `high`. `exact` is False if the counts are scaled up from the
+    share `seen` (0 … 1) of the run that was read in time."""
 
     exact: bool = True
     seen: float = 1.0
@@ -32,7 +32,7 @@ def of(
 ) -> Histogram:
     """Count a column's finite values in at most `bins` equal bins over their range in the whole run (1 … `last_n`).
 
-    `numbers`: the trajectories of the selection, if they are known.
+    `numbers`: the trajectories of the selection, if known.
     """
     if column not in SORTS:
         raise FilterError(f"no histogram of {column!r}: use one of {', '.join(SORTS)}")
@@ -55,7 +55,7 @@ def of(
 
 
 def _edges(start: float, end: float, bins: int, column: str) -> list[float]:
-    """Return the edges of equal bins. Those of whole numbers are whole, too."""
+    """Return the edges of equal bins. For integers, the edges are integers too."""
     if end <= start:
         return [start, end]
     if column in WHOLE and bins > 1:
@@ -65,7 +65,7 @@ def _edges(start: float, end: float, bins: int, column: str) -> list[float]:
 
 
 def _by_ranges(db: Connection, column: str, edges: list[float]) -> list[int]:
-    """Count without a filter: each bin is one range of the column's index."""
+    """Count without a filter, reading each bin as one range of the column's index."""
     sql = f"SELECT count(*) FROM rows WHERE {column} >= ? AND {column} < ?"
     counts = [db.all(sql, ends)[0][0] for ends in pairwise(edges)]
     counts[-1] += db.all(f"SELECT count(*) FROM rows WHERE {column} = ?", edges[-1:])[0][0]
@@ -73,7 +73,7 @@ def _by_ranges(db: Connection, column: str, edges: list[float]) -> list[int]:
 
 
 def _bin(column: str, edges: list[float]) -> str:
-    """Return the number of the bin as SQL. It is null for an infinite value."""
+    """Return SQL for the bin number. It is null for infinite values."""
     width = (edges[-1] - edges[0]) / (len(edges) - 1) or 1.0
     finite = f"CASE WHEN abs({column}) < {INFINITY} THEN {column} END"
     return f"min({len(edges) - 2}, max(0, CAST(({finite} - {edges[0]!r}) / {width!r} AS INTEGER)))"
@@ -94,7 +94,7 @@ def _of_numbers(db: Connection, column: str, edges: list[float], numbers: Sequen
 def _by_blocks(
     db: Connection, selection: Selection, last_n: int, column: str, edges: list[float]
 ) -> tuple[list[int], float]:
-    """Count blocks of rows spread over the run until all are read or the time is up, then scale to the whole."""
+    """Count blocks of rows spread over the run until all are read or time is up, then scale to the whole run."""
     counts = [0] * (len(edges) - 1)
     blocks = max(1, -(-last_n // BLOCK))
     stride = next(s for s in range(max(1, int(blocks * 0.618)), blocks + 2) if math.gcd(s, blocks) == 1)

@@ -1,4 +1,4 @@
-"""Which rollouts of a run, in which order: as a person states it (`Query`), and as SQL (`Selection`)."""
+"""A query for rollouts of a run, as a person states it (`Query`) and as SQL (`Selection`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Query:
 
     @property
     def plain(self) -> bool:
-        """All of them in the order of recording: neighbours are read by key."""
+        """Whether the query covers all rollouts in recording order, so that neighbours are read by key."""
         return self.everything and self.sort == "n"
 
     def describe(self) -> str:
@@ -35,12 +35,12 @@ class Query:
 
 
 EVERYTHING = Query()
-"""All rollouts of a run in the order of recording."""
+"""All rollouts of a run in recording order."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A condition over the table `rows` (`filters.py`) and a full-text expression (`match_expression`), or neither."""
+    """A condition on the table `rows` (`filters.py`) and a full-text expression (`match_expression`), both optional."""
 
     where: str = ""
     params: tuple[object, ...] = ()
@@ -57,10 +57,10 @@ class Selection:
     def source(self, order: str = "") -> tuple[str, list[object], str]:
         """Return FROM and WHERE over `rows`, their parameters, and the name of n there.
 
-        A search drives the join, because its postings come in order of n. Without one, a scan beats every index that
+        A search drives the join because its postings are ordered by n. Without a search, a scan beats every index that
         SQLite would choose for a filter, unless an order is needed (`order`: the name of its index).
         """
-        if self.match and order:  # along another order: each row is looked up among the postings
+        if self.match and order:  # in another order, look up each row among the postings
             found = "EXISTS (SELECT 1 FROM search WHERE search MATCH ? AND rowid = n)"
             source = f"FROM rows INDEXED BY {order} WHERE ({self.where or 1}) AND {found}"
             return source, [*self.params, self.match], "n"
@@ -72,7 +72,7 @@ class Selection:
         return f"FROM rows {hint} WHERE {self.where or 1}", list(self.params), "n"
 
     def counted(self) -> tuple[str, list[object], str]:
-        """Return the same for counting only: a search without a filter need not read the rows."""
+        """Return the same for counting only, because a search without a filter need not read the rows."""
         if self.match and not self.where:
             return "FROM search WHERE search MATCH ?", [self.match], "rowid"
         return self.source()
@@ -84,13 +84,13 @@ _BETWEEN = re.compile(r"(?:[^\w\u0300-\u036f]|_)+")
 
 
 def match_expression(text: str) -> str:
-    """Return the MATCH expression of a search, empty for an empty text. Raises FilterError for text without words."""
+    """Return the MATCH expression of a search; empty for an empty text. Raises FilterError for text without words."""
     wanted: list[str] = []
     unwanted: list[str] = []
     for found in _TERM.finditer(text):
         column, word = found["column"], found["phrase"] if found["phrase"] is not None else found["word"]
         if column is not None and column.lower() not in SEARCH_COLUMNS:
-            column, word = None, f"{found['column']}:{word}"  # a colon in ordinary text
+            column, word = None, f"{found['column']}:{word}"  # the colon belongs to ordinary text
         star = found["pstar"] == "*" or (found["phrase"] is None and word.endswith("*"))
         if not any(c.isalnum() for c in word):
             continue
@@ -106,7 +106,7 @@ def match_expression(text: str) -> str:
 
 
 def needles(text: str) -> tuple[str, ...]:
-    """Return the phrases and words that must occur, with blanks for the characters that the index ignores."""
+    """Return the phrases and words that must occur, with blanks for characters that the index ignores."""
     found = []
     for term in _TERM.finditer(text):
         word = term["phrase"] if term["phrase"] is not None else term["word"].rstrip("*")

@@ -1,4 +1,4 @@
-"""Two numbers of rollouts against each other, counted in cells: a plot costs the same at any size of the run."""
+"""Plot two numbers of rollouts against each other. Rollouts are counted in cells, so the output size is bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = re.compile(r"[^\s()<>=!:\"']{1,80}")
 
 @dataclass(frozen=True)
 class Axis:
-    """A value and its cells: cell i holds `low + i * step` up to the next edge."""
+    """A value and its cells. Cell i begins at `low + i * step` and ends at the next edge."""
 
     name: str
     low: float = 0.0
@@ -34,13 +34,13 @@ class Axis:
         return f"{round(self.low / self.step) * self.step + cell * self.step:.10g}"
 
     def term(self, cell: int) -> str:
-        """Return the filter of the rollouts of a cell."""
+        """Return the filter that selects the rollouts of a cell."""
         return f"{self.name}>={self.edge(cell)} and {self.name}<{self.edge(cell + 1)}"
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Rollouts by cell, (column, row) from the lower left: how many there are, and the number of the first."""
+    """Rollouts by cell, (column, row) from the lower left: their count, and the number of the first."""
 
     x: Axis
     y: Axis
@@ -52,7 +52,7 @@ class Cloud:
 
 
 def names(labels: Labels) -> list[str]:
-    """Return the values of rollouts that a plot may show, as filters name them."""
+    """Return the names of the values that a plot can show, as in filters."""
     own = [name if name.startswith("component.") else f"extra.{name}" for name in labels.of_kind("extra")]
     return [*_NUMBERS, *(name for name in own if _NAMED.fullmatch(name))]
 
@@ -89,5 +89,5 @@ def _axis(name: str, low: float, high: float, most: int) -> Axis:
 
 
 def _cell(column: str, axis: Axis) -> str:
-    # the small part puts a value on an edge into the cell that its filter names
+    # the epsilon puts a value on an edge into the cell that its filter names
     return f"min({axis.cells - 1}, max(0, CAST(({column} - {axis.low!r}) / {axis.step!r} + 1e-9 AS INTEGER)))"

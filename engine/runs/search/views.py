@@ -1,12 +1,12 @@
-"""Views: the trajectories that match a filter and a search, in an order. They give pages and neighbours of millions of
-rows.
+"""Views: the trajectories that match a filter and a search, in an order. They provide pages and neighbours over
+millions of rows.
 
-A view is one of three kinds, and may change its kind as the run grows:
+A view has one of three kinds, which may change as the run grows:
 
-- `Dense`: all trajectories in order of recording. Every answer is arithmetic.
-- `SortedView`: few (at most `SMALL`), found by one scan and kept as a sorted list of keys.
-- `Walked`: many, never listed. Pages and neighbours are read by key along an index, from the nearest known place.
-  A count that takes too long is a lower bound, or unknown.
+- `Dense`: all trajectories in recording order. Every answer is arithmetic.
+- `SortedView`: few matches (at most `SMALL`), found by one scan and kept as a sorted list of keys.
+- `Walked`: many matches, never listed. Pages and neighbours are read by key along an index, from the nearest known
+  place. A count that takes too long is a lower bound, or unknown.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ SMALL = 20_000
 COUNT_SECONDS = 0.15
 WALK_SECONDS = 0.04
 AHEAD = 64
-"""Neighbours read at once: stepping through a view rarely asks the database."""
+"""The number of neighbours read at once, so that stepping through a view rarely queries the database."""
 _PLACES = 4096
-"""Places of a walk that are kept."""
+"""The maximum number of known places of a walk."""
 
 Key = tuple[int, float, int]
-"""Position in an order: whether the value is there (missing values come first), the value, n."""
+"""The position in an order: whether there is a value (missing values come first), the value, n."""
 
 
 def key_of(value: float | None, n: int) -> Key:
-    """Return the key of rollout `n` whose value in the order is `value`."""
+    """Return the key of rollout `n` with `value` in the order's column."""
     return (0, 0.0, n) if value is None else (1, value, n)
 
 
 def beyond(column: str, start: Key | None, ascending: bool) -> list[tuple[str, tuple[object, ...]]]:
-    """Return the conditions for rows beyond a key in an order. Each is one range of the index, ties first."""
+    """Return the conditions for rows beyond a key in an order, ties first. Each condition is one range of the index."""
     if start is None:
         return [("1", ())]
     present, value, n = start
@@ -56,7 +56,7 @@ def beyond(column: str, start: Key | None, ascending: bool) -> list[tuple[str, t
 
 
 class Count(int):
-    """A number of trajectories. `exact` is False if it is only a lower bound (shown as `≥ 20,001`)."""
+    """A number of trajectories. `exact` is False for a lower bound (shown as `≥ 20,001`)."""
 
     exact: bool = True
 
@@ -71,49 +71,49 @@ class Count(int):
 
 
 class Dense:
-    """All trajectories in order of recording: their numbers have no holes. Offsets count from 0, numbers `n` from 1."""
+    """All trajectories in recording order, whose numbers have no gaps. Offsets count from 0, numbers `n` from 1."""
 
     def __init__(self, last_n: int, descending: bool) -> None:
         self.last_n, self.descending = last_n, descending
 
     def count(self) -> Count:
-        """Return how many there are; a lower bound if counting takes too long."""
+        """Return the number of trajectories, or a lower bound if counting takes too long."""
         return Count.of(self.last_n)
 
     least = count
     """The count as far as it is known without counting."""
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """Return the numbers at `offset` … of the view."""
+        """Return up to `limit` numbers of the view from `offset` on."""
         if self.descending:
             first = self.last_n - offset
             return list(range(first, max(0, first - limit), -1))
         return list(range(offset + 1, min(self.last_n, offset + limit) + 1))
 
     def neighbour(self, n: int, direction: int) -> int | None:
-        """Return the number after (`+1`) or before (`-1`) trajectory n, which may be outside the view; None at its
-        end."""
+        """Return the number after (`+1`) or before (`-1`) trajectory n, which may be outside the view; None at the
+        view's end."""
         other = n + (-direction if self.descending else direction)
         return other if 1 <= other <= self.last_n else None
 
     def position(self, n: int) -> int | None:
-        """Return the offset of trajectory n; None if it is not in the view, or counting takes too long."""
+        """Return the offset of trajectory n; None if it is not in the view or counting takes too long."""
         if not 1 <= n <= self.last_n:
             return None
         return self.last_n - n if self.descending else n - 1
 
     def numbers(self) -> Sequence[int] | None:
-        """Return all numbers where they are listed."""
+        """Return all numbers if the view lists them, else None."""
         return None
 
     def grown(self, last_n: int) -> View:
-        """Return the view of trajectories up to `last_n`. Cheap if there are no new ones."""
+        """Return the view of trajectories up to `last_n`. This is cheap if there are no new ones."""
         self.last_n = last_n
         return self
 
 
 class _Ordered:
-    """The common part of views with a filter or another order: the selection and the column of the order."""
+    """The base of views with a filter or another order: the selection and the order's column."""
 
     def __init__(self, db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> None:
         self.db, self.selection = db, selection
@@ -136,7 +136,7 @@ class _Ordered:
 
 
 class SortedView(_Ordered):
-    """A view whose keys are all here, sorted."""
+    """A view that holds all its keys, sorted."""
 
     keys: list[Key]
 
@@ -171,7 +171,7 @@ class SortedView(_Ordered):
         return [n for _, _, n in self.keys]
 
     def grown(self, last_n: int) -> View:
-        """Sort in the new matches; with too many of them, return a `Walked` view."""
+        """Insert the new matches. Return a `Walked` view if there are too many."""
         if last_n == self.last_n:
             return self
         found = self._found_after(self.last_n)
@@ -182,28 +182,28 @@ class SortedView(_Ordered):
 
 
 class Walked(_Ordered):
-    """A view that is read by key along an index, from the nearest place already seen."""
+    """A view that is read by key along an index, from the nearest known place."""
 
     def __init__(self, db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> None:
         super().__init__(db, selection, sort, descending, last_n)
         self._counted = Count.of(last_n) if selection.everything else None
         self._anchors: dict[int, Key] = {}
-        """Key in front of an offset."""
+        """The key before an offset."""
         self._ahead: dict[tuple[int, int], int | None] = {}
-        """Neighbour of a number in a direction."""
+        """The neighbour of a number in a direction."""
 
     def count(self) -> Count:
-        """Count once, then update the count."""
+        """Count once, then only update the count."""
         if self._counted is None:
             self._counted = self._count_after(Count.of(0), 0)
         return self._counted
 
     def least(self) -> Count:
-        """Return the count, or the size of the largest list as a lower bound."""
+        """Return the count, or a lower bound: more than the longest `SortedView`."""
         return self._counted if self._counted is not None else Count.of(SMALL + 1, exact=False)
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """Read a page from the nearest known place before it, or from the end if that is nearer."""
+        """Read a page, starting from the nearest known place before it, or from the end if that is nearer."""
         total = self._counted if self._counted is not None and self._counted.exact else None
         backwards = False
         start, skip, ascending = None, offset, not self.descending
@@ -224,7 +224,7 @@ class Walked(_Ordered):
         return [n for _, _, n in keys]
 
     def neighbour(self, n: int, direction: int) -> int | None:
-        """Return the next key along the index, and read some more ahead."""
+        """Return the next number along the index, and read some more ahead."""
         if (n, direction) in self._ahead:
             return self._ahead[n, direction]
         here = self._key_of(n)
@@ -236,16 +236,16 @@ class Walked(_Ordered):
         for a, b in itertools.pairwise(chain):
             self._ahead[a, direction] = b
             self._ahead[b, -direction] = a
-        # one way only: n itself need not be in the view
+        # only in this direction, because n itself need not be in the view
         other = self._ahead[n, direction] = chain[0] if chain else None
         return other
 
     def position(self, n: int) -> int | None:
-        """Return how many matches come before it, if they can be counted in time."""
+        """Return the number of matches before trajectory n, if they can be counted in time."""
         here = self._key_of(n)
         if here is None:
             return None
-        along = self.selection.everything  # else one scan finds the matches sooner than the index of the order
+        along = self.selection.everything  # else one scan is faster than the order's index
         source, params, name = self.selection.source(f"rows_{self.sort}" if along else "")
         if self.db.one(f"SELECT 1 {source} AND {name} = ?", (*params, n)) is None:
             return None
@@ -292,7 +292,7 @@ class Walked(_Ordered):
         return [("1", ())] if start is None else [(f"{name} {'>' if ascending else '<'} ?", (start[2],))]
 
     def _walk(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
-        """Return the next `limit` keys after `start` (exclusive) in a direction, leaving out the first `skip`."""
+        """Return the next `limit` keys after `start` (exclusive) in a direction, skipping the first `skip`."""
         if limit <= 0:
             return []
         if self.sort == "n":
@@ -304,7 +304,7 @@ class Walked(_Ordered):
         try:
             with self.db.limit(None if self.selection.everything else WALK_SECONDS):
                 return self._along_index(start, ascending, limit, skip)
-        except OutOfTime:  # the matches lie far along this order: one scan that keeps the best is quicker
+        except OutOfTime:  # matches are far along this order, so one scan that keeps the best is faster
             return self._by_scan(start, ascending, limit, skip)
 
     def _along_index(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
@@ -314,7 +314,7 @@ class Walked(_Ordered):
         for condition, more in beyond(self.sort, start, ascending):
             sql = f"SELECT {self.sort}, n {source} AND {condition} ORDER BY {self.sort} {order}, n {order} LIMIT ?"
             need = limit + skip - len(keys)
-            if skip and not keys and condition == "1":  # the whole order: SQLite skips faster than we do
+            if skip and not keys and condition == "1":  # for the whole order, SQLite skips faster than we do
                 found = self.db.all(f"{sql} OFFSET ?", (*params, *more, limit, skip))
                 return [key_of(v, n) for v, n in found]
             keys.extend(key_of(v, n) for v, n in self.db.all(sql, (*params, *more, need)))
@@ -339,7 +339,7 @@ View = Dense | SortedView | Walked
 
 
 def open_view(db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> View:
-    """Return the view of a query over trajectories 1 … `last_n`. Raises FilterError for an order that there is not."""
+    """Return the view of a query over trajectories 1 … `last_n`. Raises FilterError for an unknown order."""
     if sort not in SORTS:
         raise FilterError(f"cannot sort by {sort!r}: use one of {', '.join(SORTS)}")
     if selection.everything:

@@ -1,1 +1,1 @@
-"""Write a record: the queue and its thread, the SQL of each table, and failures of the disk."""
+"""Write a record: the queue and its thread, the SQL of each table, and the handling of disk failures."""

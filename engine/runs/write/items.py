@@ -1,6 +1,6 @@
-"""The items that the record's thread stores. Each stores itself into the tables.
+"""The items that the record's thread stores. Each item stores itself into the tables.
 
-The queue holds entries: an `Entry` is stored in one transaction or not at all.
+The queue holds entries. An `Entry` is stored in one transaction or not at all.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class Item(ABC):
 
     @property
     def cost(self) -> int:
-        """About how many bytes it holds in memory."""
+        """The approximate memory use in bytes."""
         return 0
 
     @property
     def rows(self) -> int:
-        """How many rows are lost with it."""
+        """The number of rows that are lost if the item is lost."""
         return 1
 
     def pieces(self, size: int) -> Sequence[Item]:
-        """Split it into items of about `size` bytes (1: as small as they get) that may be stored one after another."""
+        """Split the item into items of about `size` bytes (1: as small as possible) that may be stored separately."""
         return (self,)
 
     @abstractmethod
     def store(self, store: RecordStore) -> int | None:
-        """Add its rows inside the open transaction. Returns how many of them cannot be recorded, if any."""
+        """Add the rows inside the open transaction. Return how many of them cannot be recorded, if any."""
 
 
 @dataclass(frozen=True)
 class Write(Item):
-    """Anything that one call of the store records."""
+    """Anything that a single call of the store records."""
 
     name: str
     size: int
@@ -72,7 +72,7 @@ class Write(Item):
 
 @dataclass(frozen=True)
 class MetricsItem(Item):
-    """Numbers of a step, by their flat names."""
+    """Numbers of a step by flat name."""
 
     step: int
     values: Mapping[str, float]
@@ -117,7 +117,7 @@ class TrajectoriesItem(Item):
 
 @dataclass(frozen=True)
 class SavedImage(Item):
-    """An image and its path inside the run's folder: a file of its own, written before the rows that name it."""
+    """An image and its path inside the run's folder. The file is written before the rows that name it."""
 
     path: str
     image: Image
@@ -127,14 +127,14 @@ class SavedImage(Item):
         return int(getattr(self.image, "nbytes", 0) or 0) or 1 << 18
 
     def write(self, run_dir: Path) -> None:
-        """Write the file. Other values than images are logged, and readers show them as missing. Raises OSError."""
+        """Write the file. Log values that are not images, which readers show as missing. Raises OSError."""
         try:
             data = _encoded(self.path, self.image)
         except ValueError as error:
             log.warning("the record leaves out image %s: %s", self.path, error)
             return
         target = run_dir / self.path
-        target.parent.mkdir(exist_ok=True)  # not parents: a run's folder that was removed stays removed
+        target.parent.mkdir(exist_ok=True)  # no parents: a removed run folder stays removed
         replace_file(target, data, wait=False)
 
     def store(self, store: RecordStore) -> None:
@@ -143,7 +143,7 @@ class SavedImage(Item):
 
 @dataclass(frozen=True)
 class PositionsItem(Item):
-    """How far other journals are copied, by their names."""
+    """The positions up to which other journals are copied, by journal name."""
 
     positions: Mapping[str, int]
 
@@ -165,12 +165,12 @@ def _size(record: TrajectoryRecord) -> int:
         for step in record.trajectory.steps:
             size += len(step.text) + len(step.observation) + 512
         return size + (0 if record.tokens is None else 16 * len(record.tokens))
-    except (AttributeError, TypeError):  # not storable; the record's thread will say so
+    except (AttributeError, TypeError):  # not storable; the record's thread reports it
         return 1024
 
 
 def image_path(name: str) -> str:
-    """Return the path of an image inside the run's folder. Characters that file names should not have become `_`."""
+    """Return the path of an image inside the run's folder. Characters that are unsafe in file names become `_`."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:120] or "image"
     return f"{IMAGES}/{stem}" if stem.lower().endswith((".png", ".jpg", ".jpeg")) else f"{IMAGES}/{stem}.png"
 
@@ -189,6 +189,6 @@ def _encoded(name: str, image: Image) -> bytes:
             image = Pictures.fromarray(array)
         buffer = io.BytesIO()
         image.save(buffer, format="PNG" if name.lower().endswith(".png") else "JPEG")
-    except (OSError, KeyError, TypeError, AttributeError) as error:  # PIL says OSError for a mode that it cannot write
+    except (OSError, KeyError, TypeError, AttributeError) as error:  # PIL raises OSError for modes that it cannot write
         raise ValueError(str(error)) from error
     return buffer.getvalue()

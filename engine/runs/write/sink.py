@@ -1,7 +1,7 @@
 """Commit items to the record's file, and handle a disk that refuses them.
 
-Trouble with the folder (full, read-only, removed, damaged) keeps the items for a later attempt. An item that cannot be
-stored at all is dropped. Both are reported once, and counted.
+If the folder is in trouble (full, read-only, removed, damaged), items wait for a later attempt. An item that cannot be
+stored at all is dropped. Both cases are counted and reported once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .truncation import truncate_after
 log = logging.getLogger(__name__)
 
 FOLD_SECONDS = 15.0
-"""How often the write-ahead log is folded into the database, at most."""
+"""Minimum seconds between checkpoints of the write-ahead log into the database."""
 TELL_AGAIN_SECONDS = 60.0
 UNSTORABLE = "rows could not be stored"
-"""Why rows are missing when the folder is in no trouble."""
+"""The reason for missing rows if the folder itself is fine."""
 _BAD_ITEM = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 class News(NamedTuple):
-    """The explanation of a hole in the record: a sentence, why, and how many rows are missing."""
+    """The explanation of a gap in the record: a sentence, the reason, and the number of missing rows."""
 
     message: str
     reason: str
@@ -42,7 +42,8 @@ class News(NamedTuple):
 
 
 class WriteTrouble:
-    """overflow: returns how many rows found no room in the queue. tell: receives one sentence for people."""
+    """Tracks and reports trouble with writing. overflow: returns the number of rows that did not fit into the queue.
+    tell: receives one sentence for people."""
 
     def __init__(self, overflow: Callable[[], int], tell: Callable[[str], None]) -> None:
         self.now: str | None = None
@@ -67,7 +68,7 @@ class WriteTrouble:
         self.attempts += 1
         if self.now is not None or (locked and self.attempts == 1):
             return
-        # A disk that is nearly full says no, yes, no, …: that is one trouble, and is told once.
+        # A nearly full disk alternates between failure and success. Report that only once.
         self.now = self._reason = reason
         self._quiet = self._told_lately()
         self._told_at[reason] = time.monotonic()
@@ -75,7 +76,7 @@ class WriteTrouble:
             self._tell(self.sentence)
 
     def news(self) -> News | None:
-        """Return the report that is due now: once for a spell of trouble, at most once a minute."""
+        """Return the report that is due now, if any: once per period of trouble, at most once a minute."""
         lost = self._untold()
         loud = self.now is not None and not self._quiet
         if not loud and (self._told_lately() or not lost):
@@ -86,19 +87,19 @@ class WriteTrouble:
         return News(message, self._reason, lost)
 
     def last_news(self) -> bool:
-        """Return whether a report is left for the end."""
+        """Return whether a final report is still due."""
         if not self._untold() or self.now is not None:
             return False
         self._told_at.clear()
         return True
 
     def refused(self, rows: int) -> None:
-        """Count rows that the tables did not take. Each has an event of its own."""
+        """Count rows that the tables refused. Each has its own event."""
         self.lost += rows
         self._told += rows
 
     def written(self, news: News | None) -> None:
-        """Note that everything given was stored, and the report with it."""
+        """Note that everything was stored, including the report."""
         recovered = self.now is not None
         self.now, self.attempts = None, 0
         if news is None:
@@ -132,7 +133,7 @@ def explain(error: BaseException, run_dir: Path) -> str:
 
 
 class Sink:
-    """The record's file for its thread. `overflow` returns how many rows found no room in the queue."""
+    """The record's file for its thread. `overflow` returns the number of rows that did not fit into the queue."""
 
     def __init__(
         self, run_dir: Path, resume_from_step: int | None, overflow: Callable[[], int], tell: Callable[[str], None]
@@ -141,28 +142,28 @@ class Sink:
         self.trouble = WriteTrouble(overflow, tell)
         self.summary = Summary()
         self.step = 0
-        """The last step of which something is committed."""
+        """The last step with committed data."""
         self.trajectories: int | None = None
-        """The number of committed trajectories, of other processes as well; None before the file was open."""
+        """The number of committed trajectories, including other processes; None before the file is open."""
         self.positions: dict[str, int] = {}
-        """How far other journals are copied, as committed by this process."""
+        """The positions up to which other journals are copied, as committed by this process."""
         self._resume = resume_from_step
         self._store: RecordStore | None = None
         self._inode: tuple[int, int] | None = None
         self._careful = False
         self._folded = time.monotonic()
         self._unfolded = False
-        """Whether the write-ahead log holds more than the database."""
+        """Whether the write-ahead log holds data that the database lacks."""
 
     @property
     def idle(self) -> bool:
         return self._resume is None
 
     def write(self, entries: deque[Entry]) -> bool:
-        """Store entries and take them off the queue. False: the folder is in trouble, try the rest again later."""
+        """Store entries and remove them from the queue. Return False if the folder is in trouble: retry later."""
         self._careful = False
         if not entries and self._unfolded and self._store is not None:
-            self._fold(self._store)  # a run that waits, too: viewers elsewhere see the database only
+            self._fold(self._store)  # also while the run waits, because remote viewers see only the database
         while entries or self._resume is not None:
             part = deque([entries[0]]) if self._careful and entries else entries
             try:
@@ -184,7 +185,7 @@ class Sink:
         return True
 
     def close(self, left: int) -> None:
-        """Report losses, the `left` rows that can no longer be written included, and close the file."""
+        """Report losses, including the `left` rows that can no longer be written, and close the file."""
         self.trouble.lost += left
         if self._store is not None and self.trouble.last_news():
             try:
@@ -226,7 +227,7 @@ class Sink:
                 self.positions = {**self.positions, **positions}
 
     def _news(self, store: RecordStore) -> News | None:
-        """Add the event that explains a hole in the record, where there is one to explain."""
+        """Add the event that explains a gap in the record, if there is one to explain."""
         news = self.trouble.news()
         if news is not None:
             data = orjson.dumps({"reason": news.reason, "dropped": news.lost})
@@ -234,25 +235,25 @@ class Sink:
         return news
 
     def _fold(self, store: RecordStore) -> None:
-        """Fold the write-ahead log in from time to time: a log that is lost must hold little."""
+        """Checkpoint the write-ahead log from time to time, so that a lost log costs little."""
         self._unfolded = True
         if time.monotonic() - self._folded >= FOLD_SECONDS:
             self._folded = time.monotonic()
             try:
                 store.fold()
                 self._unfolded = False
-            except sqlite3.Error as error:  # what is committed stays committed in the log
+            except sqlite3.Error as error:  # committed data stays safe in the log
                 log.debug("the log of the record is folded in later: %s", error)
 
     def _opened(self) -> RecordStore:
         path = self.run_dir / DATABASE
         if self._store is not None:
-            found = path.stat()  # FileNotFoundError: SQLite would go on writing into a removed file
+            found = path.stat()  # FileNotFoundError: SQLite would keep writing into a removed file
             if (found.st_dev, found.st_ino) == self._inode:
                 return self._store
             self._let_go()
         elif self._inode is not None:
-            path.stat()  # a record that was removed is not begun again behind the user's back
+            path.stat()  # do not recreate a record that the user removed
         store = RecordStore(path)
         try:
             if self._resume is not None:
@@ -279,7 +280,7 @@ class Sink:
             self._store = None
 
     def _set_aside(self, entries: deque[Entry], error: Exception) -> None:
-        """Drop an item that cannot be stored. From here on, items are stored one by one, so it holds up no other."""
+        """Drop an item that cannot be stored. First switch to storing items one by one, so that no other is lost."""
         if not self._careful and (len(entries) > 1 or sum(item.rows for item in entries[0]) > 1):
             self._careful = True
             return

@@ -1,4 +1,4 @@
-"""The status file of one process of a run, and the file of its newest texts."""
+"""Write the status file of one process of a run, and the file of its newest texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUS_SECONDS = 0.5
 
 
 class ProcessState:
-    """Status, phase, rollouts in flight and live texts of a process. `lock` guards what several threads set."""
+    """Status, phase, rollouts in flight and live texts of a process. `lock` guards fields that several threads set."""
 
     def __init__(self, run_dir: Path, process: str, sink: Sink, lock: threading.Condition) -> None:
         self.run_dir = run_dir
@@ -30,14 +30,14 @@ class ProcessState:
         self.flights = Flights()
         self.live = LiveTexts()
         self.dirty = True
-        """Whether something is set that is not on disk."""
+        """Whether there are changes that are not on disk."""
         self.warning: str | None = None
-        """The last report about the record while its disk refused it."""
+        """The last report about the record while the disk refuses it."""
         self._sink = sink
         self._lock = lock
         self._said: dict[str, Any] = {"process": process, **identity(), "status": "starting", "step": 0}
         self._took: dict[str, float] = {}
-        """Seconds that each phase lasted the last time."""
+        """The last duration of each phase in seconds."""
         self._written = 0.0
 
     @property
@@ -49,11 +49,11 @@ class ProcessState:
         return int(self._said["step"])
 
     def heard(self) -> None:
-        """Note that the process has given something just now."""
+        """Note that the process just reported something."""
         self._said["heard"] = time.time()
 
     def set(self, news: Mapping[str, object]) -> bool:
-        """Set the status, and what else is given. Returns whether viewers must see it at once."""
+        """Set the status and any other given fields. Return whether viewers must see them at once."""
         urgent = news["status"] != self._said["status"] or "error" in news
         self._said.update(news)
         self.heard()
@@ -76,7 +76,7 @@ class ProcessState:
         self.dirty = True
 
     def announce(self) -> None:
-        """Make the folder, `run.json` unless a launcher has, and the status file. Never raises."""
+        """Create the folder, `run.json` if no launcher did, and the status file. Never raises."""
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if not read_json(self.run_dir / RUN_FILE):
@@ -86,14 +86,14 @@ class ProcessState:
         self.write(0, final=True)
 
     def write(self, dropped: int, *, final: bool = False, hurry: bool = False) -> None:
-        """Write the status file if that is due, or `final`. `hurry`: a caller waits for it."""
+        """Write the status file if it is due or `final`. `hurry`: whether a caller waits for it."""
         now = time.monotonic()
         with self._lock:
             if self._sink.step > self._said["step"]:
                 self._said["step"] = self._sink.step
                 self.dirty = True
             silent = now - self._written
-            # With every change of the live texts: they must not be ahead of the phase that viewers show above them.
+            # Write with every change of the live texts, which must not be ahead of the phase that viewers show above.
             due = self.dirty and (hurry or self.live.changed or silent >= STATUS_SECONDS)
             if not (final or due or silent >= HEARTBEAT_SECONDS):
                 return
@@ -110,7 +110,7 @@ class ProcessState:
             state["trouble"] = self.warning or self._sink.trouble.sentence
         state.update(time=time.time(), dropped=dropped, summary=self._sink.summary.to_json())
         try:
-            if self.run_dir.is_dir():  # a folder that was removed stays removed
+            if self.run_dir.is_dir():  # a removed folder stays removed
                 write_state(self.run_dir / PROCESSES / f"{self.process}.json", state)
         except OSError as error:
             log.debug("status not written: %s", error)

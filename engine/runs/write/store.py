@@ -1,4 +1,4 @@
-"""A record opened for writing: transactions, trajectories, events, and the SQL of the lists and of the metrics.
+"""A record opened for writing: transactions, trajectories, events, and the SQL for lists and metrics.
 
 `writer.py` owns the thread and the queue. `sink.py` handles failures.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 ANSWER_LENGTH = 200
 PROMPT_LENGTH = 400
 _REMEMBERED = 4096
-"""Names of groups and prompts that are kept in memory. Others are looked up."""
+"""The number of group and prompt names cached in memory. Others are looked up."""
 _NAMES = [column.name for column in COLUMNS]
 _INTERNED = [column.name for column in COLUMNS if column.kind is Kind.NAME]
 _ROW = f"INSERT INTO rows (n, {', '.join(_NAMES)}) VALUES ({', '.join('?' * (1 + len(_NAMES)))})"
@@ -54,7 +54,7 @@ _END = 2**62
 
 
 class RowTables:
-    """Writes rows, and the names that are stored once for them, inside the transactions of `RecordStore`."""
+    """Writes rows and their shared names inside the transactions of `RecordStore`."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
@@ -63,13 +63,13 @@ class RowTables:
         self._toolsets: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}
 
     def forget(self) -> None:
-        """Drop the cached names, after a rollback or when rows were removed."""
+        """Drop the cached names after a rollback or the removal of rows."""
         self.labels.forget()
         self._toolsets.clear()
         self.named.cache_clear()
 
     def _named(self, table: str, name: str, **more: str) -> int:
-        """Return the id of a name in `groups` or `prompts`, adding it with its other columns if it is new."""
+        """Return the id of a name in `groups` or `prompts`. Add a new name with its other columns."""
         text = clean(name)
         found = self.db.execute(f"SELECT id FROM {table} WHERE name = ?", (text,)).fetchone()
         if found is not None:
@@ -92,11 +92,11 @@ class RowTables:
         id_ = int(self.db.execute("SELECT id FROM toolsets WHERE digest = ?", (digest,)).fetchone()[0])
         if len(self._toolsets) > 256:
             self._toolsets.clear()
-        self._toolsets[id(tools)] = (tools, id_)  # holding the tuple keeps its id() from being reused
+        self._toolsets[id(tools)] = (tools, id_)  # keeping the tuple prevents reuse of its id()
         return id_
 
     def add(self, trajectories: Sequence[Listed]) -> int:
-        """Append rows without their text. Returns the number of the first."""
+        """Append rows without their text. Return the number of the first."""
         first = int(self.db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0]) + 1
         self._put(first, trajectories)
         return first
@@ -114,15 +114,15 @@ class RowTables:
         self.db.executemany(_SEARCH, ((n, *text) for n, text in texts))
 
     def remove_search(self, n: int, text: tuple[str, ...]) -> None:
-        """Remove a trajectory from the full-text index, which needs the very text that was added."""
+        """Remove a trajectory from the full-text index, which needs exactly the text that was added."""
         self.db.execute(_UNSEARCH, (n, *text))
 
     def add_extras(self, n: int, extra: Mapping[str, object]) -> None:
-        """Add columns of the record's own to a row, or replace those of the same name."""
+        """Add the record's own columns to a row, replacing those of the same name."""
         self.db.executemany(_EXTRA, self._extras(n, extra))
 
     def add_uses(self, uses: Sequence[tuple[str, Use]]) -> None:
-        """Add how later updates used rollouts, by their ids. Unknown ids are skipped."""
+        """Add later uses of rollouts by id. Skip unknown ids."""
         for trajectory_id, use in uses:
             n = self.db.execute("SELECT max(n) FROM cards WHERE id = ?", (clean(trajectory_id),)).fetchone()[0]
             if n is not None:
@@ -189,7 +189,7 @@ class MetricTables:
         self._ids.clear()
 
     def touch(self, step: int) -> None:
-        """Note the time of a step, the first time that something of it is recorded."""
+        """Store the time of a step when its first data is recorded."""
         self.db.execute("INSERT OR IGNORE INTO steps VALUES (?, ?)", (step, time.time()))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
@@ -201,7 +201,7 @@ class MetricTables:
             self.db.executemany(_SPAN, [(name, width, start, step, value) for name, _, value in rows])
 
     def replace(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Replace the numbers of a step. None removes one."""
+        """Replace numbers of a step. The value None removes a number."""
         for name in map(self._id, values):
             had = self.db.execute("DELETE FROM metrics WHERE name = ? AND step = ?", (name, step)).rowcount
             for width in SPANS if had else ():
@@ -212,7 +212,7 @@ class MetricTables:
         self.add(step, {name: value for name, value in values.items() if value is not None})
 
     def values_of(self, names: Sequence[str]) -> Iterator[tuple[int, str, float]]:
-        """Yield `(step, name, value)` of some metrics in order of steps, without missing values."""
+        """Yield `(step, name, value)` of some metrics in step order, without missing values."""
         marks = ",".join("?" * len(names))
         yield from self.db.execute(
             "SELECT step, metric_names.name, value FROM metrics JOIN metric_names ON metric_names.id = metrics.name "
@@ -237,7 +237,7 @@ class MetricTables:
 
 
 class RecordStore:
-    """One connection that writes. Not for use by two threads at once. Two processes may each have one.
+    """A connection for writing. Two threads must not use it at once. Two processes may each have one.
 
     Raises RecordDamaged for a record of another version.
     """
@@ -249,17 +249,17 @@ class RecordStore:
         self.metrics = MetricTables(self.db)
 
     def fold(self, *, whole: bool = False) -> None:
-        """Move the write-ahead log into the database. `whole`: move all of it, and empty the log.
+        """Checkpoint the write-ahead log into the database. `whole`: move all of it and empty the log.
 
-        Pages that other connections read at this moment stay in the log. Raises `sqlite3.Error`.
+        Pages that other connections are reading stay in the log. Raises `sqlite3.Error`.
         """
         self.db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if whole else 'PASSIVE'})").fetchone()
 
     def close(self) -> None:
-        """Fold the log in, so that one file is the whole record, and close."""
+        """Checkpoint the log, so that one file holds the whole record, and close."""
         try:
             if not self.db.in_transaction:
-                # Do not wait long for a viewer in the middle of a query.
+                # Do not wait long for a viewer that is running a query.
                 self.db.execute("PRAGMA busy_timeout = 1000")
                 self.fold(whole=True)
         except sqlite3.Error as error:
@@ -274,7 +274,7 @@ class RecordStore:
         self.db.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Undo everything since `begin`, cached names included."""
+        """Undo everything since `begin`, including cached names."""
         if self.db.in_transaction:
             self.db.execute("ROLLBACK")
         self.rows.forget()
@@ -288,12 +288,12 @@ class RecordStore:
         )
 
     def add_timeline(self, step: int, data: bytes) -> None:
-        """Add when the parts of a step were, as JSON. The table is made for the first, also in an older record."""
+        """Add the time spans of a step's parts as JSON. Create the table if needed, also in an older record."""
         self.db.execute(TIMELINE)
         self.db.execute("INSERT OR REPLACE INTO timeline VALUES (?, ?)", (step, data.decode()))
 
     def add_vocabulary(self, texts: Iterable[str]) -> None:
-        """Add the text of every token id, from 0. Only the first call has an effect."""
+        """Add the text of every token id, starting from 0. Only the first call has an effect."""
         if self.db.execute("SELECT 1 FROM vocabulary LIMIT 1").fetchone() is None:
             rows = ((i, clean(text)) for i, text in enumerate(texts))
             self.db.executemany("INSERT INTO vocabulary VALUES (?, ?)", rows)
@@ -308,7 +308,7 @@ class RecordStore:
         return int(self.db.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
 
     def add_trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> list[str]:
-        """Append the records of one step. Returns one sentence for each that cannot be stored and is left out."""
+        """Append the records of one step. Return one sentence for each record that cannot be stored."""
         refused: list[str] = []
         encoded: list[tuple[TrajectoryRecord, bytes, tuple[str, ...]]] = []
         for record in records:

@@ -17,10 +17,10 @@ from .store import RecordStore
 
 
 def truncate_after(store: RecordStore, step: int) -> int:
-    """Remove everything that was recorded after a step, in one transaction. Returns how many trajectories went.
+    """Remove everything recorded after a step, in one transaction. Return the number of removed trajectories.
 
-    Trajectories of an earlier step that were recorded later, such as those of a late evaluation, are appended again, so
-    that numbers stay dense.
+    Trajectories of earlier steps that were recorded later, for example by a late evaluation, are appended again so that
+    numbers stay dense.
     """
     db = store.db
     store.begin()
@@ -31,7 +31,7 @@ def truncate_after(store: RecordStore, step: int) -> int:
         if cut is not None:
             late = db.execute("SELECT n, step FROM rows WHERE n >= ? AND step <= ?", (cut, step)).fetchall()
             removed = store.last_n() - cut + 1 - len(late)
-            with RunReader(store.path.parent) as reader:  # as it was before this transaction
+            with RunReader(store.path.parent) as reader:  # it sees the record before this transaction
                 kept = [(s, record) for n, s in late if (record := _read(reader, n, step)) is not None]
                 _remove_from(store, cut, reader)
             for kept_step, (record, uses) in kept:
@@ -71,7 +71,7 @@ def _remove_from(store: RecordStore, cut: int, reader: RunReader) -> None:
     if all(text is not None for _, text in gone):
         for n, text in gone:
             store.rows.remove_search(n, text or ())
-    else:  # what a damaged text has in the index is not known
+    else:  # the index entries of a damaged text are unknown
         db.execute("INSERT INTO search (search) VALUES ('delete-all')")
         store.rows.add_search((n, text) for n, text in _texts(store, "n < ?", cut, reader) if text is not None)
     head = db.execute(
@@ -80,7 +80,7 @@ def _remove_from(store: RecordStore, cut: int, reader: RunReader) -> None:
     for table in ("rows", "cards", "overflow", "uses", "extras"):
         db.execute(f"DELETE FROM {table} WHERE n >= ?", (cut,))
     db.execute("DELETE FROM chunks WHERE first_n >= ?", (cut,))
-    for table, column in (("groups", "grp"), ("prompts", "prompt")):  # pages of groups need ids without holes
+    for table, column in (("groups", "grp"), ("prompts", "prompt")):  # pages of groups need ids without gaps
         db.execute(f"DELETE FROM {table} WHERE id > (SELECT coalesce(max({column}), 0) FROM rows)")
     store.rows.forget()
     store.rows.labels.refresh()
@@ -104,8 +104,8 @@ def _texts(store: RecordStore, where: str, cut: int, reader: RunReader) -> list[
 
 
 def _read(reader: RunReader, n: int, step: int = 0) -> tuple[TrajectoryRecord, list[Use]] | None:
-    """Return a trajectory and the later updates up to a step that used it, without its tokens if these are damaged;
-    None if its text is."""
+    """Return a trajectory and the later updates up to `step` that used it. Leave out damaged tokens. Return None if the
+    text is damaged."""
     try:
         record = reader.bodies.trajectory(n)
     except (RecordDamaged, LookupError):

@@ -1,10 +1,10 @@
-"""Write the record of a run while it happens.
+"""Write the record of a run as it happens.
 
 The training thread appends to a bounded queue. One background thread serialises, compresses and commits in batches. A
-caller waits while the queue is full and the disk accepts writes: a slow disk costs time and loses nothing. A full,
-broken, hanging or removed folder costs the record, never the run. Rows that find no room are counted, the trouble is
-reported once (log, callback, and an event as soon as the record can be written again), and writing resumes when the
-folder allows it. Everything that was committed survives `kill -9`.
+caller waits while the queue is full and the disk accepts writes, so a slow disk costs time but no data. A full, broken,
+hanging or removed folder can lose the record but never stops the run. Rows that do not fit are counted. The trouble is
+reported once (log, callback, and an event as soon as the record is writable again). Writing resumes when the folder
+allows it. Committed data survives `kill -9`.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ log = logging.getLogger(__name__)
 Values = Mapping[str, "float | Mapping[str, float]"]
 
 QUEUE_BYTES = 64 << 20
-"""About how much may wait in memory before callers wait, too. One step may exceed it."""
+"""The approximate number of bytes in the queue at which callers begin to wait. One step may exceed it."""
 PATIENCE_SECONDS = 30.0
-"""How long callers wait for a disk that commits nothing."""
+"""The maximum time that callers wait for a disk that commits nothing."""
 BATCH_BYTES = 4 << 20
-"""About how much goes into one transaction, so that none is long."""
+"""The approximate size of one transaction, which keeps transactions short."""
 COMMIT_SECONDS = 0.1
-"""The pause in which a batch gathers. `kill -9` loses at most this and one transaction."""
+"""The time for collecting a batch. `kill -9` loses at most this much and one transaction."""
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 
 class RunWriter:
-    """The record of one run, written by one thread of this process. No method raises into training.
+    """Writes the record of one run from one thread of this process. No method raises into training.
 
-    `process` names this process among those of the run (`training`, `engine`, `worker`). Its status is kept in
+    `process` names this process within the run (`training`, `engine`, `worker`). Its status is in
     `processes/<process>.json`. Two processes of a run may each have a writer. `resume_from_step` removes the records
-    after that step before anything is added. `on_trouble` is called with one sentence, from the record's thread, when
-    the record gets into trouble and when it recovers. `queue_bytes` is about how much may wait. `alerts` sends alerts
-    to the user.
+    after that step before anything is added. The record's thread calls `on_trouble` with one sentence when the record
+    gets into trouble and when it recovers. `queue_bytes`: the approximate size of the queue. `alerts` sends alerts to
+    the user.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class RunWriter:
         self._limit = queue_bytes
         self._alerts = alerts
         self._queue: deque[tuple[Entry, int]] = deque()
-        """The waiting entries, each with its cost."""
+        """The waiting entries with their costs."""
         self._bytes = 0
         self._gathering = threading.local()
-        self._busy = False  # items are taken from the queue and not yet committed or given up
+        self._busy = False  # items left the queue and are neither committed nor given up
         self._overflow = 0
         self._commits = 0
         self._condition = threading.Condition()
@@ -99,34 +99,34 @@ class RunWriter:
 
     @property
     def live(self) -> LiveTexts:
-        """The texts that this process writes now."""
+        """The texts that this process is generating."""
         return self._state.live
 
     @property
     def dropped(self) -> int:
-        """Rows that could not be recorded: no room in the queue, or not storable."""
+        """The number of rows that could not be recorded: no room in the queue, or not storable."""
         return self._overflow + self._sink.trouble.lost
 
     def metrics(self, step: int, values: Values) -> None:
-        """Record numbers of a step. A nested mapping `{"a": {"b": 1}}` is recorded as `a/b`."""
+        """Record numbers of a step. A nested mapping `{"a": {"b": 1}}` becomes `a/b`."""
         flat = _flatten(values)
         if flat:
             self._put(MetricsItem(int(step), flat))
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
-        """Record trajectories of a step. They are not copied: do not change their arrays afterwards."""
+        """Record trajectories of a step. They are not copied, so do not change their arrays afterwards."""
         kept = list(records)
         if kept:
             self._put(TrajectoriesItem(int(step), kept))
 
     def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
-        """Record how later updates used recorded rollouts, by the rollouts' ids."""
+        """Record how later updates used recorded rollouts, by rollout id."""
         kept = list(uses)
         if kept:
             self._put(Write("uses", 512 * len(kept), lambda store: store.rows.add_uses(kept)))
 
     def timeline(self, step: int, spans: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-        """Record when the parts of a step were, in seconds since the epoch, by name."""
+        """Record the time spans of a step's parts by name, in seconds since the epoch."""
         data = encode_json({name: [[round(t, 4) for t in span] for span in some] for name, some in spans.items()})
         self._put(Write("timeline", 256 + len(data), lambda store: store.add_timeline(int(step), data)))
 
@@ -142,10 +142,10 @@ class RunWriter:
 
     @contextmanager
     def together(self, **positions: int) -> Iterator[None]:
-        """Store the items that this thread gives inside the block in one transaction, or none of them.
+        """Store all items that this thread records inside the block in one transaction, or none of them.
 
-        The transaction also stores how far other journals are copied (`position.recorded_position` reads that), so a
-        copy is neither lost nor doubled.
+        The transaction also stores how far other journals are copied (see `schema.recorded_position`), so a copy is
+        neither lost nor duplicated.
         """
         parts: list[Item] = []
         self._gathering.parts = parts
@@ -169,7 +169,7 @@ class RunWriter:
         error: str | None = None,
         exit_code: int | None = None,
     ) -> None:
-        """Set the status of the run. An ended status is on disk when this returns, unless its folder is in trouble."""
+        """Set the status of the run. An ended status is on disk when this returns, unless the folder is in trouble."""
         given = {"step": step, "total_steps": total_steps, "error": error, "exit_code": exit_code}
         news = {"status": status, **{k: v for k, v in given.items() if v is not None}}
         if os.getpid() != self._pid:
@@ -183,7 +183,7 @@ class RunWriter:
             self.flush(timeout=10.0)
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
-        """Set where the run is inside its step (see `Progress`). It is on disk soon."""
+        """Set the run's progress within its step (see `Progress`). It reaches the disk soon."""
         with self._condition:
             self._state.progress(phase, done, total)
 
@@ -197,9 +197,9 @@ class RunWriter:
         self._state.dirty = True
 
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
-        """The text of every token id, in order, once per run, so that a viewer needs no tokenizer.
+        """Record the text of every token id, in order, once per run, so that viewers need no tokenizer.
 
-        `byte_level`: the texts are in the alphabet of byte-level BPE (`Ġthe`), and readers turn them into bytes.
+        `byte_level`: the texts use the alphabet of byte-level BPE (`Ġthe`), and readers convert them into bytes.
         """
         kept, alphabet = list(texts), "byte-level" if byte_level else "text"
 
@@ -207,12 +207,12 @@ class RunWriter:
             store.add_vocabulary(kept)
             store.set_meta("vocabulary", alphabet)
 
-        self._put(Write("vocabulary", 0, write))  # it comes once, and is never left out for want of room
+        self._put(Write("vocabulary", 0, write))  # it comes once and takes no room in the queue
 
     def save_image(self, image: Image, name: str) -> str:
-        """Keep an image (array or PIL) under a name. Returns its path relative to the run's folder at once.
+        """Save an image (array or PIL) under a name. Return its path relative to the run's folder at once.
 
-        A name is written once: an image that many rollouts share costs nothing after the first.
+        Each name is written only once, so an image that many rollouts share costs nothing after the first time.
         """
         path = image_path(name)
         if path not in self._images and self._put(SavedImage(path, image)):
@@ -220,9 +220,9 @@ class RunWriter:
         return path
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything given so far is committed.
+        """Wait until everything recorded so far is committed.
 
-        Returns False when the time is up, and at once while the folder is in trouble: a full disk must not stop a run.
+        Return False on timeout, or at once while the folder is in trouble, because a full disk must not stop a run.
         """
         if os.getpid() != self._pid:
             return True
@@ -241,7 +241,7 @@ class RunWriter:
         return self._sink.step
 
     def close(self, timeout: float = 30.0) -> None:
-        """Commit the rest and end the thread. Gives up after `timeout` seconds without a commit. A second call has no
+        """Commit the rest and end the thread. Give up after `timeout` seconds without a commit. A second call has no
         effect."""
         if os.getpid() != self._pid or self._closing:
             return
@@ -257,7 +257,7 @@ class RunWriter:
             self._alerts.close()
 
     def _put(self, item: Item) -> bool:
-        """Append an item to the queue. Returns False if it is dropped, and counts it."""
+        """Append an item to the queue. If there is no room, count it as dropped and return False."""
         if os.getpid() != self._pid:  # a forked data loader has no thread to write with
             return False
         parts = getattr(self._gathering, "parts", None)
@@ -279,7 +279,7 @@ class RunWriter:
         return True
 
     def _room(self) -> bool:
-        """Wait until the queue has room. Returns False if the disk is in trouble or commits nothing for too long."""
+        """Wait until the queue has room. Return False if the disk is in trouble or commits nothing for too long."""
         while not self._closing and self._bytes >= self._limit:
             if self._sink.trouble.now is not None or threading.current_thread() is self._thread:
                 return False
@@ -302,8 +302,8 @@ class RunWriter:
             late = bool(batch) and self._state.ended
             trouble = self._sink.trouble.now
             done = self._sink.write(batch)
-            news = self._sink.trouble.now != trouble  # viewers are warned at the first write that fails
-            # late: what comes after the end is in the summary, too
+            news = self._sink.trouble.now != trouble  # warn viewers at the first failed write
+            # late: the summary also includes data recorded after the end
             self._state.write(self.dropped, final=late or news, hurry=self._hurry)
             self._state.write_live()
             with self._condition:
@@ -323,7 +323,7 @@ class RunWriter:
 
     def _wait(self, *, pending: bool) -> None:
         with self._condition:
-            if pending:  # a batch that could not be written: later again, or at once at the end
+            if pending:  # retry a failed batch later, or at once when closing
                 pause = RETRY_SECONDS[min(self._sink.trouble.attempts, len(RETRY_SECONDS)) - 1]
                 self._condition.wait_for(lambda: self._closing, pause)
                 return
@@ -354,7 +354,7 @@ class RunWriter:
 
 
 class NullWriter:
-    """The writer of every rank but the first: takes everything, writes nothing."""
+    """The writer of every rank except 0. It accepts everything and writes nothing."""
 
     dropped = 0
     live = None
@@ -365,7 +365,7 @@ class NullWriter:
     metrics = trajectories = uses = timeline = event = status = progress = begin = end = vocabulary = close = _ignore
 
     def save_image(self, image: Image, name: str) -> str:
-        """Return the path that the first rank uses for this name."""
+        """Return the path that rank 0 uses for this name."""
         return image_path(name)
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -376,16 +376,16 @@ class NullWriter:
 
 
 RecordWriter = RunWriter | NullWriter
-"""The writer of a process: the record on rank 0, nothing on the others."""
+"""The writer of a process: a `RunWriter` on rank 0, a `NullWriter` on other ranks."""
 
 
 def open_writer(run_dir: Path | str, *, rank: int = 0, **options: Any) -> RecordWriter:
-    """Return the writer for a rank: only rank 0 writes. Options are those of `RunWriter`."""
+    """Return the writer for a rank. Only rank 0 writes. The options are those of `RunWriter`."""
     return RunWriter(run_dir, **options) if rank == 0 else NullWriter()
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return plain floats by names with slashes, without other values. NaN stays (SQLite stores it as NULL)."""
+    """Return the plain floats by slash-separated names, dropping other values. NaN stays (SQLite stores it as NULL)."""
     flat: dict[str, float] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
