@@ -1,4 +1,4 @@
-"""Record a training of TRL's `GRPOTrainer`: `grpo_tui.trl.attach(trainer)` before `trainer.train()`.
+"""Record training with TRL's `GRPOTrainer`: call `grpo_tui.trl.attach(trainer)` before `trainer.train()`.
 
 The record holds every rollout of every step, with token ids, mask, log-probs if TRL has them, the value and weight of
 each reward function, and the advantage. Transformers callbacks do not see completions, so `attach` wraps
@@ -65,7 +65,7 @@ def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", 
     rank = int(trainer.accelerator.process_index)
     attached = Attached(trainer, usable, rank, recorder, None if recorder else _described(trainer, rank, options))
     trainer.add_callback(_Numbers(attached))
-    if not attached.earlier:  # else a resumed training may continue one of them
+    if not attached.earlier:  # otherwise a resumed training may continue one of them
         attached.begin()
     return attached
 
@@ -203,7 +203,7 @@ class Attached:
         reached = [folder for folder, last in self.earlier if step and last >= step]
         if not reached:
             return Recorder(**{**options, "run": self._fresh})
-        first = options["process"] == "training"  # it also removes the rows of the others
+        first = options["process"] == "training"  # it also removes the rows of the other processes
         return Recorder(**{**options, "run": reached[0]}, resume=True, resume_from_step=step if first else None)
 
     def end(self) -> None:

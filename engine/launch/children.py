@@ -76,7 +76,7 @@ def spawn(
             stdout=output if stdout is None else stdout,
             stderr=output,
             start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows' equivalent
             env=env,
         )
     _children[str(run_dir), name] = child

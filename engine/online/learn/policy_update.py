@@ -195,7 +195,7 @@ class PolicyUpdater:
 
     def _move(self, task: UpdateTask, gradients: list[Tensor], weight: float, kl_before: float) -> dict[str, object]:
         """Make an optimiser step, or revert it, and return how far it moved the policy."""
-        if weight < 1:  # both, because Adam divides a gradient by its own size
+        if weight < 1:  # scale gradient and rate, because Adam normalises the gradient
             _torch._foreach_mul_(gradients, weight)
         before, optimizer_before = [p.clone() for p in self._live], self._optimizer_tensors()
         for group in self.optimizer.param_groups:

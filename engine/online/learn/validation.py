@@ -62,7 +62,7 @@ TEXTS = (
 
 
 class TextGuard:
-    """Log-likelihood of `TEXTS` (nats per token) under a candidate and under the policy at the start."""
+    """Measures the log-likelihood of `TEXTS` (nats per token) under a candidate and under the first policy."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class Validator:
 def validate_forever(
     config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool
 ) -> bool:
-    """Validate each candidate of the worker until stopped."""
+    """Validate the worker's candidates until stopped."""
     online = config.online
     torch.set_num_threads(1)
     model, tokenizer = load_serving_policy(config)

@@ -212,7 +212,6 @@ class InferenceEngine:
     def _drawn(
         self, requests: Sequence[Request], count: int, changes: Mapping[str, object], seed: int | None = None
     ) -> list[Rollout]:
-        """Draw `count` rollouts per request with changed agent settings."""
         first, agent = requests[0].number, cast("TransformersAgent | RemoteAgent", self.runner.agent)
         with contextlib.ExitStack() as open_:
             if not isinstance(agent, RemoteAgent):  # convert and merge weights once for all tokens
@@ -433,7 +432,6 @@ def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bo
 
 
 def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:
-    """Return the candidate's role in the vote, for the record."""
     outcome = answer.label_vote
     return Served(
         request=answer.request.number,

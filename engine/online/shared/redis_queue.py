@@ -222,7 +222,7 @@ class RedisQueue:
         with self._readable_errors():
             self._redis.xtrim(self._key("journal"), minid=f"{max(through, 0) + 1}-0", approximate=False)
 
-    # ----------------------------------------------------------------------------------------------- for everybody
+    # ------------------------------------------------------------------------------------------------- any process
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
         with self._readable_errors():

@@ -1,7 +1,7 @@
 """The store of a run whose queue is on a Redis server: snapshots and states shared by several machines.
 
 A snapshot is published once the fact `snapshot` names it, and a state is valid once the fact `state` does. A replaced
-worker can set neither, and nobody reads the files that it writes.
+worker can set neither, and the files that it writes are never read.
 """
 
 from __future__ import annotations

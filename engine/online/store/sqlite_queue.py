@@ -164,7 +164,7 @@ class SqliteQueue:
         with self._transaction() as db:
             db.execute("DELETE FROM journal WHERE n <= ?", (through,))
 
-    # ----------------------------------------------------------------------------------------------- for everybody
+    # ------------------------------------------------------------------------------------------------- any process
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
         with self._readable_errors():

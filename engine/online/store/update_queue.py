@@ -142,7 +142,7 @@ class UpdateQueue(Protocol):
         """Delete journal rows up to number `through`."""
         ...
 
-    # For everybody.
+    # Any process.
 
     def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
         """Return rows above number `after`, oldest first."""

@@ -20,7 +20,7 @@ PIECE = 48
 
 
 class ChatForm:
-    """A chat completion: `whole`, or as events: `begin`, `piece` for each piece of a text, then `rest` and `end`.
+    """Formats a chat completion: `whole`, or as events `begin`, `piece` for each piece of a text, `rest` and `end`.
 
     text_of_token: for log-probs.
     """
@@ -139,7 +139,7 @@ class ChatForm:
 
 
 class ResponseForm(ChatForm):
-    """A response of the OpenAI API, with the methods of `ChatForm`."""
+    """Formats a response of the OpenAI API, with the methods of `ChatForm`."""
 
     prefix = "resp_"
 
@@ -218,7 +218,6 @@ class ResponseForm(ChatForm):
 
 
 def _texts(answer: Answer) -> Sequence[Written]:
-    """Return the caller's texts."""
     return answer.written or (Written(answer.text or ""),)
 
 

@@ -281,11 +281,11 @@ def read(model: type[Model], data: Mapping[str, object]) -> Model:
 
 
 _BRANCHES = ("text", "image", "NamedTool")
-"""Names of the branches of unions in pydantic's locations."""
+"""Names of union branches in pydantic's locations."""
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Format a location as `messages[0].content`, without pydantic's names for the branches of a union."""
+    """Format a location as `messages[0].content`, without pydantic's names for union branches."""
     text = ""
     for part in location:
         if isinstance(part, int):
