@@ -359,7 +359,6 @@ class Indexer(AbstractContextManager["Indexer"]):
         yield
 
     def _again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
-        """Read a rollout again for its text. Return None if it cannot be read."""
         try:
             return record_of(self._placed.rollout(place, part)[0], fallback_id="", index=0, unknown={})
         except (DumpError, OSError):

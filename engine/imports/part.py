@@ -147,7 +147,6 @@ class FilePart:
             self.problems.append((found.line, f"{why}the shape of its messages is not known"))
 
     def _drop(self, rows: int) -> None:
-        """Drop the rows from this one on because their document cannot be read."""
         del self.rows[rows:], self.places[rows:]
         self.last = ((), None, None)
         self.known = {id_: row for id_, row in self.known.items() if row[0] is None or row[0] < rows}

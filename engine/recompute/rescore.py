@@ -145,7 +145,6 @@ def _changed(
 
 
 def _scored(item: RecordedRollout, judged: Judged) -> Trajectory:
-    """Return the trajectory with new scores instead of the recorded ones."""
     trajectory = item.record.trajectory
     steps = [replace(step, scores=()) for step in trajectory.steps]
     found = judged.get(str(item.row.n))

@@ -45,7 +45,6 @@ class Rewards:
         self.own_rules = bool(self.config.penalty_rules) or any(name not in built_in for name in amounts)
 
     def _begin(self, step: int) -> None:
-        """Set the weights and rules that apply in this step."""
         for after, data in self.in_force:
             if after < step:
                 self.weights = _amounts(data.get("weights"))

@@ -16,7 +16,7 @@ from ..tokens import tokens_of_calls
 from ..values import Document, listed, mapping, number, objects, summed, text
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
-"""Names of later files of one trial: a conversation continued after a summary, or the summarization itself."""
+"""Names of later files of one trial: a conversation continued after a summary, or the writing of the summary."""
 _READ = ("schema_version", "session_id", "agent", "steps", "final_metrics", "extra", "subagent_trajectories")
 _UNKNOWN = {
     "reward": "the writer keeps no total reward; Harbor's verifier writes components without weights",

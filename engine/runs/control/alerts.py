@@ -83,7 +83,7 @@ class AlertSender:
         self._thread.start()
 
     def event(self, kind: str, message: str, step: int, data: Mapping[str, object]) -> None:
-        """Queue an event of the record if it is an alert."""
+        """Queue an event of the record if it is an alert, an error or trouble with the record."""
         if kind not in ("alert", "error", "record"):
             return
         said = data.get("severity")

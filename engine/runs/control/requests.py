@@ -59,7 +59,7 @@ def outcome(run_dir: Path | str, request_id: str, process: str | None = None) ->
 
 
 def withdraw(run_dir: Path | str, request_id: str) -> bool:
-    """Withdraw a request. Return False if it is too late: a process acted on it, or may have because it is gone."""
+    """Withdraw a request. Return False if a process acted on it, or may have because the request is gone."""
     folder = Path(run_dir) / CONTROL
     if any(folder.glob(f"{request_id}.*.done")):
         return False

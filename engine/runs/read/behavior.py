@@ -1,4 +1,4 @@
-"""Summarize the behavior of rollouts: shares and means over spans of steps."""
+"""Summarise how rollouts behaved: shares and means over spans of steps."""
 
 from __future__ import annotations
 

@@ -61,7 +61,6 @@ def mirrored(address: str) -> Path | None:
 
 
 def _tidy(opened: Path) -> None:
-    """Delete the folders that have not been opened for a month."""
     os.utime(opened)
     for other in opened.parent.iterdir():
         if time.time() - other.stat().st_mtime > _KEPT:

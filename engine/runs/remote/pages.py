@@ -14,7 +14,7 @@ from typing import Any
 from .address import connected, readable_errors
 
 BLOCK = 1 << 15
-"""Bytes of the smallest request. Larger blocks need fewer round trips but fetch more unneeded data."""
+"""Bytes of the smallest request: four pages. Larger blocks need fewer round trips but fetch more unneeded data."""
 _MOST = 32
 """The maximum number of blocks per request."""
 _STATE = (

@@ -55,7 +55,6 @@ def truncate_after(store: RecordStore, step: int) -> int:
 
 
 def _forget_uses_after(store: RecordStore, step: int) -> None:
-    """Remove the updates after a step, and their marks on earlier rollouts."""
     store.db.execute(
         "UPDATE rows SET uses = (coalesce(uses, 0) & ?) | coalesce((SELECT sum(DISTINCT bit.value) FROM uses "
         "JOIN json_each(?) AS bit ON uses.mask & bit.value WHERE uses.n = rows.n AND uses.step <= ?), 0) "
