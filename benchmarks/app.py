@@ -72,7 +72,7 @@ class Session:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self.process = psutil.Process(self.pid)
         self.arrived = self.began
-        """When the last output came. The 5 ms that this emulator takes to read a full screen are not the app's."""
+        """The time of the last output. It excludes the 5 ms that this emulator takes to read a full screen."""
         self.peak = 0
 
     def text(self) -> str:
@@ -87,7 +87,7 @@ class Session:
         except OSError:
             return False
         self.arrived = time.perf_counter()
-        while select.select([self.fd], [], [], 0.001)[0]:  # a pseudo-terminal holds 4 KiB, and a full screen is more
+        while select.select([self.fd], [], [], 0.001)[0]:  # a pseudo-terminal buffers 4 KiB, less than a full screen
             try:
                 data += os.read(self.fd, 1 << 16)
             except OSError:
@@ -102,7 +102,7 @@ class Session:
         return True
 
     def until(self, pattern: str, limit: float = 60.0) -> float:
-        """Seconds until the screen matches."""
+        """Return the seconds until the screen matches."""
         began = time.perf_counter()
         wanted = re.compile(pattern)
         while time.perf_counter() - began < limit:
@@ -119,7 +119,7 @@ class Session:
                 last = time.perf_counter()
 
     def press(self, keys: str, limit: float = 5.0) -> float:
-        """Seconds from the key press to the last output that changes the screen before it is quiet."""
+        """Return the seconds from the key press to the last change of the screen before it is quiet."""
         before = self.text()
         began = time.perf_counter()
         os.write(self.fd, keys.encode())
@@ -134,7 +134,7 @@ class Session:
         return last
 
     def keys(self, keys: str, count: int) -> tuple[float, float, float]:
-        """Median and 95th percentile in milliseconds of `count` keys, taken in turn, and CPU milliseconds a key."""
+        """Return median and 95th percentile of `count` key presses, and CPU time per key, in milliseconds."""
         cpu = self._cpu()
         times = sorted(1000 * self.press(keys[at % len(keys)]) for at in range(count))
         return statistics.median(times), times[min(count - 1, int(0.95 * count))], 1000 * (self._cpu() - cpu) / count
@@ -150,7 +150,7 @@ class Session:
 
 
 def first_paint(command: list[str], pattern: str, state: str, times: int) -> float:
-    """Seconds from exec to the screen; the median of some starts, after one that warms the disk's cache."""
+    """Return the median seconds from exec to the screen, after one start that warms the disk cache."""
     taken = []
     for _ in range(times + 1):
         session = Session(command, state)
@@ -165,7 +165,7 @@ def inspect(run: Path) -> list[str]:
 
 
 def trajectories(run: Path, state: str, count: int, command: list[str] | None = None) -> dict[str, str]:
-    """Everything about one run with trajectories."""
+    """Measure the screens of a run with trajectories."""
     row: dict[str, str] = {}
     command = command or inspect(run)
     paint = first_paint(command, r"\d ✓|\d ✗", state, 3)
@@ -201,7 +201,7 @@ def trajectories(run: Path, state: str, count: int, command: list[str] | None = 
 
 
 def live(run: Path, state: str, count: int) -> dict[str, str]:
-    """The dashboard over long curves."""
+    """Measure the dashboard with long curves."""
     command = [sys.executable, "-c", LIVE, str(run)]
     paint = first_paint(command, r"±", state, 3)
     session = Session(command, state)
@@ -217,7 +217,7 @@ def live(run: Path, state: str, count: int) -> dict[str, str]:
 
 
 def write(run: Path) -> None:
-    """Add to a run as fast as the disk takes it, until killed (another process of this script)."""
+    """Append to a run as fast as the disk allows, until killed. Another process of this script runs it."""
     sys.path.insert(0, str(Path(__file__).parent))
     from synthetic_run import batches, step_metrics
 
@@ -233,13 +233,13 @@ def write(run: Path) -> None:
 
 
 def while_written(folder: Path, state: str, count: int) -> dict[str, str]:
-    """Step through a run to which another process adds without a pause."""
+    """Measure stepping through a run while another process appends to it continuously."""
     run = folder / "being-written"
     process = subprocess.Popen([sys.executable, __file__, "--write", str(run)])
     try:
         while not (run / "record.sqlite").exists() or (run / "record.sqlite").stat().st_size < 4e6:
             time.sleep(0.1)
-        # `inspect` would open the dashboard of a run that goes on
+        # `inspect` would open the dashboard of an active run
         return trajectories(run, state, count, [sys.executable, "-c", WRITTEN, str(run)])
     finally:
         process.kill()
@@ -247,7 +247,7 @@ def while_written(folder: Path, state: str, count: int) -> dict[str, str]:
 
 
 def long_rollouts(state: str, count: int) -> dict[str, str]:
-    """Coding agents of 300 steps with results of up to 30 KB, a text of 3 MB and a line of 2 MB (70 MB in all)."""
+    """Measure coding agents of 300 steps with results of up to 30 KB, a text of 3 MB and a line of 2 MB (70 MB)."""
     from benchmarks.coding_rollouts import write_agents
 
     dump = write_agents(Path(state))
@@ -278,7 +278,7 @@ def long_rollouts(state: str, count: int) -> dict[str, str]:
 
 
 def bare(state: str, count: int) -> str:
-    """Measure an app that shows one line, to compare on a machine that is slower or busy."""
+    """Measure an app that shows one line, as a baseline for slower or busy machines."""
     command = [sys.executable, "-c", BARE]
     paint = first_paint(command, "READY", state, 3)
     session = Session(command, state)

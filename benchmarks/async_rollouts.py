@@ -36,13 +36,13 @@ from tests.engine.agents.models import model, tokenizer
 from tests.engine.agents.test_remote import World, move, play
 
 TURN_S = 0.05
-"""What writing one turn takes here."""
+"""Seconds to write one turn."""
 GROUPS = 8
-"""Groups of a simulated step."""
+"""Groups in a simulated step."""
 
 
 class SlowTool(MultiTurnEnv):
-    """Three calls of a tool that takes 0.1 to 3 s, then an answer; how long depends on task, rollout and turn alone."""
+    """Three calls of a tool that takes 0.1 to 3 s, then an answer. The time depends only on task, rollout and turn."""
 
     def __init__(self, *args: Any, scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,7 +64,7 @@ class SlowTool(MultiTurnEnv):
 
 
 class LockStepSession:
-    """Turns that take `TURN_S`, for all rows together."""
+    """Writes turns in `TURN_S`, for all rows together."""
 
     def __init__(self, rows: int) -> None:
         self.turns = [0] * rows
@@ -90,7 +90,7 @@ class LockStepSession:
 
 
 class OwnPaceSession(LockStepSession):
-    """The same for one row alone."""
+    """Writes turns in `TURN_S`, for each row independently."""
 
     async def act_alone(self, row: int) -> AgentTurn:
         await asyncio.sleep(TURN_S)
@@ -108,7 +108,7 @@ class Sleeper:
 
 
 def tools(rollouts: int, scale: float = 1.0) -> dict[str, float]:
-    """Seconds of a batch at each pace, and of its longest rollout (tools and turns)."""
+    """Measure the seconds of a batch at each pace, and of its longest rollout (tools and turns)."""
     seconds: dict[str, float] = {}
     for name, kind in (("own pace", OwnPaceSession), ("lock-step", LockStepSession)):
         env = SlowTool(workers=rollouts, scale=scale)
@@ -123,10 +123,10 @@ def tools(rollouts: int, scale: float = 1.0) -> dict[str, float]:
 def ahead(
     max_staleness: int, steps_ahead: int, generate_s: float, train_s: float, steps: int = 12, spread: float = 0.0
 ) -> tuple[float, float]:
-    """Simulate steps of `GROUPS` groups. Return two means over the steps without the first three: seconds that the
-    trainer waits, and steps that its groups are old.
+    """Simulate steps of `GROUPS` groups. Returns two means over the steps after the first three: the seconds that the
+    trainer waits, and the age of its groups in steps.
 
-    A group takes `generate_s` times a log-normal factor with the standard deviation `spread` of its logarithm.
+    A group takes `generate_s` times a log-normal factor, whose logarithm has the standard deviation `spread`.
     """
 
     def seconds(step: int, place: int) -> float:
@@ -160,8 +160,8 @@ def ahead(
 
 
 def publication(turn_s: float, rounds: int = 5) -> list[float]:
-    """Return the seconds from the publication of a version to its first turn, while the version before writes turns of
-    `turn_s` seconds. The server is that of the tests: a tiny model behind vLLM's protocol over HTTP."""
+    """Measure the seconds from the publication of a version to its first turn, while the previous version writes turns
+    of `turn_s` seconds. The server is the tests' server: a tiny model behind vLLM's protocol over HTTP."""
     server = FakeVLLM(copy.deepcopy(model("qwen3")), tokenizer(), on_cpu=False).start()
     seconds: list[float] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as threads:

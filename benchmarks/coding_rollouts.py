@@ -141,12 +141,12 @@ HARMONY = (
 
 
 def call(name: str, id_: str, **arguments: Any) -> Message:
-    """A call as OpenAI writes it."""
+    """Return a tool call in OpenAI's format."""
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
 def turn(text: str, *calls: Message, thought: str = "") -> Message:
-    """A message of the agent."""
+    """Return a message of the agent."""
     return {
         "role": "assistant",
         "content": text,
@@ -156,12 +156,12 @@ def turn(text: str, *calls: Message, thought: str = "") -> Message:
 
 
 def result(id_: str, text: str) -> Message:
-    """The answer of a tool."""
+    """Return the message of a tool."""
     return {"role": "tool", "tool_call_id": id_, "content": text}
 
 
 def kinds() -> Iterator[Message]:
-    """The messages of one rollout with every kind of text."""
+    """Yield the messages of one rollout with every kind of text."""
     yield turn("I will **read** the file first.", call("read_file", "1", path="app/util.py"), thought=THOUGHT)
     yield result("1", "".join(f"{at:6}\t{line}\n" for at, line in enumerate(SOURCE.splitlines(), 1)))
     yield turn(
@@ -193,7 +193,7 @@ def kinds() -> Iterator[Message]:
 
 
 def agent(steps: int, seed: int, most: int = 30_000, huge: bool = False) -> Iterator[Message]:
-    """The messages of a rollout of so many steps with results of up to `most` characters."""
+    """Yield the messages of a rollout with `steps` steps and results of up to `most` characters."""
     rng = random.Random(seed)
     for at in range(steps):
         id_ = str(at)
@@ -240,7 +240,7 @@ def agent(steps: int, seed: int, most: int = 30_000, huge: bool = False) -> Iter
 
 
 def reasoning(tokens: int = 20_000) -> Message:
-    """An answer with a thought of about so many tokens."""
+    """Return an answer with a thought of about `tokens` tokens."""
     line = (
         "Let $x = {at}$. Then \\(x^2 - 1 = (x - 1)(x + 1)\\), so we need **both** factors to be prime. Hmm, wait.\n\n"
     )
@@ -249,7 +249,7 @@ def reasoning(tokens: int = 20_000) -> Message:
 
 
 def rows(rollouts: dict[str, list[Message]]) -> Iterator[dict[str, Any]]:
-    """Rows of the generic JSON lines, all of one group, with rewards of their own."""
+    """Yield rows of the generic JSON lines, all of one group, with different rewards."""
     for at, (name, messages) in enumerate(rollouts.items()):
         yield {
             "id": name,
@@ -270,13 +270,13 @@ def write(path: Path, rollouts: dict[str, list[Message]]) -> Path:
 
 
 def write_kinds(folder: Path) -> Path:
-    """A small file: every kind of text, and a long thought."""
+    """Write a small file with every kind of text and a long thought."""
     math = [reasoning()]
     return write(folder / "kinds.jsonl", {"kinds": list(kinds()), "math": math, "short": list(kinds())[:8]})
 
 
 def write_agents(folder: Path, count: int = 24) -> Path:
-    """Agents of 300 steps; the first has a text of 3 MB and a line of 2 MB."""
+    """Write agents of 300 steps. The first has a text of 3 MB and a line of 2 MB."""
     return write(folder / "agents.jsonl", {f"agent-{i}": list(agent(300, i, huge=i == 0)) for i in range(count)})
 
 

@@ -35,8 +35,8 @@ PLAIN = [name for name in METHODS if name != "tree"]
 
 
 class Outcome(NamedTuple):
-    """A possible result of an action: its probability, the goal's reward, the penalty, and the next state (None: the
-    episode ends)."""
+    """A possible result of an action: its probability, the reward for the goal, the penalty, and the next state (None:
+    the episode ends)."""
 
     chance: float
     goal: float
@@ -45,8 +45,8 @@ class Outcome(NamedTuple):
 
 
 class World(ABC):
-    """A finite decision process with a fixed random policy. The first number of a state is the prompt, the second the
-    time, and every episode ends."""
+    """A finite decision process with a fixed random policy. A state starts with the prompt and the time, and every
+    episode ends."""
 
     turns = 6
     actions = 3
@@ -83,7 +83,7 @@ class World(ABC):
 
 
 class OneKey(World):
-    """One turn of six decides; the others change nothing. The reward comes at the end."""
+    """One of six turns decides; the others have no effect. The reward comes at the end."""
 
     def start(self, prompt: int) -> State:
         return prompt, 0, 0
@@ -97,7 +97,7 @@ class OneKey(World):
 
 
 class Chain(World):
-    """Every turn must be right; a wrong one fails the rollout at once."""
+    """Every turn must be right. A wrong one fails the rollout at once."""
 
     def _policy(self, state: State) -> Sequence[float]:
         right = self.random("policy", state).uniform(0.6, 0.98)
@@ -115,7 +115,7 @@ class Chain(World):
 
 
 class Dense(World):
-    """Every turn pays at once, and nothing of it lasts."""
+    """Every turn pays at once and has no lasting effect."""
 
     def start(self, prompt: int) -> State:
         return prompt, 0
@@ -128,7 +128,7 @@ class Dense(World):
 
 
 class Walk(World):
-    """A walk on a line with slips: a wrong step can be made good. The reward is for reaching the end in time."""
+    """A walk on a line with slips. A wrong step can be undone. The reward is for reaching the end in time."""
 
     turns = 8
     actions = 2
@@ -149,8 +149,8 @@ class Walk(World):
 
 
 class Tools(World):
-    """Looking helps the answer; some calls are broken and cost a penalty, which changes nothing else. Actions: look,
-    broken call, answer."""
+    """Looking improves the answer. Broken calls cost a penalty and have no other effect. Actions: look, broken call,
+    answer."""
 
     turns = 5
 
@@ -183,7 +183,7 @@ class Turn:
 
 
 def play(world: World, state: State | None, source: random.Random) -> list[Turn]:
-    """Sample an episode from a state on."""
+    """Sample an episode that starts at a state."""
     turns = []
     while state is not None:
         action = source.choices(range(world.actions), world.policy(state))[0]
@@ -196,13 +196,13 @@ def play(world: World, state: State | None, source: random.Random) -> list[Turn]
 
 
 Branch = tuple[int, int] | None
-"""The number of the parent and of the turns that are repeated."""
+"""The index of the parent and the number of repeated turns."""
 
 
 def play_tree(
     world: World, start: State, source: random.Random, *, rollouts: int = 0, turns: int = 0
 ) -> list[tuple[list[Turn], Branch]]:
-    """Sample a group as training does, half of `ROLLOUTS` fresh, up to a number of rollouts and of sampled turns."""
+    """Sample a group as in training, with half of `ROLLOUTS` fresh, until it has enough rollouts and sampled turns."""
     fresh = ROLLOUTS // 2
     group: list[tuple[list[Turn], Branch]] = [(play(world, start, source), None) for _ in range(fresh)]
     sampled = sum(len(episode) for episode, _ in group)
@@ -230,7 +230,7 @@ def tree_error(groups: Sequence[Sequence[tuple[list[Turn], Branch]]]) -> float:
 
 
 def returns(turns: Sequence[Turn]) -> Returns:
-    """Return an episode's rewards as training gives them to a method: a goal, and a penalty as shaping."""
+    """Return an episode's rewards as training passes them to a method: a goal, and a penalty as shaping."""
     goal, penalty = sum(t.goal for t in turns), sum(t.penalty for t in turns)
     parts = {"task": ComponentPart(1.0, goal), "penalty": ComponentPart(1.0, penalty, shaping=True)}
     return Returns(
@@ -266,7 +266,7 @@ def credit_error(advantages: Sequence[float], truths: Sequence[float]) -> float:
 
 
 def rounded(values: Sequence[float]) -> list[float]:
-    """Make equal numbers equal that were summed in another order."""
+    """Round away differences in the order of summation."""
     return [round(v, 9) for v in values]
 
 
@@ -303,7 +303,7 @@ def main() -> None:
 
 
 def shown(values: Sequence[float]) -> str:
-    """Return a mean with the half width of its interval."""
+    """Format a mean with the half width of its interval."""
     interval = mean_interval(values)
     return f"{interval.estimate:.2f} ± {interval.high - interval.estimate:.2f}"
 

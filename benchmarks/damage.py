@@ -48,7 +48,7 @@ ONLINE = (
 )
 SERVED, MORE = 10, 8
 FARTHEST = 0.05
-"""How far a few updates may move a weight (the largest is about 0.2)."""
+"""Maximum change of a weight by a few updates (the largest weight is about 0.2)."""
 LIMIT_S = 120.0
 WRONG = re.compile(r"Traceback|fault in grpo-tui|Error: ")
 
@@ -90,7 +90,7 @@ class Row:
 
 
 def make_training(folder: Path) -> None:
-    """`whole`: eight steps; `base`: the same, killed after the fifth, between two checkpoints."""
+    """Create `whole`, a run of eight steps, and `base`, the same killed after the fifth, between two checkpoints."""
     for name in ("whole", "base"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         options = ["--headless", "--run-id", "base", "--runs-dir", "runs", *_set(TRAINING)]
@@ -103,7 +103,7 @@ def make_training(folder: Path) -> None:
 
 
 def make_online(folder: Path) -> None:
-    """`runs/base`: a server with two versions at least, killed after it has answered ten requests."""
+    """Create `runs/base`: a server with at least two versions, killed after it answered ten requests."""
     from grpo_tui.engine.demonstration.visual import VisualEnv
 
     base = folder / "base"
@@ -121,7 +121,7 @@ def make_online(folder: Path) -> None:
 def started(
     arguments: Sequence[str], cwd: Path, log: Path, user: int | None = None
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Start `grpo-tui` in a folder, as another user if one is given. Its outputs are appended to `log`."""
+    """Start `grpo-tui` in a folder, optionally as another user. Its output is appended to `log`."""
     popen = ForkedProcess if user is None else partial(subprocess.Popen, user=user)
     with log.open("ab") as output:
         return popen(
@@ -135,7 +135,7 @@ def started(
 
 
 def end_all(folder: Path) -> None:
-    """Kill every process that still works in a folder."""
+    """Kill every process that still uses a folder."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "cwd").readlink() == folder:
@@ -160,7 +160,7 @@ def _kill_when(run_dir: Path, name: str, due: Callable[[dict[str, Any]], bool]) 
 
 
 def _ended(process: Any, seconds: float = 300.0) -> int | None:
-    """The exit code; None when it had to be ended."""
+    """Wait for the exit code. Returns None if the process had to be killed."""
     import subprocess
 
     try:
@@ -212,7 +212,7 @@ class Case:
         self.trouble.spoil(self.run_dir)
 
     def command(self, *arguments: str, during: Callable[[Path], None] | None = None) -> int | None:
-        """Run a command to its end. Its output is in `lines`."""
+        """Run a command to its end. Its output goes to `lines`."""
         self.log.unlink(missing_ok=True)
         self.log.touch(0o666)
         self.log.chmod(0o666)
@@ -226,7 +226,7 @@ class Case:
         return code
 
     def go_on(self) -> int | None:
-        """Resume the run by the command that it was started by."""
+        """Resume the run with the command that started it."""
         if self.kind == "training":
             return self.command("train", "--headless", "--resume", "base", during=self.trouble.during)
         more = ["--set", f"online.max_requests={SERVED + MORE}"]
@@ -238,7 +238,7 @@ class Case:
 
 
 def _plain(line: str) -> str:
-    """A line without its numbers and what only some runs measure."""
+    """Remove the numbers from a line, and values that only some runs measure."""
     return re.sub(r"[\d.,:]+( (s|min|h)\b)?", "#", re.sub(r"\s+", " ", line)).strip()
 
 
@@ -253,7 +253,7 @@ def look_at(case: Case) -> list[str]:
 
 
 def judge_training(case: Case, row: Row) -> None:
-    """Resume a training, and compare it with the undisturbed one."""
+    """Resume a training run and compare it with the undisturbed one."""
     whole = case.source.parent / "whole"
     before = _rows(case.run_dir)
     code = case.go_on()
@@ -284,7 +284,7 @@ def judge_training(case: Case, row: Row) -> None:
 
 
 def judge_online(case: Case, row: Row) -> None:
-    """Resume a server, and compare it with its state before."""
+    """Resume a server and compare it with its earlier state."""
     base = case.source / "runs" / "base"
     had, newest = _versions(base), _pointed(base)
     rows = _rows(base)
@@ -355,7 +355,7 @@ def _pointed(run_dir: Path) -> int:
 
 
 def _distance(base: Path, version: int, run_dir: Path) -> float:
-    """How far the newest whole version is from one of the undamaged run, in its largest weight."""
+    """Return the largest weight difference between the newest complete version and a version of the undamaged run."""
     from grpo_tui.engine.online.store.snapshots import SnapshotReader
 
     with SnapshotReader(base / "snapshots").open(version) as snapshot:
@@ -371,7 +371,7 @@ def _distance(base: Path, version: int, run_dir: Path) -> float:
 
 
 def files_of(run_dir: Path) -> list[str]:
-    """Every file of a run, but only one of its pictures, and of older checkpoints and versions."""
+    """Return every file of a run, but only one of its pictures, and of older checkpoints and versions."""
     found = sorted(str(p.relative_to(run_dir)) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size)
     kept: dict[str, str] = {}
     for file in found:
@@ -387,7 +387,7 @@ def files_of(run_dir: Path) -> list[str]:
 
 
 def troubles(kind: str, source: Path) -> Iterator[Trouble]:
-    """Each damage to each file, then what happens to several, and to none."""
+    """Yield each damage to each file, then damages to several files, and to none."""
     for file in files_of(source / "runs" / "base"):
         for damage, spoil in DAMAGE.items():
             yield Trouble(file, damage, lambda run_dir, f=file, s=spoil: s(run_dir / f))
@@ -422,7 +422,7 @@ def _deleted(run_dir: Path, pattern: str) -> None:
 
 
 def _aged(run_dir: Path) -> None:
-    """Every time in the run's files a day in the future, as after a clock that was set back."""
+    """Move every time in the run's files a day into the future, as if the clock had been set back."""
     for path in run_dir.rglob("*.json"):
         if "checkpoints" not in path.parts and "snapshots" not in path.parts:
             values = json.loads(path.read_bytes())
@@ -434,7 +434,7 @@ def _aged(run_dir: Path) -> None:
 
 
 def _pause(process: str, run_dir: Path) -> None:
-    """Stop a process for some seconds once it runs."""
+    """Suspend a process for some seconds once it runs."""
     old, until = _json(run_dir / "processes" / f"{process}.json").get("pid"), time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         status = _json(run_dir / "processes" / f"{process}.json")
@@ -448,7 +448,7 @@ def _pause(process: str, run_dir: Path) -> None:
 
 
 def usual_lines(kind: str, source: Path, folder: Path) -> set[str]:
-    """The output of the commands for an undamaged run. SystemExit when one fails."""
+    """Return the commands' output for an undamaged run. Raises SystemExit if one fails."""
     kept = folder / f"{kind}.usual.json"
     if kept.exists():
         return set(json.loads(kept.read_text()))
@@ -499,14 +499,14 @@ def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> i
 
 
 def _wanted(all_of_them: Iterable[Trouble], files: str, damages: Sequence[str]) -> list[Trouble]:
-    """Those that are asked for, in the order of the patterns of damages."""
+    """Select the requested cases, in the order of the damage patterns."""
     those = [t for t in all_of_them if fnmatch(t.file, files)]
     found = [t for pattern in damages for t in those if fnmatch(t.damage, pattern)]
     return list(dict.fromkeys(found))
 
 
 def table(folder: Path) -> str:
-    """All cases as a table of Markdown: equal outcomes of one file in one row."""
+    """Format all cases as a Markdown table, with equal outcomes of one file in one row."""
     kept: dict[tuple[str, ...], list[str]] = {}
     for row in _found(folder):
         file = re.sub(r"\d+-\d+\.[0-9a-f]{32}|[0-9a-f]{16}(?=-\d)", "…", row["file"])
@@ -521,7 +521,7 @@ def table(folder: Path) -> str:
 
 
 def _sentence(said: list[str]) -> str:
-    """The most specific line about the damage, without names and numbers."""
+    """Return the most specific line about the damage, without names and numbers."""
     rated = [line for line in said if re.search(r"damag|los[st]|missing|error|cannot|no such|not as|whole|gone", line)]
     text = re.sub(r"^(error: |! )?(step \d+: )?", "", min(rated, key=len)).strip() if rated else ""
     text = re.sub(r"/\S*/runs/base/", "", text)

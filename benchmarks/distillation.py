@@ -32,7 +32,7 @@ ARMS: dict[str, list[str]] = {
 
 
 class Clock(Log):
-    """Also keeps the processor seconds of training at the end of each step."""
+    """A `Log` that also records the processor seconds of training at the end of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Clock(Log):
 
 
 def main() -> None:
-    """Run the rows that are missing, then print the table."""
+    """Run the missing rows, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--world", choices=list(WORLDS), default="doors")

@@ -37,7 +37,7 @@ from grpo_tui.envs.trajectory import TokenArrays
 
 
 def iou(mask: np.ndarray | None, truth: np.ndarray) -> float:
-    """Intersection over union of two bool [H, W] masks; 0 without a mask."""
+    """Return the intersection over union of two bool [H, W] masks, or 0 without a mask."""
     if mask is None:
         return 0.0
     return float((mask & truth).sum() / (mask | truth).sum())
@@ -49,12 +49,12 @@ def asked(kind: str, background: str, index: int) -> Question:
 
 
 def true_positions(shape: Shape, frames: int) -> np.ndarray:
-    """Centres in pixel coordinates [F, 2]; pixel i covers i..i+1, so its own centre is at i + 0.5."""
+    """Return centres in pixel coordinates [F, 2]. Pixel i covers i..i+1, so its own centre is at i + 0.5."""
     return np.array([shape.at(f) for f in range(frames)]) - 0.5
 
 
 def accuracy(background: str, n: int) -> dict[str, Any]:
-    """Every tool on `n` scenes of a background."""
+    """Measure the accuracy of every tool on `n` scenes with a background."""
     ious: list[float] = []
     colours: list[bool] = []
     shapes: list[bool] = []
@@ -111,8 +111,8 @@ def accuracy(background: str, n: int) -> dict[str, Any]:
 
 
 class RouteAgent:
-    """Walks routes: the right one on `right` of the rows, any wrong one on the others; `slip` of the turns have one
-    number changed. Its text is one token a character, as it is not what is measured."""
+    """Follows routes: the right one in a share `right` of the rows, a wrong one in the others. A share `slip` of the
+    turns has one number changed. Its text is one token per character, because tokens are not measured."""
 
     def __init__(self, env: VisualEnv, tasks: Sequence[Mapping[str, Any]], right: float, slip: float, seed: int):
         self.env, self.tasks, self.right, self.slip = env, tasks, right, slip
@@ -157,7 +157,7 @@ class RouteAgent:
 
 
 def trial_cost(steps: int, right: float, slip: float) -> dict[str, Any]:
-    """Milliseconds of environment in a step of 16 x 8 rollouts, and of each operation."""
+    """Measure milliseconds of the environment in a step of 16 x 8 rollouts, in total and by operation."""
     env = VisualEnv(prefetch=False)
     tasks = env.make_tasks("train", 16 * (steps + 1), seed=7)
     wall, processor, success = [], [], []
@@ -177,7 +177,7 @@ def trial_cost(steps: int, right: float, slip: float) -> dict[str, Any]:
         }
         for name in sorted(cache.misses)
     }
-    # The first step also loads the photographs and the recogniser, once a run.
+    # The first step also loads the photographs and the recogniser, once per run.
     return {
         "steps": steps,
         "success": statistics.fmean(success),
@@ -190,7 +190,7 @@ def trial_cost(steps: int, right: float, slip: float) -> dict[str, Any]:
 
 
 def share_of_step(steps: int, skip: int = 3) -> dict[str, Any]:
-    """The environment's part of the steps of a real training run, in milliseconds and as a share."""
+    """Measure the environment's part of the steps of a real training run, in milliseconds and as a share."""
     with tempfile.TemporaryDirectory() as folder:
         overrides = {"training.max_steps": steps, "training.eval_every": 0, "training.save_every": 0}
         command = [

@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @dataclass(frozen=True)
 class Training:
-    """One training: success (0 to 1) of its first and its last evaluation, by how tokens were chosen."""
+    """One training: success (0 to 1) in the first and the last evaluation, by decoding method."""
 
     name: str
     seed: int
@@ -38,7 +38,7 @@ class Training:
 
 
 def train(name: str, seed: int) -> Training:
-    """Train an example by its own command."""
+    """Train an example with its own command."""
     with tempfile.TemporaryDirectory() as folder:
         copy, runs = shutil.copytree(EXAMPLES / name, Path(folder) / name), Path(folder) / "runs"
         command = [sys.executable, "-m", "grpo_tui.tui.cli", "train", "config.yaml", "--headless"]

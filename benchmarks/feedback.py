@@ -53,16 +53,16 @@ RESULTS = Path("~/.cache/grpo-tui/feedback.jsonl").expanduser()
 START_S = TIMEOUT_S = 1200.0
 """Long enough for a busy machine."""
 PART = 32
-"""Questions between two pauses: as many as may wait for their votes."""
+"""Questions between two pauses: the maximum number that may wait for their votes."""
 IDLE_S = 30.0
 SETTLED_S = 600.0
-"""A validation takes less."""
+"""Longer than a validation takes."""
 CLI = [sys.executable, "-m", "grpo_tui.tui.cli"]
 
 
 @contextlib.contextmanager
 def served(base: str, settings: Mapping[str, object]) -> Iterator[tuple[httpx.Client, Path]]:
-    """Serve a model with `grpo-tui online`; yield a client and the run's folder."""
+    """Serve a model with `grpo-tui online`. Yields a client and the run's folder."""
     with tempfile.TemporaryDirectory() as home:
         chosen = {"online.request_timeout_s": TIMEOUT_S, **settings}
         options = [part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")]
@@ -86,7 +86,7 @@ def _address(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 class Callers:
-    """Callers of one server who ask questions of one task."""
+    """Callers that ask one server questions from one task."""
 
     def __init__(self, client: httpx.Client, model: str, task: str, arm: str, seed: int) -> None:
         self.client, self.model, self.task, self.arm = client, model, TASKS[task], arm
@@ -96,14 +96,14 @@ class Callers:
         self._asked = 0
 
     def ask(self, model: str, question: Question, **more: Any) -> tuple[str, str]:
-        """Return the id and the text of an answer."""
+        """Ask a question. Returns the id and the text of the answer."""
         messages = [{"role": "user", "content": question.text}]
         body = {"model": model, "messages": messages, "max_tokens": self.task.tokens, **more}
         found = self.client.post("/v1/chat/completions", json=body).raise_for_status().json()
         return str(found["id"]), str(found["choices"][0]["message"]["content"])
 
     def success(self, model: str, questions: Sequence[Question], callers: int) -> float:
-        """Return the success of default answers."""
+        """Measure the success of default answers."""
         with ThreadPoolExecutor(callers) as pool:
             texts = pool.map(lambda q: self.ask(model, q)[1], questions)
             return statistics.fmean(self.task.right(t, q) for t, q in zip(texts, questions, strict=True))
@@ -139,8 +139,8 @@ class Callers:
         return self.client.get(f"/v1/feedback/{identifier}").raise_for_status().json()
 
     def wait_for_versions(self, queue: SqliteQueue, until: float) -> None:
-        """Wait until a version contains all feedback that an update used, or no candidate was validated for
-        `SETTLED_S`: the last one may have been rejected."""
+        """Wait until a version contains all feedback that updates used, or no candidate was validated for `SETTLED_S`,
+        because the last one may have been rejected."""
         seen, since = None, time.monotonic()
         while time.monotonic() < until and time.monotonic() - since < SETTLED_S:
             self.outcomes = {i: self.outcome(i) for i in self.outcomes}
@@ -152,12 +152,12 @@ class Callers:
 
 
 def _waits(outcome: Mapping[str, Any]) -> bool:
-    """Whether feedback is not an update yet, and may still become one."""
+    """Return whether an update may still use the feedback."""
     return outcome["update"] is None and bool(re.search("waits|being drawn", outcome.get("reason", "")))
 
 
 def _until_recorded(run_dir: Path, queue: SqliteQueue, until: float) -> None:
-    """Wait until nothing was recorded or learnt for `IDLE_S`: the votes of all answers are drawn."""
+    """Wait until nothing was recorded or learned for `IDLE_S`, so that all votes have been sampled."""
     last, since = (-1, -1), time.monotonic()
     while time.monotonic() < until and time.monotonic() - since < IDLE_S:
         with contextlib.closing(sqlite3.connect(f"file:{run_dir / 'record.sqlite'}?mode=ro", uri=True)) as record:
@@ -179,7 +179,7 @@ def measure(arm: str, task: str, seed: int, given: argparse.Namespace) -> dict[s
         before = callers.success(f"{base}@0", held, 2 * given.callers)
         print(f"{arm}, {task}, seed {seed}: base {before:.3f}, {time.monotonic() - began:.0f} s", flush=True)
         queue = SqliteQueue(OnlineFolder(run_dir).queue)
-        # Callers who never pause leave no time for votes, so those of the arm `majority` pause after each part.
+        # Callers without pauses leave no time for votes, so those of the arm `majority` pause after each part.
         size = PART if arm == "majority" else len(questions)
         for start in range(0, len(questions), size):
             callers.run(questions[start : start + size], given.callers)

@@ -82,7 +82,7 @@ SMOLLM2: dict[str, dict[str, Any]] = {
 ALL = TASKS | SMOLLM2
 FORMATS = ("weights", "compute", "sampling")
 TARGETS = {"default": 0.20, "long": 0.35, "short": 0.30, "answer": 0.35, "essay": 0.35}
-"""Ours against `stock, tuned`, in time and in processor time."""
+"""Target ratios of ours to `stock, tuned`, in time and in processor time."""
 
 
 def main() -> None:
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def table(task: str, given: argparse.Namespace) -> None:
-    """The variants in turns, each in a process of its own."""
+    """Run the variants in turns, each in a separate process, and print the table."""
     variants = [STOCK, TUNED, OURS]
     row = ALL[task]
     policy = f"{Path(given.policy).name}, {given.dtype or 'default formats'}"
@@ -146,7 +146,7 @@ def table(task: str, given: argparse.Namespace) -> None:
 
 
 def floor(given: argparse.Namespace, rows: int, turn_tokens: int, tokens: int, agent: int) -> dict[str, float]:
-    """Processor seconds of the matrix products of a step: tokens in all, `agent` of them written by the policy."""
+    """Measure the processor seconds of a step's matrix products. tokens: total, `agent` of them from the policy."""
     import torch
     from transformers import AutoConfig
 
@@ -175,7 +175,7 @@ def floor(given: argparse.Namespace, rows: int, turn_tokens: int, tokens: int, a
 
 
 def line(name: str, width: int, runs: list[dict[str, Any]]) -> str:
-    """A row of the table: medians over the steps of these runs."""
+    """Format a row of the table: medians over the steps of these runs."""
     cpu = median(r["cpu"] for r in runs)
     memory = max(r["memory"] for r in runs)
     tokens, agent, prompt = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens", "prompt_tokens"))
@@ -185,7 +185,7 @@ def line(name: str, width: int, runs: list[dict[str, Any]]) -> str:
 
 
 def say(text: str) -> None:
-    """At once, also into a pipe: what is known stays known when the benchmark is stopped."""
+    """Print and flush, so that results survive if the benchmark is stopped."""
     print(text, flush=True)
 
 
@@ -205,7 +205,7 @@ def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Some steps of one variant in this process, after two to warm up."""
+    """Run some steps of one variant in this process, after two warm-up steps."""
     import torch
     from transformers import TrainerCallback
 
@@ -251,7 +251,7 @@ def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _profiled() -> Any:
-    """A callback that prints the kernels of the third step, those that took longest first."""
+    """Return a callback that prints the kernels of the third step, slowest first."""
     from torch.profiler import ProfilerActivity, profile
     from transformers import TrainerCallback
 
@@ -278,7 +278,7 @@ def _profiled() -> Any:
 
 
 class GpuProfile:
-    """The kernels of each phase of the first step, in which a profiler records nothing else. A later step has the time
+    """Profiles the kernels of each phase in the first step, with nothing else recorded. A later step measures the time
     of the phases."""
 
     def __init__(self) -> None:
@@ -294,7 +294,7 @@ class GpuProfile:
         TransformersSession.act = self._generate()  # type: ignore[method-assign]
 
     def _generate(self) -> Any:
-        """Record the first turn of all rollouts. The runner adds up the seconds of this phase itself."""
+        """Record the first turn of all rollouts. The runner itself sums the seconds of this phase."""
         from torch.profiler import ProfilerActivity, profile
 
         def act(session: Any, rows: Any) -> Any:
@@ -345,7 +345,7 @@ class GpuProfile:
 
 
 def run_config(given: argparse.Namespace) -> Any:
-    """The default configuration with the task's batch and budgets."""
+    """Return the default configuration with the task's batch size and budgets."""
     from grpo_tui.configs.schema import RunConfig
 
     task = ALL[given.task]
@@ -368,7 +368,7 @@ def run_config(given: argparse.Namespace) -> Any:
                 "num_generations": task["group"],
                 "max_turn_tokens": task["turn_tokens"],
                 "max_trajectory_tokens": task["trajectory_tokens"],
-                "learning_rate": 1e-7,  # the policy stays what it is, so that all steps are alike
+                "learning_rate": 1e-7,  # nearly freezes the policy, so that steps are comparable
                 "save_every": 0,
                 "eval_every": 0,
             },
@@ -377,7 +377,7 @@ def run_config(given: argparse.Namespace) -> Any:
 
 
 def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
-    """The trainer of `--mode rft`, with its record."""
+    """Build the trainer of `--mode rft`, with its record."""
     from grpo_tui.engine.record.step_recorder import StepRecorder
     from grpo_tui.engine.runs.write.writer import RunWriter
     from grpo_tui.engine.training.rft import build_trainer
@@ -412,7 +412,7 @@ def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
 
 
 def build_stock(config: Any, folder: Path, micro: int, *, tuned: bool) -> tuple[Any, Any, Any]:
-    """TRL's `GRPOTrainer` around the same environment, with its own gradient checkpointing unless left out."""
+    """Build TRL's `GRPOTrainer` on the same environment, with its own gradient checkpointing unless `tuned`."""
     from datasets import Dataset
     from peft import PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -426,7 +426,7 @@ def build_stock(config: Any, folder: Path, micro: int, *, tuned: bool) -> tuple[
 
     model: Any
     tokenizer: Any
-    if Path(config.model.base).is_dir():  # as its users load it: our layers compute half precision otherwise
+    if Path(config.model.base).is_dir():  # load it as TRL users do: our layers compute half precision differently
         base: Any = AutoModelForCausalLM.from_pretrained(config.model.base, dtype=config.model.weights)
         tokenizer = AutoTokenizer.from_pretrained(config.model.base)
         if config.model.sft_adapters is None:
@@ -442,7 +442,7 @@ def build_stock(config: Any, folder: Path, micro: int, *, tuned: bool) -> tuple[
         whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
         args.per_device_train_batch_size = micro
         args.gradient_accumulation_steps = whole // micro
-        args.steps_per_generation = args.gradient_accumulation_steps  # one batch of rollouts a step, whatever the micro
+        args.steps_per_generation = args.gradient_accumulation_steps  # one batch of rollouts per step for any `micro`
     args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     rollout = (TunedRollout if tuned else StockRollout)(rows, model, tokenizer, config)
@@ -458,7 +458,7 @@ def build_stock(config: Any, folder: Path, micro: int, *, tuned: bool) -> tuple[
 
 
 def random_policy(name: str) -> str:
-    """A Qwen3 of this size with random weights and the tiny policy's tokenizer, in a temporary folder."""
+    """Create a Qwen3 of this size with random weights and the tiny policy's tokenizer, in a temporary folder."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 

@@ -34,7 +34,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {"at": 3}}</tool_call>'
 
 
 def make_lines(path: Path, size: int, rollout: int) -> None:
-    """verl's JSON lines of about `rollout` bytes until the file has `size`."""
+    """Write verl's JSON lines of about `rollout` bytes each until the file has `size` bytes."""
     text = (SENTENCE + "\n") * (rollout // 90)
     with path.open("wb") as out:
         n = 0
@@ -47,7 +47,7 @@ def make_lines(path: Path, size: int, rollout: int) -> None:
 
 
 def make_eval(path: Path, size: int, rollout: int) -> None:
-    """inspect-ai's log: one member a sample, with texts that a packer cannot shrink."""
+    """Write an inspect-ai log: one member per sample, with incompressible texts."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         eval_ = {"task": "big", "model": "mock/model", "metadata": {"step": 1}}
         archive.writestr("_journal/start.json", json.dumps({"version": 2, "eval": eval_}))
@@ -63,14 +63,14 @@ def make_eval(path: Path, size: int, rollout: int) -> None:
 
 
 def opened(file: Path, state: str) -> tuple[Session, float]:
-    """The app on a file, at its first rows, and how long that took."""
+    """Open a file in the app. Returns the session at its first rows, and the seconds until then."""
     session = Session(inspect(file), state)
     session.until(FIRST_ROWS)
     return session, time.perf_counter() - session.began
 
 
 def memory(session: Session) -> tuple[float, float]:
-    """MiB of the app, and of the process that indexes behind it."""
+    """Return MiB of the app, and of its indexing process."""
     others = sum(p.memory_info().rss for p in session.process.children(recursive=True))
     return session.process.memory_info().rss / 2**20, others / 2**20
 
@@ -129,7 +129,7 @@ def index_alone(file: Path, state: str) -> None:
 
 
 def floors(file: Path, size: int = 1_000_000_000) -> None:
-    """What finding lines and parsing them costs at the least."""
+    """Measure the minimum cost of finding and parsing lines."""
     for name, work in (("newlines", None), ("orjson", orjson.loads)):
         done, used = 0, time.process_time()
         with file.open("rb") as lines:

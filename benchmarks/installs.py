@@ -35,7 +35,7 @@ SHOWN = ("torch", "transformers", "trl", "datasets", "typer", "rich")
 
 
 def resolve(extra: str, packages: list[str], python: str, platform: str, *options: str) -> tuple[dict[str, str], str]:
-    """Return the versions that uv chooses, or the first sentence of the conflict. options: of `uv pip compile`."""
+    """Return the versions that uv selects, or the first sentence of the conflict. options: for `uv pip compile`."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "wanted.in")
         wanted.write_text("\n".join([f"grpo-tui{extra} @ {ROOT.as_uri()}", *packages]) + "\n")

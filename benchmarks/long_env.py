@@ -1,4 +1,4 @@
-"""Environments for measuring steps: ten turns with long answers, and single questions."""
+"""Environments for timing steps: ten turns with long observations, and single questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = "red blue green circle square star size mask object text colour bigger l
 
 
 class LongEnv(MultiTurnEnv):
-    """Whatever the agent writes, the answer is 60 words; the reward counts the digits that the agent wrote."""
+    """Answers every turn with 60 words. The reward counts the digits that the agent wrote."""
 
     name = "long"
 
@@ -24,12 +24,12 @@ class LongEnv(MultiTurnEnv):
         return [{"index": i} for i in range(n)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
-        """A prompt of 60 words."""
+        """Return a prompt of 60 words."""
         state = {"random": random.Random(task["index"]), "turns": 0, "digits": 0}
         return state, [{"role": "user", "content": self._words(state)}]
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
-        """60 more words."""
+        """Return 60 more words."""
         state["turns"] += 1
         state["digits"] += sum(c.isdigit() for c in call.text)
         done = state["turns"] == self.max_turns
@@ -50,12 +50,12 @@ class ShortEnv(MultiTurnEnv):
         return [{"index": i} for i in range(n)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
-        """The question with two numbers of the task."""
+        """Ask the question with the task's two numbers."""
         pair = random.Random(task["index"]).sample(range(10, 99), 2)
         return {}, [{"role": "user", "content": self.question.format(*pair)}]
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
-        """The end."""
+        """Reward the answer and end the rollout."""
         return StepResult("", sum(c.isdigit() for c in call.text) / 100, done=True)
 
 

@@ -69,16 +69,16 @@ ARMS: dict[str, list[str]] = {
     },
     **{f"without {name}": settings for name, settings in OFF.items()},
 }
-"""Settings of each arm over the default configuration. `direct`: shaping is a part of the return, instead of deciding
-between rollouts that succeeded alike."""
+"""Settings of each arm over the default configuration. `direct`: shaping is part of the return, instead of deciding
+between rollouts with the same success."""
 LONGER = {"tree": 54}
-"""Steps of an arm whose step samples fewer tokens. It then has sampled about as many as the others in 40."""
+"""Steps of arms that sample fewer tokens per step, so that they sample about as many as the others in 40 steps."""
 SMALL = [
     *("model.sft_adapters=null", "model.lora=null", "model.device=cpu", "environment.config={}"),
     *("environment.train_tasks=208", "training.max_turn_tokens=3", "training.max_trajectory_tokens=160"),
     *("training.learning_rate=0.002", "training.trl.lr_scheduler_type=constant"),
 ]
-"""All weights of a small policy, which has no adapters yet."""
+"""Settings for small policies, which train all weights because they have no adapters."""
 TASKS: dict[str, list[str]] = {
     "default": [],
     "doors": SMALL,
@@ -89,26 +89,25 @@ TASKS: dict[str, list[str]] = {
     "rare": SMALL,
     "drift": [*SMALL, "training.learning_rate=0.007"],
 }
-"""Settings of each task. doors: several actions in a row, and reward only at their end (curiosity). long, lake: further
-worlds for advantage methods. boxes: a policy
-that looks again where it has just looked (coherence). misuse: wrong calls before the right one cost nothing
-(penalties). rare: most groups are all right or all wrong (replay). drift: steps so large that the policy runs away
-(beta)."""
+"""Settings of each task. doors: several actions with a reward only at the end (curiosity). long, lake: other worlds for
+advantage methods. boxes: the policy looks again where it just looked (coherence). misuse: wrong calls before the right
+one cost nothing (penalties). rare: most groups are all right or all wrong (replay). drift: updates so large that the
+policy diverges (beta)."""
 WORLDS: Mapping[str, type[World]] = {
     **{"doors": Doors, "long": Long, "lake": Lake},
     **{"boxes": Boxes, "misuse": Misuse, "rare": Keys, "drift": Keys},
 }
 SAME = {"without beta": "default", "only replay": "unshaped"}
-"""Arms that are another one by the present defaults, where beta is fixed."""
+"""Arms that equal another arm under the current defaults, where beta is fixed."""
 MADE_FOR = {"doors": "curiosity", "boxes": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
-"""Which mechanism a task is made for."""
+"""The mechanism that each task is designed for."""
 STEPS = {"rare": 120}
-"""Optimiser steps, where they are not 40."""
+"""Optimiser steps of each task, if not 40."""
 COLUMNS = ("halfway", "end", "longer", "training", "penalties", "kl", "tokens")
 
 
 def main() -> None:
-    """Run the rows that are missing, then print the table."""
+    """Run the missing rows, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--task", default=",".join(TASKS), help=f"of {', '.join(TASKS)}")
@@ -130,7 +129,7 @@ def main() -> None:
 
 
 def arms_of(task: str) -> list[str]:
-    """All mechanisms off alone and on alone on the default task, the one that a task is made for on that task."""
+    """Return the arms of a task: each mechanism alone on and alone off for `default`, else only the task's own."""
     if task in ("long", "lake"):
         return ["plain", "turn", "gigpo", "tree"]
     mechanisms = [MADE_FOR[task]] if task in MADE_FOR else list(ON)
@@ -140,7 +139,7 @@ def arms_of(task: str) -> list[str]:
 
 
 def size_of(task: str) -> Mapping[str, int]:
-    """Prompts a step, steps, and held-out tasks."""
+    """Return prompts per step, steps, and held-out tasks."""
     return {"prompts": 8, "steps": STEPS.get(task, 40), "eval": 104 if task in WORLDS else 96}
 
 
@@ -189,7 +188,7 @@ def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, i
 
 
 class KeptRows:
-    """The rows of a JSON-lines file, each with a `key`. A row that is there is not measured again."""
+    """The rows of a JSON-lines file, each with a `key`. Existing rows are not measured again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -199,7 +198,7 @@ class KeptRows:
             self.rows = [json.loads(line) for line in path.read_text().splitlines()]
 
     def get(self, key: object, measure: Callable[[], Mapping[str, Any]]) -> tuple[dict[str, Any], bool]:
-        """Return the row of this key, and whether it had to be measured."""
+        """Return the row of a key, and whether it had to be measured."""
         for row in self.rows:
             if row["key"] == key:
                 return row, False
@@ -222,16 +221,16 @@ class Log(NullWriter):
             self.alerts.setdefault(str(data.get("detector")), step)
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers of a step."""
+        """Record the metrics of a step."""
         self.steps.setdefault(step, {}).update(values)
 
     def at(self, name: str, step: int) -> float:
-        """A number of a step."""
+        """Return a metric of a step."""
         return float(self.steps[step][name])
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    """Means and intervals, and the difference to `plain` with its own interval, over the seeds that both have."""
+    """Print means and intervals, and the difference to `plain` with its own interval, over the common seeds."""
     print("\nmean ± 95 %")
     for task in dict.fromkeys(row["task"] for row in rows):
         used = size_of(task)
@@ -247,7 +246,7 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 
 def interval(values: list[float]) -> str:
-    """Mean and half the width of its 95 % interval (Student's t)."""
+    """Format the mean and the half width of its 95 % interval (Student's t)."""
     if not values:
         return "-"
     if len(values) == 1:
@@ -257,12 +256,12 @@ def interval(values: list[float]) -> str:
 
 
 def line_of(name: str, row: Mapping[str, Any]) -> str:
-    """One row as it becomes known."""
+    """Format a single row."""
     return f"{name}  " + "  ".join(f"{c} {row[c]:.3f}" for c in COLUMNS if c in row)
 
 
 def _key(task: str, arm: str, seed: int, size: Mapping[str, int]) -> str:
-    """The same for rows of the same settings."""
+    """Return the key of a row, which includes a hash of its settings."""
     digest = hashlib.sha1(json.dumps([[*TASKS[task], *ARMS[arm]], dict(size)]).encode()).hexdigest()[:10]
     return f"{task}/{arm}/{seed}/{digest}"
 

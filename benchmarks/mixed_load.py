@@ -56,12 +56,12 @@ HOSTILE: list[tuple[dict[str, str], bytes]] = [
 ]
 DISK_MIB = 300
 PATIENCE_S = 300.0
-"""A caller that has heard nothing for so long, from a server that said it would answer in two minutes, is lost."""
+"""Seconds without an answer after which a request is lost. The server promises an answer within two minutes."""
 
 
 @dataclass
 class Load:
-    """What is under way, and what came of it."""
+    """The running load and its results."""
 
     run_dir: Path
     until: float
@@ -71,7 +71,7 @@ class Load:
     command: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the run, or go on with it."""
+        """Start or resume the run."""
         name, home = self.run_dir.name, str(self.run_dir.parent)
         begun = (self.run_dir / "run.json").exists()
         arguments = ["--resume", name] if begun else ["--run-id", name]
@@ -83,12 +83,12 @@ class Load:
         )
 
     def url(self) -> str | None:
-        """Where the living engine answers."""
+        """Return the URL of the running engine, or None."""
         alive = process_state(self.run_dir, "engine")["alive"]
         return read_json(self.run_dir / "online" / "address.json").get("url") if alive else None
 
     def measure(self) -> None:
-        """Memory of engine and worker together."""
+        """Measure the memory of engine and worker together."""
         total = 0.0
         for name in ("engine", "worker"):
             with contextlib.suppress(OSError, KeyError, ValueError, StopIteration):
@@ -97,7 +97,7 @@ class Load:
         self.memory_mib.append(total)
 
     def kill(self, name: str) -> None:
-        """SIGKILL one process of the run."""
+        """Send SIGKILL to one process of the run."""
         state = process_state(self.run_dir, name)
         if state["alive"]:
             os.kill(int(state["pid"]), signal.SIGKILL)
@@ -105,7 +105,7 @@ class Load:
 
 
 async def caller(load: Load, number: int) -> None:
-    """Ask until the time is over."""
+    """Send requests until time runs out."""
     rng = random.Random(number)
     good = json.dumps(question()).encode()
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
@@ -144,7 +144,7 @@ async def trouble(load: Load, every_s: float, full: bool) -> None:
         if not filled and spent > (load.until - began) / 2:
             filled = True
             await asyncio.to_thread(_full_for, load.run_dir.parent / "filler", every_s)
-            if load.url() is not None:  # a run that goes on needs nobody
+            if load.url() is not None:  # an active run needs no restart
                 continue
         load.kill(next(victims))
         await asyncio.to_thread(_resume, load)
@@ -160,7 +160,7 @@ def _full_for(filler: Path, seconds: float) -> None:
 
 
 def _resume(load: Load) -> None:
-    """Stop what is left of the run, as a person would, and go on with it."""
+    """Stop the remaining processes of the run, as a user would, and resume it."""
     home = ["--runs-dir", str(load.run_dir.parent)]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run([sys.executable, "-m", "grpo_tui.tui.cli", "stop", load.run_dir.name, "--force", *home], **quiet)
@@ -170,7 +170,7 @@ def _resume(load: Load) -> None:
 
 
 def _end(load: Load) -> None:
-    """Stop the run. One that was resumed just now may not have begun yet, so it is asked until it has ended."""
+    """Stop the run. A run that was just resumed may not have started yet, so repeat until it has ended."""
     stop = [sys.executable, "-m", "grpo_tui.tui.cli", "stop", load.run_dir.name, "--runs-dir", str(load.run_dir.parent)]
     while load.command is not None and load.command.poll() is None:
         subprocess.run(stop, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -179,7 +179,7 @@ def _end(load: Load) -> None:
 
 
 def tasks(run_dir: Path) -> tuple[Counter[str], int]:
-    """States of all tasks in the queue, and how many were learnt from twice."""
+    """Return the states of all tasks in the queue, and the number of tasks that were learned from twice."""
     with contextlib.closing(sqlite3.connect(run_dir / "online" / "queue.sqlite")) as db:
         states = Counter(state for (state,) in db.execute("SELECT state FROM tasks"))
     log = run_dir / "update_contribution.jsonl"
@@ -189,7 +189,7 @@ def tasks(run_dir: Path) -> tuple[Counter[str], int]:
 
 @contextlib.contextmanager
 def small_disk() -> Iterator[tuple[Path, bool]]:
-    """A folder on a disk of its own, and whether it is one."""
+    """Yield a folder, and whether it is on a separate disk."""
     with tempfile.TemporaryDirectory() as name:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", name]
         mounted = subprocess.run(mount, capture_output=True).returncode == 0
@@ -201,7 +201,7 @@ def small_disk() -> Iterator[tuple[Path, bool]]:
 
 
 async def run(load: Load, callers: int, every_s: float, full: bool) -> None:
-    """All of it."""
+    """Run the callers and the disturbances."""
     load.start()
     while load.url() is None:
         await asyncio.sleep(0.2)

@@ -50,7 +50,7 @@ from grpo_tui.engine.runs.paths import CONFIG_FILE
 from grpo_tui.engine.runs.read.reader import RunReader
 
 SHIFT: dict[str, Any] = {"radii": [12.0, 20.0], "noise": 5.0}
-"""Scenes that no training saw: larger objects, noisier pixels."""
+"""Shifted scenes: larger objects and noisier pixels than in training."""
 LEARNING: dict[str, Any] = {
     "temperature": 1.5,
     "samples": 4,
@@ -61,7 +61,7 @@ LEARNING: dict[str, Any] = {
     "ema_decay": 0.8,
     "kl": {"target_kl": 0.2},
 }
-"""What differs from the defaults while learning is measured, in all three arms."""
+"""Settings that differ from the defaults in all three arms of the learning benchmark."""
 WRONG_SHARE = 0.3
 ARMS = ("off", "on", "corrupted")
 
@@ -70,7 +70,7 @@ ARMS = ("off", "on", "corrupted")
 
 
 def force_wrong(outcome: Vote, samples: Sequence[Any], seed: str, share: float) -> Vote:
-    """A vote whose labels are, for a share of the requests, all forced to an answer that is not the right one."""
+    """Replace all labels of a vote with a wrong answer, for a share of the requests."""
     if random.Random(seed).random() >= share:
         return outcome
     keys = [canonical(s.trajectory.answer) if s.trajectory else None for s in samples]
@@ -85,16 +85,16 @@ def force_wrong(outcome: Vote, samples: Sequence[Any], seed: str, share: float) 
 
 
 class CorruptedEngine(InferenceEngine):
-    """Serves as ever, but a share of the pseudo-labels is forced to an answer that is not the right one."""
+    """Serves normally, but forces a share of the pseudo-labels to a wrong answer."""
 
     def vote(self, request: Any, samples: Sequence[Any], neighbours: Sequence[Any]) -> Vote:
-        """The vote, its labels replaced for some requests."""
+        """Vote, then replace the labels for some requests."""
         outcome = super().vote(request, samples, neighbours)
         return force_wrong(outcome, samples, f"{self.seed} {request.number}", WRONG_SHARE)
 
 
 def offline(folder: Path, steps: int, seed: int, settings: dict[str, Any]) -> str:
-    """The deployed policy: adapters after a short reinforcement fine-tuning on the usual scenes."""
+    """Train the deployed policy: adapters from a short reinforcement fine-tuning on the usual scenes."""
     target = folder / f"adapters-{seed}"
     config = RunConfig.model_validate(
         {
@@ -110,7 +110,7 @@ def offline(folder: Path, steps: int, seed: int, settings: dict[str, Any]) -> st
 
 
 def finished(run_dir: Path, seconds: float) -> None:
-    """Wait for a run; RuntimeError with the end of its log when it does not finish."""
+    """Wait for a run. Raises RuntimeError with the end of its log if it does not finish."""
     until = time.monotonic() + seconds
     while (info := look(run_dir)).status not in ENDED and time.monotonic() < until:
         time.sleep(0.2)
@@ -120,7 +120,7 @@ def finished(run_dir: Path, seconds: float) -> None:
 
 
 def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Serve the shifted stream in real processes; returns success by quarter and what the worker did."""
+    """Serve the shifted stream in real processes. Returns success by quarter and the worker's counts."""
     config = RunConfig.model_validate(
         {
             "mode": "online",
@@ -170,7 +170,7 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
 
 
 def learning(seeds: int, requests: int, steps: int, settings: dict[str, Any], arms: Sequence[str]) -> dict[str, Any]:
-    """The table of the module's docstring."""
+    """Run the learning benchmark of the module docstring."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -212,7 +212,7 @@ def learning(seeds: int, requests: int, steps: int, settings: dict[str, Any], ar
 
 
 def plain_save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """What a worker without a protocol would do: write over the last one, and wait for the disk."""
+    """Save without a protocol: overwrite the last snapshot and fsync."""
     target = folder / "plain.safetensors"
     save_file(tensors, target)
     descriptor = os.open(target, os.O_RDONLY)
@@ -221,7 +221,7 @@ def plain_save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
 
 def publishing(megabytes: Sequence[float], repeats: int) -> dict[str, Any]:
-    """Medians of alternating measurements, and the median of their ratios."""
+    """Return medians of alternating measurements, and the median of their ratios."""
     print(f"{'MB':>8}{'plain save + fsync':>20}{'publish':>12}{'ratio':>8}   (required: 1.25)")
     found = {}
     with tempfile.TemporaryDirectory(dir=os.environ.get("GRPO_TUI_HOME")) as name:
@@ -249,7 +249,7 @@ def publishing(megabytes: Sequence[float], repeats: int) -> dict[str, Any]:
 
 
 def latency(stretches: int, requests: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Alternate stretches with the worker at work and paused; requests come one at a time."""
+    """Alternate stretches with the worker running and paused, one request at a time."""
     total = requests * 2 * stretches + requests
     config = RunConfig.model_validate(
         {
@@ -269,7 +269,7 @@ def latency(stretches: int, requests: int, settings: dict[str, Any]) -> dict[str
     samples: dict[str, list[float]] = {"resume": [], "pause": []}
     with tempfile.TemporaryDirectory() as name:
         run_dir = Path(start_run(config, runs_dir=Path(name), run_id="latency").path)
-        while look(run_dir).step < requests // 2:  # warm-up, and a queue to work on
+        while look(run_dir).step < requests // 2:  # warm up, and fill the queue
             time.sleep(0.05)
         for _ in range(stretches):
             for command in ("resume", "pause"):

@@ -50,14 +50,15 @@ GUARDS_OFF: dict[str, Any] = {"validation": {"enabled": False}, "source_share": 
 REQUIRED = 0.05
 OTHER_TASKS = 128
 EVERY_UPDATES = 48
-"""Updates between two versions that are measured where all are published as they come."""
+"""Updates between two measured versions if every update is published."""
 BATCH = 8
-"""Requests that are answered together."""
+"""Requests to answer together."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """`different`: how many requests take turns (0: none comes twice). `wrong`: share of labels that are forced."""
+    """A stream of requests. `different`: the number of distinct requests, in rotation (0: all are distinct). `wrong`:
+    the share of labels forced to be wrong."""
 
     requests: int
     different: int
@@ -75,12 +76,12 @@ ARMS = {
 
 
 class PoisonedEngine(InferenceEngine):
-    """Serves as ever, but labels of a share of the requests are forced to be wrong."""
+    """Serves normally, but forces wrong labels for a share of the requests."""
 
     wrong = 0.0
 
     def vote(self, request: Any, samples: Sequence[Any], neighbours: Sequence[Any]) -> Vote:
-        """The vote, its labels replaced."""
+        """Vote, then replace the labels."""
         return force_wrong(
             super().vote(request, samples, neighbours), samples, f"{self.seed} {request.number}", self.wrong
         )
@@ -88,22 +89,22 @@ class PoisonedEngine(InferenceEngine):
 
 @dataclass
 class Progress:
-    """How far a stream has come, and the success of what answered: a stream may be served in several parts."""
+    """The progress of a stream, which may be served in several parts, and the success of its versions."""
 
     request: int = 1
     measured: int = -1
-    """The update of the version that was measured last."""
+    """The update of the last measured version."""
     waited: int = 0
     back: int = 0
     seconds: float = 0.0
     other_start: float = 0.0
     best: float = 0.0
     drop: float = 0.0
-    """The most that a version that answered was below the best before it."""
+    """The largest drop of a serving version below the best before it."""
     success: list[float] = field(default_factory=list)
 
     def add(self, success: float) -> None:
-        """One more version that answers."""
+        """Record the success of a new serving version."""
         self.best = max(self.best, success)
         self.success.append(success)
         self.drop = max(self.drop, self.best - success)
@@ -112,9 +113,9 @@ class Progress:
 def run(
     arm: str, guards: bool, adapters: str, lag: int, settings: dict[str, Any], folder: Path, until: float
 ) -> dict[str, Any] | None:
-    """Serve one stream to its end, or go on with it; None when the time was over before that.
+    """Serve or continue one stream. Returns None if time runs out before its end.
 
-    Between two parts the worker is left as by a kill after a commit; the statistics of rewards are kept beside it.
+    Between two parts, the worker's state is as after a kill following a commit. The reward statistics are saved, too.
     """
     began = time.monotonic()
     kept = folder / "progress.json"
@@ -143,14 +144,14 @@ def run(
     follower = WeightFollower(served_model, SnapshotReader(paths.snapshots), poll_s=1.0)
 
     def success(tasks: Sequence[Row]) -> float:
-        """Greedy success of what serves now."""
+        """Measure the greedy success of the serving version."""
         tensors = {n: p.data for n, p in served_model.named_parameters() if p.requires_grad}
         for name, parameter in validator.parameters.items():
             parameter.data.copy_(tensors[name])
         return evaluate(runner, tasks, temperature=0.0).success
 
     def look(*, last: bool = False) -> None:
-        """Serve the newest version, and measure it when it is another one, some updates on."""
+        """Serve the newest version. Measure it if it is new and, without guards, enough updates have passed."""
         follower.look()
         follower.swap()
         update = SnapshotReader(paths.snapshots).manifest(follower.version).update if follower.version else 0
@@ -233,7 +234,7 @@ def _runner(config: RunConfig, model: Any, tokenizer: Any) -> RolloutRunner:
 
 
 def _tasks(config: RunConfig, stream: Stream, tokenizer: Any) -> tuple[list[Row], list[Row], list[Row]]:
-    """The stream's requests, the tasks of validation as its process takes them, and others."""
+    """Return the stream's requests, the validation tasks as the validation process selects them, and other tasks."""
     settings = config.online.validation
     held = settings.tasks + settings.canary_tasks
     count = stream.different or stream.requests
@@ -269,7 +270,7 @@ def main() -> None:
 
 
 def _rows(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows that are asked for: kept ones, and those that there is time for."""
+    """Yield the requested rows: saved ones, and new ones while time remains."""
     until = time.monotonic() + given.seconds
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"rows-{given.seed}.jsonl"
@@ -289,7 +290,7 @@ def _rows(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _policy(given: argparse.Namespace, folder: Path) -> str:
-    """The adapters to begin with, made once."""
+    """Return the starting adapters, training them once."""
     made = folder / f"adapters-{given.seed}"
     if given.adapters is None and not made.exists():
         offline(folder, given.offline_steps, given.seed, {})

@@ -63,8 +63,8 @@ FORMS: dict[str, tuple[bool, tuple[str, str, str]]] = {
     "LoRA bfloat16 over float32": (True, (F, H, H)),
     "LoRA sampled in bfloat16": (True, (F, F, H)),
 }
-"""Whether adapters are trained; what weights are kept in, computed in and sampled in. `whole bfloat16 kept` has no
-float32 copy of the weights; the other forms named bfloat16 are the defaults where the processor multiplies it."""
+"""Whether adapters are trained, and the formats for storing weights, computing and sampling. `whole bfloat16 kept` has
+no float32 copy of the weights. The other bfloat16 forms are the defaults where the processor supports it."""
 SIZE = ("steps", "prompts", "group", "tokens")
 COLUMNS = {
     **{"kl": "KL", "before": "before", "half": "half", "after": "after", "first": "first step, 1e-4"},
@@ -73,17 +73,17 @@ COLUMNS = {
 UNITS = {"first": 1e-4, "mismatch": 1e-4, "memory": 1024}
 HELD_OUT = 96
 RATES = {"smollm2": 1e-4, "tiny": 3e-3}
-"""Learning rates of LoRA; a tenth for all weights."""
+"""Learning rates for LoRA. Full training uses a tenth."""
 
 
 def larger(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """1 where the first number of the answer is the larger one."""
+    """Return 1 if the first number of the answer is the larger one, else 0."""
     numbers = [re.findall(r"\d+", c if isinstance(c, str) else c[-1]["content"]) for c in completions]
     return [float(n[:1] == [a]) for n, a in zip(numbers, answer, strict=True)]
 
 
 def tasks(n: int, seed: int) -> list[dict[str, Any]]:
-    """Questions with their answers."""
+    """Return `n` questions with answers."""
     rng = np.random.default_rng(seed)
     pairs = [rng.choice(np.arange(10, 99), 2, replace=False).tolist() for _ in range(n)]
     ask = "Which number is larger, {} or {}? Answer with the number only."
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def differences(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
-    """Success after training, and its gain: the difference of each pair of rows, then the mean with its interval."""
+    """Format the pairwise differences in success after training and in its gain, then the mean with its interval."""
     cells: list[str] = []
     for start in (0.0, 1.0):
         apart = [(a["after"] - start * a["before"]) - (b["after"] - start * b["before"]) for a, b in pairs]
@@ -136,7 +136,7 @@ def differences(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) ->
 
 
 def line(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     cells = (interval([r[key] / UNITS.get(key, 1) for r in rows if r.get(key) is not None]) for key in COLUMNS)
     return " | ".join([f"| {name}", *cells]) + " |"
 
@@ -154,7 +154,7 @@ def _run(form: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_config(form: str, seed: int, given: argparse.Namespace, folder: Path) -> Any:
-    """The configuration of a form; its tasks are files of `folder`."""
+    """Return the configuration of a form. Its tasks are files in `folder`."""
     from grpo_tui.configs.schema import RunConfig
 
     lora, formats = FORMS[form]
@@ -207,11 +207,11 @@ OUTPUTS = {
     "gate_proj, up_proj, gate": ("gate_proj", "up_proj", "gate"),
     "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "gate"),
 }
-"""Products with float32 outputs; `gate`: silu(gate) · up is rounded once."""
+"""Products with float32 outputs. `gate`: silu(gate) · up is rounded once."""
 
 
 def products() -> None:
-    """Print the KL between cached decoding and one pass over 48 texts with 12 tokens, by the float32 outputs."""
+    """Print the KL between cached decoding and one pass over 48 texts of 12 tokens, by the float32 outputs."""
     import torch
     from torch.nn import functional as F
 
@@ -267,7 +267,7 @@ def products() -> None:
 
 
 def _clock() -> Any:
-    """A callback with the processor seconds of every step, and of all steps before every evaluation."""
+    """Return a callback that records processor seconds of each step, and of all steps before each evaluation."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -310,7 +310,7 @@ def _train(config: Any, folder: Path) -> dict[str, Any]:
 
 
 def _train_stock(config: Any, folder: Path) -> dict[str, Any]:
-    """TRL's own trainer with float32 weights and `bf16=True`, on the same tasks and hyperparameters."""
+    """Train with TRL's trainer, float32 weights and `bf16=True`, on the same tasks and hyperparameters."""
     from datasets import load_dataset
     from transformers import TrainerCallback
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -363,7 +363,7 @@ def _train_stock(config: Any, folder: Path) -> dict[str, Any]:
 
 
 def _held_out(trainer: Any, rows: Any) -> float:
-    """Success of the policy of TRL's trainer at temperature 1, sampled in its formats."""
+    """Measure the success of TRL's policy at temperature 1, sampled in its own formats."""
     import torch
 
     model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
@@ -384,7 +384,7 @@ def _held_out(trainer: Any, rows: Any) -> float:
 def _numbers(
     seconds: Sequence[float], curve: Sequence[tuple[int, float]], training: Sequence[float], mismatch: Sequence[float]
 ) -> dict[str, Any]:
-    """The columns, and `curve`: step, processor seconds of training until then, held-out success."""
+    """Return the columns, and `curve`: step, cumulative processor seconds of training, held-out success."""
     return {
         **{"before": curve[0][1], "after": curve[-1][1], "cpu": median(seconds)},
         "half": curve[1][1] if len(curve) > 2 else None,
@@ -396,7 +396,7 @@ def _numbers(
 
 
 def _learned(model: Any, base: Any, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
-    """KL(policy ‖ base) in nats a token, exact, on rollouts of the base."""
+    """Compute the exact KL(policy ‖ base) in nats per token, on rollouts of the base."""
     from grpo_tui.engine.policy.kl import kl_directions
     from grpo_tui.engine.policy.padded import padded_forward
     from grpo_tui.engine.policy.prepared import inference

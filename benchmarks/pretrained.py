@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def measure_before(task: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Evaluate what all trainings of a task start from. Held-out tasks are the same for all seeds."""
+    """Evaluate the starting policy of a task. Held-out tasks are the same for all seeds."""
     folder = given.results.parent / "pretrained" / f"{task}-before"
     folder.mkdir(parents=True, exist_ok=True)
     start = adapters_of_sft(task, folder.parent, given.device)
@@ -115,12 +115,12 @@ def measure_before(task: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(trainer: str, task: str, seed: int, before: float, given: argparse.Namespace) -> dict[str, Any]:
-    """Train in a process of its own and evaluate its adapters. The curve has processor seconds and held-out success."""
+    """Train in a separate process and evaluate its adapters. The curve has processor seconds and held-out success."""
     folder = given.results.parent / "pretrained" / f"{task}-{seed}-{trainer}"
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.pretrained", "--one", trainer, task, str(seed), str(folder)]
     command += ["--seconds", str(given.seconds), "--marks", str(given.marks), "--device", given.device]
-    # Trainers would take a GPU that they see.
+    # Hide GPUs, which the trainers would use.
     done = subprocess.run(command, capture_output=True, text=True, env={**environment(), "CUDA_VISIBLE_DEVICES": ""})
     found = [text for text in done.stdout.splitlines() if text.startswith("RESULT ")]
     if not found:
@@ -132,7 +132,7 @@ def measure(trainer: str, task: str, seed: int, before: float, given: argparse.N
 
 
 def evaluate(policies: list[str], task: str, folder: Path, given: argparse.Namespace) -> list[float]:
-    """Return the greedy success of each policy, a folder of a model or of adapters, on the held-out tasks."""
+    """Return the greedy held-out success of each policy, which is the folder of a model or of adapters."""
     config = folder / "config.yaml"
     start = adapters_of_sft(task, given.results.parent / "pretrained", given.device)
     config.write_text(json.dumps(settings(task, 0, start, given.device)))
@@ -145,12 +145,12 @@ def evaluate(policies: list[str], task: str, folder: Path, given: argparse.Names
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the processes."""
+    """Return the environment variables for subprocesses."""
     return {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def settings(task: str, seed: int, adapters: str | None, device: str) -> dict[str, Any]:
-    """The configuration of a training, at the default hyperparameters of this model."""
+    """Return the configuration of a run, with this model's default hyperparameters."""
     row = TASKS[task]
     formats = dict.fromkeys(("weights", "compute", "sampling"), half_precision(device)[0])
     return {
@@ -171,7 +171,7 @@ def settings(task: str, seed: int, adapters: str | None, device: str) -> dict[st
 
 
 def adapters_of_sft(task: str, folder: Path, device: str) -> str | None:
-    """Train the adapters that a task starts from, once. None where it starts from the model."""
+    """Train a task's starting adapters once. Returns None if the task starts from the model."""
     steps = TASKS[task].get("sft")
     if steps is None:
         return None
@@ -188,7 +188,7 @@ def adapters_of_sft(task: str, folder: Path, device: str) -> str | None:
 
 
 def train(trainer: str, task: str, seed: int, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Train for some processor seconds in this process. Saves adapters at each mark."""
+    """Train in this process for the given processor seconds, saving adapters at each mark."""
     from transformers import TrainerCallback
 
     from grpo_tui.configs.schema import RunConfig
@@ -229,11 +229,11 @@ def train(trainer: str, task: str, seed: int, folder: Path, given: argparse.Name
 
 
 def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
-    """Draw success over processor seconds: a line for each seed, a colour for each trainer."""
+    """Plot success over processor seconds, one line per seed and one colour per trainer."""
     from matplotlib import pyplot
 
     pyplot.rcParams["svg.fonttype"] = "none"
-    pyplot.rcParams["svg.hashsalt"] = "pretrained"  # the same file for the same rows
+    pyplot.rcParams["svg.hashsalt"] = "pretrained"  # makes the file reproducible
     tasks = list(dict.fromkeys(task for task, _ in rows))
     figure, axes = pyplot.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):

@@ -31,7 +31,7 @@ VOTES = 8
 
 
 class Question(NamedTuple):
-    """A question and its answer, a whole number."""
+    """A question and its integer answer."""
 
     text: str
     answer: str
@@ -39,8 +39,8 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """ask: a question with places for two numbers. answer: their result. numbers: both are drawn from these. form: of
-    `online.answer`. tokens: length limit of an answer.
+    """One task. ask: the question, with placeholders for two numbers. answer: computes the answer from them. numbers:
+    the range of both. form: an `online.answer` form. tokens: length limit of an answer.
     """
 
     ask: str
@@ -50,7 +50,7 @@ class Task:
     tokens: int
 
     def right(self, text: str, question: Question) -> bool:
-        """Return whether a text gives the answer."""
+        """Return whether the answer in a text is right."""
         extract = make_extractor(self.form)
         assert extract is not None
         return extract(text) == question.answer
@@ -68,7 +68,7 @@ TASKS = {
 
 
 def split(task: str, seed: int, train: int, held_out: int) -> tuple[list[Question], list[Question]]:
-    """Return `train` and `held_out` questions. Raises ValueError when the task has too few pairs of numbers."""
+    """Return `train` and `held_out` questions. Raises ValueError if the task has too few pairs of numbers."""
     chosen, rng = TASKS[task], random.Random(f"{task} {seed}")
     pairs = [(a, b) for a in chosen.numbers for b in chosen.numbers if a < b]
     if train + held_out > len(pairs):
@@ -79,7 +79,7 @@ def split(task: str, seed: int, train: int, held_out: int) -> tuple[list[Questio
 
 
 class Base:
-    """SmolLM2-135M-Instruct in transformers, without a server, on a GPU where there is one."""
+    """SmolLM2-135M-Instruct in transformers, without a server, on a GPU if available."""
 
     def __init__(self, dtype: str = "float32") -> None:
         import torch
@@ -92,7 +92,7 @@ class Base:
         self.model = model.to(device)
 
     def write(self, questions: Sequence[Question], tokens: int, **how: Any) -> list[str]:
-        """Return the texts of one batch, one after another for each question with `num_return_sequences`."""
+        """Generate the texts of one batch. With `num_return_sequences`, the texts of a question are adjacent."""
         chats = [[{"role": "user", "content": q.text}] for q in questions]
         given = self.words.apply_chat_template(
             chats, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
@@ -101,7 +101,7 @@ class Base:
         return self.words.batch_decode(out[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
 
     def greedy(self, questions: Sequence[Question], tokens: int) -> list[str]:
-        """Return greedy texts, one question at a time, so that no padding changes a number."""
+        """Generate greedily, one question at a time, so that padding does not change the numerics."""
         return [text for q in questions for text in self.write([q], tokens, do_sample=False)]
 
 

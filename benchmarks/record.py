@@ -26,12 +26,12 @@ STEP_SECONDS = 0.8
 
 
 def thread_seconds(thread_id: int) -> float:
-    """Processor time of one thread of this process."""
+    """Return the processor time of one thread of this process."""
     return next((t.user_time + t.system_time for t in psutil.Process().threads() if t.id == thread_id), 0.0)
 
 
 def busy(seconds: float) -> int:
-    """How many rounds of plain Python fit into a time: falls when another thread holds the lock."""
+    """Count the rounds of plain Python that fit into a time. The count falls when another thread holds the GIL."""
     end = time.perf_counter() + seconds
     rounds = 0
     while time.perf_counter() < end:
@@ -41,7 +41,7 @@ def busy(seconds: float) -> int:
 
 
 def measure(steps: int, pause: float, work: Callable[[float], object]) -> dict[str, float]:
-    """Costs per step in seconds, with the training thread doing `work` in between."""
+    """Measure costs per step in seconds, while the training thread does `work` between steps."""
     with tempfile.TemporaryDirectory() as folder:
         writer = RunWriter(Path(folder) / "run")
         writer.vocabulary([f"token{i}" for i in range(2048)])
@@ -49,7 +49,7 @@ def measure(steps: int, pause: float, work: Callable[[float], object]) -> dict[s
         thread = next(t for t in threading.enumerate() if t.name == "run-record")
         before = thread_seconds(thread.native_id or 0)
         calls: list[float] = []
-        for step, records in batches(steps * 128):  # made just before they are recorded, as in training
+        for step, records in batches(steps * 128):  # generated right before recording, as in training
             began = time.perf_counter()
             writer.trajectories(step, records)
             writer.metrics(step, step_metrics(step, steps, 40))
@@ -75,7 +75,7 @@ def main() -> None:
     alone = statistics.median(busy(0.1) for _ in range(20))
     rounds: list[int] = []
     result = measure(given.steps, 0.1, lambda pause: rounds.append(busy(pause)))
-    # The work stands in for a step and is shorter than one, so the slowdown is that of the seconds lost in it.
+    # The work is shorter than a real step, so count the seconds lost in it instead of the ratio.
     lost = max(0.0, (1 - statistics.mean(rounds) / alone) * 0.1)
     step = given.step_seconds
     print(f"per step of {step} s with 128 trajectories and 40 metrics, tokens included:")

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
-    """One training; the record of its steps."""
+    """Train once and summarise the steps."""
     model, tokenizer = make_policy([(Keys(), DEMONSTRATIONS)], seed)
     agent = TransformersAgent(model, tokenizer, max_turn_tokens=2, max_trajectory_tokens=64)
     path = f"{Path(__file__).with_name('small_worlds.py')}:Keys"
@@ -126,7 +126,7 @@ class Log(TrainerCallback):
         self.success: list[tuple[int, float]] = []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """After each step."""
+        """Record the metrics of a step."""
         if not logs or "loss" not in logs:
             return
         self.effective.append(float(cast(float, self.trainer.rollouts.metrics[metric.EFFECTIVE_BATCH])))

@@ -43,7 +43,7 @@ Batch = tuple[list[Trajectory], list[bool], list[torch.Tensor]]
 
 
 def make_trajectory(rng: random.Random, name: str, group: str) -> Trajectory:
-    """One rollout; each step is right, or wrong in one of the ways that the rules know."""
+    """Make one rollout. Each step is right, or wrong in one of the ways that the rules detect."""
     steps: list[Step] = []
     masks: list[str] = []
     count = rng.randrange(3, 8)
@@ -89,7 +89,7 @@ def make_batch(rng: random.Random, trajectories: int, width: int) -> Batch:
 
 
 def measure(config: RewardsConfig, batches: Sequence[Batch], width: int) -> dict[str, float]:
-    """Median over the batches, after three to warm up."""
+    """Measure the median over the batches, after three warm-up batches."""
     orchestrator = RewardOrchestrator(config=config, embedding_dim=width)
     rates, processor = [], []
     for found, correct, embeddings in batches:

@@ -45,7 +45,7 @@ def long_question() -> dict[str, Any]:
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, int]:
-    """Seconds, and tokens of the shown rollout."""
+    """Send one request. Returns seconds, and tokens of the shown rollout."""
     began = time.perf_counter()
     answer = await client.post("/v1/chat/completions", json=body)
     answer.raise_for_status()
@@ -53,7 +53,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, i
 
 
 async def load(url: str, callers: int, requests: int, body: dict[str, Any]) -> tuple[list[float], int, float]:
-    """Latencies, tokens and seconds of `requests` requests by `callers` at once."""
+    """Send `requests` requests from `callers` concurrent callers. Returns latencies, tokens and seconds."""
     left = iter(range(requests))
     latencies: list[float] = []
     tokens = 0
@@ -72,7 +72,7 @@ async def load(url: str, callers: int, requests: int, body: dict[str, Any]) -> t
 
 
 async def beside_long(url: str, requests: int) -> tuple[list[float], int, float]:
-    """Short questions of 8 callers while another keeps asking long ones."""
+    """Send short questions from 8 callers while another caller keeps sending long ones."""
     async with httpx.AsyncClient(base_url=url, timeout=300) as client:
 
         async def keep_asking() -> None:
@@ -87,7 +87,7 @@ async def beside_long(url: str, requests: int) -> tuple[list[float], int, float]
 
 
 def exact(count: int, tokens: int, dtype: str) -> None:
-    """Default answers of the server beside greedy generation."""
+    """Compare the server's default answers with greedy generation."""
     from benchmarks.feedback import served
     from benchmarks.questions import TASKS, Base, split
     from benchmarks.smollm2 import smollm2

@@ -39,14 +39,14 @@ from .smollm2 import smollm2
 
 @dataclass(frozen=True)
 class Measured:
-    """first: median time to the first text, s. rate: tokens per second of all callers together."""
+    """first: median time to the first text in seconds. rate: total tokens per second of all callers."""
 
     first: float
     rate: float
 
 
 class Caller:
-    """Streams answers of one server. learns: some answers get feedback."""
+    """Streams answers from one server. learns: give feedback on some answers."""
 
     def __init__(self, url: str, model: str, tokens: int, learns: bool = False) -> None:
         self.url, self.model, self.limit, self.learns = url, model, tokens, learns

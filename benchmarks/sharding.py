@@ -38,7 +38,7 @@ CLI = [sys.executable, "-m", "grpo_tui.tui.cli"]
 
 
 def measure(kind: str, steps: int, folder: Path) -> tuple[float, float, float]:
-    """Train once. Return GiB of the main process and of the other, and seconds a step."""
+    """Train once. Returns GiB of the main process and of the other process, and seconds per step."""
     number, distributed = KINDS[kind]
     run_id = kind.replace(" ", "-").replace(",", "")
     command = [*CLI, "train", "--headless", "--run-id", run_id, "--runs-dir", str(folder), "--model", str(smollm2())]

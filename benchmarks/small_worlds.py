@@ -1,8 +1,8 @@
-"""Worlds in which one mechanism has something to do, and small policies with the habits that it is to change.
+"""Small worlds, each for one mechanism, and small policies with habits that the mechanism should change.
 
-A turn is one number: an action of the world. Rewards are 1 for a success and 0 otherwise. Each world writes down the
-habits of its first policy (`habit`), which a model of 50,000 parameters is taught from nothing (`save_policy`), so that
-a training takes seconds.
+A turn is one number, an action of the world. Rewards are 1 for a success and 0 otherwise. Each world defines the habits
+of its first policy (`habit`). A model of 50,000 parameters learns them from scratch (`save_policy`), so training takes
+seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEMONSTRATIONS, BATCH = 200, 64
 
 
 class World(MultiTurnEnv):
-    """Tasks are letters; the state is what happened so far."""
+    """Tasks are letters. The state holds the episode so far."""
 
     turns: ClassVar[int] = 1
     tasks: ClassVar[int] = len(LETTERS)
@@ -48,7 +48,7 @@ class World(MultiTurnEnv):
         super().__init__(tokenizer, **{"max_turns": self.turns, "prompt_style": "terse", **config})
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Each letter equally often, the same for training and evaluation. `hidden` is not shown."""
+        """Return each letter equally often, in training and evaluation alike. `hidden` is not shown."""
         rng = random.Random(f"{split} {seed}")
         return [{"letter": i % self.tasks, "hidden": rng.randrange(8)} for i in range(n)]
 
@@ -57,12 +57,12 @@ class World(MultiTurnEnv):
         return {**task, "said": []}, [{"role": "user", "content": f"key {LETTERS[task['letter']]}"}]
 
     def parse(self, text: str) -> ToolCall:
-        """A turn is a number."""
+        """Parse a turn, which is a number."""
         number = text.strip()
         return ToolCall("TRY", {"number": int(number)}, text) if number.isdecimal() else ToolCall(None, {}, text)
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
-        """A right number ends the episode."""
+        """Take a number. A right one ends the episode."""
         number = call.arguments.get("number")
         if not isinstance(number, int) or number not in range(len(LETTERS)):
             return StepResult("error", error=f"{number} is no number of this world")
@@ -76,7 +76,7 @@ class World(MultiTurnEnv):
 
     @abstractmethod
     def habit(self, state: dict[str, Any], rng: random.Random) -> int | str:
-        """The next turn of the first policy."""
+        """Return the next turn of the first policy."""
 
 
 def _end(number: int, correct: bool) -> StepResult:
@@ -84,57 +84,57 @@ def _end(number: int, correct: bool) -> StepResult:
 
 
 class Keys(World):
-    """One turn: each letter has one right number. Most letters are known or hardly known; few are in between."""
+    """One turn. Each letter has one right number. The policy knows most letters well or hardly at all."""
 
     turns = 1
 
     @staticmethod
     def right(letter: int) -> int:
-        """The number of a letter."""
+        """Return the number of a letter."""
         return (7 * letter + 3) % len(LETTERS)
 
     def answer(self, state: dict[str, Any], number: int) -> StepResult:
-        """Right or wrong."""
+        """End the episode as right or wrong."""
         return _end(number, number == self.right(state["letter"]))
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """Ten letters are known, fourteen are guessed."""
+        """Know ten letters, half-know two, and guess the others."""
         known = 0.98 if state["letter"] < 10 else 0.4 if state["letter"] < 12 else 0.08
         return self.right(state["letter"]) if rng.random() < known else rng.randrange(len(LETTERS))
 
 
 class Doors(World):
-    """Four doors in a row, each with its number out of eight; success is only behind the last one."""
+    """Four doors in a row, each with one of eight numbers. Success is only behind the last one."""
 
     turns = 9
     tasks = 1
     code = (3, 6, 1, 4)
 
     def answer(self, state: dict[str, Any], number: int) -> StepResult:
-        """The next door, or the same one."""
+        """Move to the next door, or stay."""
         state["door"] = door = state.get("door", 0) + (number == self.code[state.get("door", 0)])
         return _end(number, True) if door == len(self.code) else StepResult(f"door {door}")
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """Any number."""
+        """Return a random number."""
         return rng.randrange(8)
 
 
 class Long(Doors):
-    """Five doors in a row with numbers out of four, and twelve turns."""
+    """Five doors in a row, each with one of four numbers, and twelve turns."""
 
     turns = 12
     code = (3, 0, 2, 1, 2)
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """Any number out of four."""
+        """Return one of four numbers at random."""
         return rng.randrange(4)
 
 
 class Lake(World):
-    """TextArena's FrozenLake on one map with three holes. The way takes six steps, and there are ten turns.
+    """TextArena's FrozenLake on one map with three holes. The path takes six steps, and there are ten turns.
 
-    A fall earns the share of the way that was gone. The agent reads its moves and not the board.
+    A fall earns the share of the path covered. The agent reads its moves but not the board.
     """
 
     turns = 10
@@ -147,7 +147,7 @@ class Lake(World):
         return {**state, "game": TextArenaGame(optional("textarena", "textarena"), "FrozenLake-v0", {}, 0)}, messages
 
     def answer(self, state: dict[str, Any], number: int) -> StepResult:
-        """A step of the game."""
+        """Take a step in the game."""
         if number >= len(self.moves):
             return StepResult("error", error=f"{number} is no direction")
         text, reward, done = state["game"].act(f"[{self.moves[number]}]")
@@ -155,46 +155,46 @@ class Lake(World):
         return StepResult(move[0] if move else text, reward, done, str(number), reward == 1.0 if done else None)
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """Mostly down or right, whatever lies there."""
+        """Move mostly down or right, regardless of holes."""
         return rng.choice([0, 2, *[1, 3] * 3])
 
 
 class Boxes(World):
-    """Something lies in one of eight boxes, another one in each task; there are eight turns."""
+    """An object is hidden in one of eight boxes, which varies by task. There are eight turns."""
 
     turns = 8
     tasks = 1
 
     def answer(self, state: dict[str, Any], number: int) -> StepResult:
-        """Found, or empty."""
+        """Report the box as found or empty."""
         return _end(number, True) if number == state["hidden"] else StepResult("empty")
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """Looks again where it has just looked."""
+        """Look again in the same box, mostly."""
         return state["said"][-1] if state["said"] and rng.random() < 0.7 else rng.randrange(8)
 
 
 class Misuse(Keys):
-    """Numbers above 25 are no numbers of this world, and cost nothing: there are turns enough to try them first."""
+    """Numbers above 25 do not exist in this world but cost nothing: there are enough turns to try them first."""
 
     turns = 6
     tasks = 6
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """Mostly begins with a number that does not exist."""
+        """Try mostly a number that does not exist."""
         if rng.random() < 0.6:
             return 40 + rng.randrange(8)
         return self.right(state["letter"]) if rng.random() < 0.7 else rng.randrange(len(LETTERS))
 
 
 def save_policy(world: World, folder: Path, seed: int) -> None:
-    """Save what `make_policy` makes."""
+    """Train a policy with `make_policy` and save it."""
     for part in make_policy([(world, DEMONSTRATIONS)], seed):
         part.save_pretrained(folder)
 
 
 def make_policy(lessons: Sequence[tuple[World, int]], seed: int) -> tuple[Any, Any]:
-    """A model that was taught from nothing to act as `World.habit`, and its tokenizer.
+    """Train a model from scratch to act as `World.habit`. Returns it and its tokenizer.
 
     lessons: worlds with the same words, each with its number of steps.
     """
@@ -235,7 +235,7 @@ def make_policy(lessons: Sequence[tuple[World, int]], seed: int) -> tuple[Any, A
 
 
 def _demonstration(world: World, tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bool]]:
-    """An episode of habits: its tokens, and which of them the policy says."""
+    """Sample an episode of habits. Returns its tokens, and which of them the policy writes."""
     state, messages = world.reset(
         {"letter": rng.randrange(world.tasks), "hidden": rng.randrange(8), "hint": rng.randrange(8)}
     )

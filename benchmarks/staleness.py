@@ -38,7 +38,7 @@ COLUMNS = ("before", "halfway", "end", "greedy", "staleness", "mismatch")
 
 
 def main() -> None:
-    """Run the rows that are missing, then print the table."""
+    """Run the missing rows, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--staleness", default="0,2", help="arms: 0 is the synchronous training")
@@ -70,7 +70,7 @@ def _name(arm: int) -> str:
 
 
 def one(staleness: int, seed: int, size: Mapping[str, int], how: Mapping[str, str]) -> dict[str, float]:
-    """One training."""
+    """Train once and return the row."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as home:
         overrides = [

@@ -1,6 +1,6 @@
-"""The `rollout_func`s that stock TRL is measured with: the same environment, `generate` once a turn.
+"""The `rollout_func`s for measuring stock TRL: the same environment, with one `generate` per turn.
 
-`StockRollout` follows the documentation. `TunedRollout` uses the key-value cache and merged adapters.
+`StockRollout` follows TRL's documentation. `TunedRollout` uses the key-value cache and merged adapters.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from grpo_tui.envs.loading import make_env
 
 
 class StockRollout:
-    """Drives all live rollouts together, turn by turn: left-pad the conversations so far, generate, let the
-    environment answer, append. This is what TRL's documentation shows for multi-turn rollouts, with all rollouts in
-    one batch (its examples go through them one by one, which is slower)."""
+    """Runs all live rollouts together, turn by turn: left-pad the conversations so far, generate, let the environment
+    answer, append. This follows TRL's documentation for multi-turn rollouts, but with all rollouts in one batch (its
+    examples process them one by one, which is slower)."""
 
     def __init__(self, rows: Sequence[Row], model: Any, tokenizer: Any, config: Any) -> None:
         self.rows = rows
@@ -36,12 +36,12 @@ class StockRollout:
         self.merges = config.model.sft_adapters is None or config.model.weights == "float32"
         self.max_turns = config.environment.config["max_turns"]
         self.env: Any = make_env(rows[0].env_class_path, rows[0].env_config, tokenizer)
-        self.env._meet(TransformersAgent(model, tokenizer))  # the policy reads the same prompts as in ours
+        self.env._meet(TransformersAgent(model, tokenizer))  # the policy gets the same prompts as in our trainer
         self.chat = ChatBridge(tokenizer)
         self.measured: list[dict[str, float]] = []
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """TRL's contract: prompt_ids, completion_ids, logprobs, env_mask, and what the reward function reads."""
+        """Return TRL's fields: prompt_ids, completion_ids, logprobs, env_mask, and inputs of the reward function."""
         seconds = {"generate": 0.0, "environment": 0.0}
         began = time.perf_counter()
         tasks = [self.rows[int(p)].task_data for p in prompts]
@@ -100,7 +100,7 @@ class StockRollout:
         }
 
     def counts(self) -> dict[str, Any]:
-        """Tokens and phases of a step, medians after warming up."""
+        """Return tokens and phases of a step, medians after warm-up."""
         last = self.measured[2:]
         return {
             "phases": {n: median(row[n] for row in last) for n in ("generate", "environment")},
@@ -110,13 +110,13 @@ class StockRollout:
         }
 
     def begin(self, trainer: Any) -> None:
-        """Before the first turn of a batch."""
+        """Prepare for the first turn of a batch."""
 
     def end(self, trainer: Any) -> None:
-        """After its last."""
+        """Clean up after the last turn of a batch."""
 
     def turn(self, trainer: Any, live: list[int], every: list[list[int]]) -> list[list[int]]:
-        """What the rows of `live` write after their conversations among `every`."""
+        """Generate the next turn of the rows `live`. every: the conversations of all rows."""
         conversations = [every[i] for i in live]
         pad = self.tokenizer.pad_token_id
         width = max(map(len, conversations))
@@ -141,14 +141,14 @@ class StockRollout:
 
 
 class TunedRollout(StockRollout):
-    """The same with adapters merged into the weights while it generates, and the key-value cache kept over the turns.
-    Rows that have ended leave the cache.
+    """A `StockRollout` that merges adapters into the weights while generating and keeps the key-value cache across
+    turns. Ended rows leave the cache.
 
-    Adapters of an SFT are not merged into weights in half precision: rounding loses most of what they add, and the
-    policy no longer solves the tasks that it solved."""
+    It does not merge SFT adapters into half-precision weights, because rounding loses most of their effect and the
+    policy fails tasks that it solved."""
 
     def begin(self, trainer: Any) -> None:
-        """Merge, and forget the last batch."""
+        """Merge the adapters and clear the last batch."""
         self.model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
         if self.merges:
             self.model.merge_adapter()
@@ -157,14 +157,14 @@ class TunedRollout(StockRollout):
         self.rows_in_cache: list[int] = []
 
     def end(self, trainer: Any) -> None:
-        """The adapters are trained apart from the weights."""
+        """Unmerge the adapters, which train apart from the weights."""
         self.cache = None
         if self.merges:
             self.model.unmerge_adapter()
         self.model.train()
 
     def turn(self, trainer: Any, live: list[int], every: list[list[int]]) -> list[list[int]]:
-        """Only the tokens since the last turn are read; holes in the mask stand where a row was shorter."""
+        """Process only the tokens since the last turn. Rows that were shorter have holes in the mask."""
         device, pad = trainer.accelerator.device, self.tokenizer.pad_token_id
         if self.cache is None:
             new = [every[i] for i in live]
@@ -200,13 +200,13 @@ class TunedRollout(StockRollout):
 
 
 def written_until_end(rows: list[list[int]], trainer: Any) -> list[list[int]]:
-    """Each row up to its first end token, with it."""
+    """Cut each row after its first end token."""
     stop = set(trainer.eos_token_ids)
     return [row[: next((i + 1 for i, token in enumerate(row) if token in stop), len(row))] for row in rows]
 
 
 def carry_out(env: Any, state: Any, resources: dict[str, tuple[str, ...]], call: ToolCall) -> StepResult:
-    """The environment's answer to a call, with the same checks as in a batched trial; `resources` grows by it."""
+    """Execute a call with the same checks as in a batched trial. Updates `resources`."""
     context = env.context(state)
     merged = {k: (*context.resources.get(k, ()), *v) for k, v in resources.items()}
     context = replace(context, resources={**context.resources, **merged})

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def show(name: str, row: dict[str, Any]) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     greedy = f"{row['greedy_before']:.2f} -> {row['greedy_after']:.2f}"
     sampled = f"{row['sampled_before']:.2f} -> {row['sampled_after']:.2f}"
     print(
@@ -56,7 +56,7 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def one(seed: int, given: argparse.Namespace) -> dict[str, Any]:
-    """One run from start to end, read from its record."""
+    """Run once from start to end, and read the result from the record."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "run"
         folder.mkdir()
@@ -103,7 +103,7 @@ def _steps(folder: Path) -> int:
             return len(reader.metrics.points(metric.LOSS))
         finally:
             reader.close()
-    except Exception:  # the record is being made
+    except Exception:  # the record is still being created
         return 0
 
 

@@ -59,10 +59,10 @@ TOOLS = (
 
 
 def batches(trajectories: int, seed: int = 0) -> Iterator[tuple[int, list[TrajectoryRecord]]]:
-    """`(step, records)` of 128 rollouts, 16 prompts by 8, until there are enough.
+    """Yield `(step, records)` with 128 rollouts, 8 for each of 16 prompts, until there are enough.
 
-    Making a rollout up costs more than recording it, so most groups of a large run repeat the contents of an earlier
-    group of about the same skill under ids of their own; one in eight is new.
+    Generating a rollout costs more than recording it, so most groups of a large run repeat an earlier group of about
+    the same skill under new ids. One in eight is new.
     """
     rng = random.Random(seed)
     steps = math.ceil(trajectories / ROWS_PER_STEP)
@@ -190,7 +190,7 @@ def _rollout(
             f"{(action or 'an operation').lower().replace('_', ' ')} to learn what it is before I answer."
         )
         if rng.random() < 1e-4:
-            thought += " This is quite a serendipity."  # the rare word that searches look for
+            thought += " This is quite a serendipity."  # the rare word for searches
         call = json.dumps({"name": action, "arguments": arguments}) if action else '{"name": '
         novelty = rng.gauss(0.2, 0.05)
         parts = {
@@ -265,7 +265,7 @@ def _tokens(rng: random.Random, trajectory: Trajectory, advantage: float) -> Tok
 
 
 def step_metrics(step: int, steps: int, count: int) -> dict[str, float]:
-    """`count` curves with trend and noise, the first under the names that the app shows."""
+    """Return `count` metrics with trend and noise. The first have the names that the app shows."""
     names = (
         "rewards/total/mean", "success/train", "kl/mean", "kl/beta", "train/loss", "train/grad_norm", "train/entropy",
         "rewards/raw/curiosity", "rewards/normalized/curiosity", "rewards/raw/coherence", "grpo/filtering_rate",
@@ -283,7 +283,7 @@ def step_metrics(step: int, steps: int, count: int) -> dict[str, float]:
 
 
 def build(out: Path, trajectories: int, metrics: int, steps: int) -> Path:
-    """Write the run; the finished run has no process."""
+    """Write a finished run, which has no process."""
     name = f"synthetic-{trajectories}" if trajectories else f"synthetic-metrics-{metrics}x{steps}"
     run_dir = out / name
     if (run_dir / DATABASE).exists():
@@ -310,7 +310,7 @@ def build(out: Path, trajectories: int, metrics: int, steps: int) -> Path:
             step, records = item
             writer.trajectories(step, records)
             writer.metrics(step, step_metrics(step, total, metrics))
-            if step % 40 == 0:  # nothing may be dropped here: wait as a trainer would while it computes
+            if step % 40 == 0:  # wait like a computing trainer, so that nothing is dropped
                 writer.flush()
     else:
         for step in range(1, steps + 1):
@@ -335,7 +335,7 @@ def build(out: Path, trajectories: int, metrics: int, steps: int) -> Path:
 
 
 def read(run_dir: Path) -> None:
-    """Median and slowest of a few of each kind of read, in milliseconds, and what they cost in memory."""
+    """Print the median and the slowest of a few reads of each kind, in milliseconds, and their memory use."""
     process = psutil.Process()
     before = process.memory_info().rss
     reader = RunReader(run_dir)
@@ -399,13 +399,13 @@ def _open(run_dir: Path) -> None:
 
 
 def _fresh_page(run_dir: Path, query: Query) -> None:
-    """The first page from a reader that has just been opened: nothing is remembered from an earlier question."""
+    """Read the first page with a new reader, which has nothing cached."""
     with RunReader(run_dir) as reader:
         reader.rollouts.page(query, limit=50)
 
 
 def _fresh_count(run_dir: Path, query: Query) -> None:
-    """The count from a reader that has just been opened."""
+    """Count with a new reader."""
     with RunReader(run_dir) as reader:
         reader.rollouts.count(query)
 
