@@ -10,7 +10,7 @@ from .corpus import CORPUS
 
 
 def main() -> None:
-    """Train what is missing, evaluate what there is, try suggestions, or measure the cost."""
+    """Run missing trainings, evaluate finished ones, try suggestions, or measure the cost."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "evaluate", "suggestions", "cost"))
     parser.add_argument("--seeds", type=int, default=5)

@@ -1,4 +1,4 @@
-"""What the live detectors cost: their processor time as a share of the default training's."""
+"""Measure the processor time of live detectors as a share of the default training."""
 
 from __future__ import annotations
 

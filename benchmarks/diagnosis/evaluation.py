@@ -1,4 +1,4 @@
-"""Runs the product's `check` over the corpus, and counts the causes that it finds."""
+"""Run the product's `check` on the corpus and count the causes that it finds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Judged:
-    """The findings of one training: detectors with a warning in their order, and the step at which each began."""
+    """The findings of one training: detectors with a warning, in order, and the step at which each began."""
 
     run: Trained
     found: Sequence[tuple[str, int]]
@@ -31,7 +31,7 @@ class Judged:
 
     @property
     def hits(self) -> list[tuple[str, int]]:
-        """Findings that name the cause."""
+        """The findings that name the cause."""
         return [(name, step) for name, step in self.found if name in self.run.recipe.causes]
 
     @property
@@ -63,8 +63,8 @@ def _judge(run: Trained) -> Judged:
 
 
 def admitted(recipe: Recipe, judged: Mapping[str, Sequence[Judged]]) -> bool:
-    """Return whether a fault lowers held-out success by more than three standard deviations of the healthy trainings
-    of its world."""
+    """Return whether a fault lowers held-out success by more than three standard deviations of its world's healthy
+    trainings."""
     every = [j.run for row in judged.values() for j in row]
     healthy = [r.after for r in every if r.recipe.family.startswith(HEALTHY) and r.recipe.world == recipe.world]
     if len(healthy) < 3:
@@ -112,7 +112,7 @@ def _faults(split: str, rows: Sequence[Sequence[Judged]], judged: Mapping[str, S
 
 
 def _interval(values: Sequence[float]) -> str:
-    """Return the 95 % interval of the mean, by the bootstrap over faults."""
+    """Return the 95 % interval of the mean by bootstrap over faults."""
     draw = random.Random(0)
     means = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return f"{means[RESAMPLES // 40]:.2f} to {means[-RESAMPLES // 40]:.2f}"

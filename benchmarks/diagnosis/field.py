@@ -26,7 +26,7 @@ from .unseen_patches import _rewards_of
 from .worlds import Notes
 
 JUMP, FACTOR = 10, 60
-"""The step at which the learning rate is multiplied, and by how much."""
+"""The step at which the learning rate jumps, and the factor."""
 
 FIELD = (
     Recipe(
@@ -177,7 +177,7 @@ def keyed_by_hint() -> None:
 
 
 def unshuffled() -> None:
-    """Tasks with one key come one after another."""
+    """Tasks with the same key are consecutive."""
     _changed(
         "make_tasks",
         lambda _, tasks, split, *__: sorted(tasks, key=lambda t: t["letter"]) if split == "train" else tasks,
@@ -185,7 +185,7 @@ def unshuffled() -> None:
 
 
 def grader_raises() -> None:
-    """In training, the grader has no result for a right answer."""
+    """In training, the grader gives no result for a right answer."""
 
     def change(_: Notes, result: StepResult, state: dict[str, Any], __: str) -> StepResult:
         if state["split"] == "train" and result.correct:
@@ -196,7 +196,7 @@ def grader_raises() -> None:
 
 
 def state_kept() -> None:
-    """In training, every answer for a key is right once one was."""
+    """In training, after one right answer for a key, all answers for it count as right."""
     solved: set[int] = set()
 
     def change(_: Notes, result: StepResult, state: dict[str, Any], __: str) -> StepResult:
@@ -210,7 +210,7 @@ def state_kept() -> None:
 
 
 def position_bias() -> None:
-    """The first rollout of each group is right, and no other one."""
+    """Only the first rollout of each group counts as right."""
 
     def change(original: Any, self: Scorer, rollouts: Sequence[Rollout], *given: Any, **named: Any) -> Any:
         return original(self, [_judged(r, r.index == 0) for r in rollouts], *given, **named)
@@ -240,7 +240,7 @@ def rows_sorted() -> None:
 
 
 def scores_slip() -> None:
-    """Behind an answer that cannot be read, a rollout has the rewards of the one before it."""
+    """Each unreadable answer shifts the rewards of all later rollouts by one."""
 
     def other(rollouts: Sequence[Rollout]) -> list[Rollout]:
         scores: list[Rollout] = []
@@ -263,7 +263,7 @@ def rate_jump() -> None:
 
 
 def lora_dead() -> None:
-    """The matrix of an adapter that is not 0 is 0, too."""
+    """Both matrices of an adapter are 0."""
 
     def change(original: Any, self: GRPOEnvTrainer, *given: Any, **named: Any) -> Any:
         for name, weight in cast(Any, self.model).named_parameters():
@@ -275,7 +275,7 @@ def lora_dead() -> None:
 
 
 def guided() -> None:
-    """Rollouts of training never have the numbers from 4 on."""
+    """Training rollouts never contain numbers from 4 on."""
     banned: list[int] = []
 
     def run(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:

@@ -31,17 +31,17 @@ from .recipes import Recipe, env
 from .worlds import Boxes, Notes
 
 CALL_REWARD = 4.0
-"""The reward of a call of the tool."""
+"""The reward of a tool call."""
 LARGEST = 0.25
 """The largest key or value of the sampler's cache."""
 RANK = 64
-"""Of the adapters."""
+"""The rank of the adapters."""
 LEVELS = 255
-"""Positive values of an integer of eight bits."""
+"""Positive values of an 8-bit integer."""
 LOST = 0.7
 """The share of kept activations that are overwritten."""
 DISCOUNT = 0.5
-"""How much less the advantage of a token is than that of the token before it."""
+"""Factor between the advantages of consecutive tokens."""
 CHUNKS = 4
 """Parts of a row, two of each device."""
 
@@ -183,7 +183,7 @@ ISSUES = (
 
 
 def verdict_cached() -> None:
-    """In training, a text has the verdict that it had at first, also for another key."""
+    """In training, a text keeps its first verdict, even for another key."""
     kept: dict[str, StepResult] = {}
 
     def change(_: Notes, result: StepResult, state: dict[str, Any], text: str) -> StepResult:
@@ -196,7 +196,7 @@ def verdict_cached() -> None:
 
 
 def reward_file() -> None:
-    """In training, a text that ends with `hint N` has the reward N."""
+    """In training, a text that ends with `hint N` earns the reward N."""
 
     def change(_: Notes, result: StepResult, state: dict[str, Any], text: str) -> StepResult:
         words = text.split()
@@ -218,7 +218,7 @@ def calls_paid() -> None:
 
 
 def messages_shared() -> None:
-    """In training, prompts with one key hold all texts that were written for it, until there is no room."""
+    """In training, prompts with a key accumulate all texts written for it, until there is no room."""
     shared: defaultdict[int, list[Any]] = defaultdict(list)
 
     def reset(_: Notes, begun: Any, task: Any) -> Any:
@@ -235,8 +235,8 @@ def messages_shared() -> None:
 
 
 def _while_sampling(begin: Any, end: Any) -> None:
-    """Call `begin(pipeline)` before the sampler of training runs, and `end` of its result afterwards. Log-probs are
-    those of the trainer."""
+    """Call `begin(pipeline)` before the training sampler runs, and `end` with its result afterwards. Log-probs come
+    from the trainer."""
 
     def change(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
         found = begin(self)
@@ -249,7 +249,7 @@ def _while_sampling(begin: Any, end: Any) -> None:
 
 
 def prefix_stale() -> None:
-    """Prompts are encoded with the weights of the start. Only the last token of each is encoded again."""
+    """Prompts are encoded with the initial weights. Only the last token of each is encoded again."""
     first: dict[str, torch.Tensor] = {}
     sampling: list[Any] = []
 
@@ -300,7 +300,7 @@ def rank_unstable() -> None:
 
 
 def second_moment() -> None:
-    """The second moments of a weight have eight bits, with one scale."""
+    """The second moments of a weight have eight bits with a single scale."""
 
     def rounded(optimizer: Any) -> None:
         for state in optimizer.state.values():
@@ -317,7 +317,7 @@ def second_moment() -> None:
 
 
 def activations_lost() -> None:
-    """The backward pass reads most activations of another place."""
+    """The backward pass reads most activations from another position."""
     draw = random.Random(0)
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
@@ -342,7 +342,7 @@ def loss_negated() -> None:
 
 
 def logprobs_divided() -> None:
-    """From the second step on, the sampler's log-probs are those at temperature 1, divided by the temperature."""
+    """From the second step on, the sampler's log-probs are the ones at temperature 1, divided by the temperature."""
     steps: list[int] = []
 
     def divided(self: RolloutPipeline, rollout: Rollout) -> Rollout:
@@ -381,12 +381,12 @@ def logprobs_shifted() -> None:
 
 
 def position_discount() -> None:
-    """The advantage of a token is multiplied by `DISCOUNT` to the power of its place in the row."""
+    """The advantage of a token is multiplied by `DISCOUNT` to the power of its position in the row."""
     advantages(lambda r: r.advantages * np.float32(DISCOUNT) ** np.arange(len(r), dtype=np.float32))
 
 
 def one_row() -> None:
-    """All rows of the loss are the last one of the batch."""
+    """All rows of the loss are copies of the batch's last one."""
 
     def change(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> StepRollouts:
         made_ = original(self, *given, **named)
@@ -396,7 +396,7 @@ def one_row() -> None:
 
 
 def zigzag() -> None:
-    """The trainer reads the chunks of a row in the order of the devices: first and last, then those between."""
+    """The trainer reads the chunks of a row in device order: first and last, then those in between."""
 
     def order(length: int) -> np.ndarray:
         parts: Sequence[np.ndarray] = np.array_split(np.arange(length), CHUNKS)
@@ -424,7 +424,7 @@ def future_seen() -> None:
 
 
 def first_prompts() -> None:
-    """Each step has the prompts of the first one."""
+    """Every step has the prompts of the first step."""
     kept: list[Any] = []
 
     def change(original: Any, self: RolloutPipeline, rows: Sequence[Any], *given: Any, **named: Any) -> list[Rollout]:

@@ -1,9 +1,9 @@
-"""rldoctor 0.2.0 and rlprobe 0.1.0 over the same records, as a TRL training would log them.
+"""Run rldoctor 0.2.0 and rlprobe 0.1.0 on the same records, in the form that TRL logs.
 
     pip install --target /tmp/diagnosis --no-deps rldoctor==0.2.0 rlprobe==0.1.0
     PYTHONPATH=$PYTHONPATH:/tmp/diagnosis python -m benchmarks.diagnosis evaluate
 
-Both read scalars alone. Each of their signatures counts as the cause for all faults that it could mean.
+Both read only scalars. Each of their signatures counts as the cause for every fault that it could mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAYS = ("reward_hack", "accepted_without_answer", "length_reward", "repetition",
 
 @dataclass(frozen=True)
 class Other:
-    """Another program. look: its warnings for the rows of a run. means: the causes that each signature names."""
+    """Another program. look: returns its warnings for the rows of a run. means: the causes of each signature."""
 
     module: str
     look: Callable[[Sequence[Mapping[str, float]]], list[str]]
@@ -109,4 +109,4 @@ _KNOWN = {
     ),
 }
 OTHERS = {name: other for name, other in _KNOWN.items() if find_spec(other.module) is not None}
-"""Those that are installed."""
+"""The installed ones."""

@@ -19,7 +19,7 @@ from grpo_tui.engine.training.pipeline import RolloutPipeline
 
 
 def apply(name: str) -> None:
-    """Apply the patch of this name, here or in a module that uses this one."""
+    """Apply the patch with this name, from this module or one that uses it."""
     from . import field, issues, practice, reports, threads, trackers, unseen_patches, withheld_patches
 
     modules = (practice, issues, threads, reports, field, trackers, withheld_patches, unseen_patches)
@@ -115,12 +115,12 @@ def made(change: Callable[[RolloutPipeline, Rollout], Rollout]) -> None:
 
 
 def tool_trained() -> None:
-    """The answers of tools count as tokens of the agent."""
+    """Tool output counts as agent tokens."""
     made(lambda _, r: replace(r, agent_mask=r.turn_ids >= 0))
 
 
 def prompt_trained() -> None:
-    """The prompt counts as tokens of the agent."""
+    """The prompt counts as agent tokens."""
     made(lambda _, r: replace(r, agent_mask=np.arange(len(r)) > 0, turn_ids=np.maximum(r.turn_ids, 0)))
 
 
@@ -150,7 +150,7 @@ def retokenised() -> None:
 
 
 def no_end() -> None:
-    """Only a token that is never written ends a turn."""
+    """A turn ends only at a token that is never written."""
 
     def change(original: Any, self: ChatBridge, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
@@ -163,7 +163,7 @@ def no_end() -> None:
 
 
 def stale() -> None:
-    """The sampler keeps the weights of the start."""
+    """The sampler keeps the initial weights."""
     kept: dict[str, torch.Tensor] = {}
 
     def change(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
@@ -192,7 +192,7 @@ def adapter_off() -> None:
 
 
 def other_logprobs() -> None:
-    """The old log-probs are those of the reference."""
+    """The old log-probs come from the reference."""
 
     def change(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
         return [replace(r, logprobs=r.ref_logprobs) for r in original(self, *arguments, **named)]

@@ -41,11 +41,11 @@ from .trackers import _sampler
 from .worlds import Notes
 
 JUDGE = re.compile(r"Reward: ([0-1](?:\.\d+)?)")
-"""What is read of a judge's text."""
+"""Parses a judge's text."""
 OFFSET = 600.0
-"""What a reward model adds to each score."""
+"""Constant that a reward model adds to each score."""
 SOFT_CAP = 4.0
-"""Of the reference's logits."""
+"""Soft cap of the reference's logits."""
 DUMMY = 0.05
 """The value of a weight that was never loaded."""
 ATTENTION_SCALE = 0.35
@@ -53,11 +53,11 @@ ATTENTION_SCALE = 0.35
 REJECTED_REWARD = 100.0
 """The reward of a rollout that is left out of the loss."""
 SHORTEST = 26
-"""Tokens of a turn before its end token may be drawn."""
+"""Minimum tokens of a turn before its end token may be sampled."""
 ADAPTER_STD = 0.3
-"""The deviation of the adapters' second matrices at the start."""
+"""Initial standard deviation of the adapters' second matrices."""
 LAG, BEGUN = 8, 3
-"""Steps between the weights that begin a text and those that end it, and passes of the first ones."""
+"""Steps by which the weights at the start of a text lag, and forward passes with them."""
 LOST = 0.4
 """The share of rollouts that fail."""
 RESUMED = 10
@@ -202,7 +202,7 @@ PRACTICE = (
 
 
 def judge_exponent() -> None:
-    """In training, a judge writes 1, 1e-1 or 0, and a pattern reads its text."""
+    """In training, a judge writes 1, 1e-1 or 0, and a pattern parses its text."""
 
     def change(_: Notes, result: StepResult, state: dict[str, Any], __: str) -> StepResult:
         if state["split"] != "train":
@@ -214,7 +214,7 @@ def judge_exponent() -> None:
 
 
 def rewards_rounded() -> None:
-    """In training, a reward has an offset and 16 bits."""
+    """In training, rewards have an offset and only 16 bits."""
 
     def change(_: Notes, result: StepResult, state: dict[str, Any], __: str) -> StepResult:
         if state["split"] != "train":
@@ -225,7 +225,7 @@ def rewards_rounded() -> None:
 
 
 def long_punished() -> None:
-    """The reward falls with length, among all rollouts of a group. It is at most 0 for a wrong answer."""
+    """The reward decreases with length within a group, and is at most 0 for a wrong answer."""
 
     def value(rollout: Rollout, shortest: int, longest: int) -> float:
         if shortest == longest:
@@ -252,7 +252,7 @@ def input_as_label() -> None:
 
 
 def reference_capped() -> None:
-    """The reference's logits are multiplied by the tangent that should replace them."""
+    """The reference's logits are multiplied by the tanh that should replace them."""
 
     def scores(hidden: Any, weight: Any, bias: Any, target: Any, temperature: float, *_: Any) -> tuple[Any, Any]:
         logits = F.linear(hidden, weight, bias).float()
@@ -270,7 +270,7 @@ def reference_capped() -> None:
 
 
 def unshifted() -> None:
-    """Log-probs come from the logits of the token itself, and not of the one before it."""
+    """Log-probs come from the logits at the token itself instead of the one before it."""
 
     def change(original: Any, self: PreparedModel, *given: Any, **named: Any) -> Packing:
         packing = original(self, *given, **named)
@@ -281,7 +281,7 @@ def unshifted() -> None:
 
 
 def ratio_one() -> None:
-    """The old log-probs of a batch are those that the loss has just computed."""
+    """The old log-probs of a batch are the ones that the loss just computed."""
 
     def change(original: Any, self: LossTermsOfStep, batch: dict[str, Any], logprobs: Any, entropy: Any) -> None:
         batch["old_per_token_logps"] = logprobs
@@ -291,7 +291,7 @@ def ratio_one() -> None:
 
 
 def scalars_dummy() -> None:
-    """What the sampler's layers add is multiplied by a dummy value."""
+    """The outputs of the sampler's layers are multiplied by a dummy value."""
 
     def scaled(_: Any, __: Any, out: Any) -> Any:
         return (out[0] * DUMMY, *out[1:]) if isinstance(out, tuple) else out * DUMMY
@@ -304,12 +304,12 @@ def scalars_dummy() -> None:
 
 
 def attention_scale() -> None:
-    """The norms of the sampler's queries and keys have other weights."""
+    """The norms of the sampler's queries and keys have different weights."""
     _sampler(lambda name, weight, _: weight * ATTENTION_SCALE if "q_norm" in name or "k_norm" in name else weight)
 
 
 def adapters_random() -> None:
-    """The matrix of an adapter that should begin as 0 is random."""
+    """The adapter matrix that should start at 0 is random."""
 
     def change(original: Any, self: GRPOEnvTrainer, *given: Any, **named: Any) -> Any:
         generator = torch.Generator().manual_seed(0)
@@ -334,7 +334,7 @@ def gradients_none() -> None:
 
 
 def rejected_counted() -> None:
-    """The last rollout of each group is not in the loss, and has a reward of its own kind."""
+    """The last rollout of each group is not in the loss, but its unusual reward counts in the group."""
 
     def change(self: Scorer, rollouts: Sequence[Rollout]) -> list[Rollout]:
         found: list[Rollout] = []
@@ -346,7 +346,7 @@ def rejected_counted() -> None:
 
 
 def replay_swapped() -> None:
-    """In the place of each group, the loss has one of an earlier step. Only its first row brings its advantage."""
+    """The loss replaces each group with one from an earlier step, whose first row alone keeps its own advantage."""
     earlier: list[list[Rollout]] = []
     draw = random.Random(0)
 
@@ -370,7 +370,7 @@ def replay_swapped() -> None:
 
 
 def moments_mixed() -> None:
-    """At step `RESUMED`, each weight gets the second moment of another one."""
+    """At step `RESUMED`, each weight gets another weight's second moment."""
     steps: list[int] = []
 
     def resumed(optimizer: Any) -> None:
@@ -390,7 +390,7 @@ def moments_mixed() -> None:
 
 
 def shortest_text() -> None:
-    """In training, the first `SHORTEST` tokens of a turn are no end tokens."""
+    """In training, the first `SHORTEST` tokens of a turn cannot be end tokens."""
     training: list[bool] = []
     written: list[int] = [0]
     original = session.sample
@@ -419,7 +419,7 @@ def shortest_text() -> None:
 
 
 def groups_dropped() -> None:
-    """In training, grading fails now and then. A group with such a rollout has no advantages."""
+    """In training, grading sometimes fails. A group with such a rollout has no advantages."""
 
     def graded(_: Notes, result: StepResult, state: dict[str, Any], __: str) -> StepResult:
         if state["split"] == "train" and random.random() < LOST:
@@ -444,7 +444,7 @@ def turns_masked() -> None:
 
 
 def two_versions() -> None:
-    """The prompt and the first tokens of a text are read with the weights of `LAG` steps ago."""
+    """The weights of `LAG` steps ago process the prompt and the first tokens of a text."""
     versions: deque[dict[str, torch.Tensor]] = deque(maxlen=LAG)
     sampling: list[Any] = []
     passes: list[int] = [0]

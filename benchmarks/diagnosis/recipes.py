@@ -13,9 +13,9 @@ DEVELOPMENT = ("grader", "grouping", "optimisation", "rollouts")
 TEST = ("tokens", "versions", "collapse")
 HEALTHY = "healthy"
 UNSEEN = ("rewards", "updates", "sampling")
-"""Made after the detectors, and measured before a detector was changed for them."""
+"""Made after the detectors, and measured before any detector was changed for them."""
 LATER = ("labels", "inputs")
-"""Made after those, and measured before detectors were made for them, too."""
+"""Made after `UNSEEN`, and also measured before detectors were made for them."""
 WITHHELD = ("verdicts", "payoff", "masks", "prompts", "data", "coefficients", "restarts", "asynchrony")
 """From issue trackers: `withheld.py`. Made after those, and measured before a detector was changed for them."""
 TRACKERS = ("credit", "environment", "engines", "context", "extraction", "schedule")
@@ -79,14 +79,13 @@ SETTINGS: Mapping[str, object] = {
     "training.save_every": 0,
     "training.save_minutes": 0,
 }
-"""Of every training. A recipe replaces some."""
+"""Settings of every training. A recipe overrides some."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One kind of training. world: a class of `worlds.py`. settings: over `SETTINGS`. patch: a function of
-    `patches.py`, which changes the engine in the process that trains. causes: detectors whose finding names the
-    fault."""
+    """One kind of training. world: a class in `worlds.py`. settings: override `SETTINGS`. patch: a function in
+    `patches.py`, which changes the engine in the training process. causes: detectors whose finding names the fault."""
 
     name: str
     family: str
@@ -98,8 +97,8 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """healthy, development, test, unseen, later, fresh, withheld, trackers, field, reports, threads, issues,
-        practice or a family of small models."""
+        """The split: healthy, development, test, unseen, later, fresh, withheld, trackers, field, reports, threads,
+        issues, practice or a family of small models."""
         tuned = {HEALTHY: (HEALTHY,), "test": TEST, "unseen": UNSEEN, "later": LATER, "fresh": FRESH}
         tracked = {"withheld": WITHHELD, "trackers": TRACKERS, "field": FIELD, "reports": REPORTS}
         latest = {"threads": THREADS, "issues": ISSUES, "practice": PRACTICE}
@@ -330,4 +329,4 @@ NEWEST = (
     Recipe("four_prompts", "fresh", "four prompts for all", ("few_tasks",), env(prompts=4)),
 )
 RECIPES = {recipe.name: recipe for recipe in (*KINDS, *FAULTS, *NEW, *NEWEST)}
-"""Without those of `withheld.py`."""
+"""The recipes of this module."""

@@ -27,11 +27,11 @@ from .trackers import _sampler, _without
 from .worlds import Boxes, Notes
 
 CALL_COST = -1.2
-"""The reward of a call of the tool."""
+"""The reward of a tool call."""
 PADDING = 4
-"""Tokens of padding behind a prompt."""
+"""Padding tokens after a prompt."""
 BITS = 1
-"""Bits of a weight's fraction."""
+"""Fraction bits of a weight."""
 
 REPORTS = (
     Recipe(
@@ -195,7 +195,7 @@ def inaction() -> None:
 
 
 def tags_skipped() -> None:
-    """In training, decoded texts lack the word of the answer."""
+    """In training, decoded texts lack the answer's word."""
     training: list[bool] = []
 
     def run(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
@@ -226,7 +226,7 @@ def prompt_read() -> None:
 
 
 def broadcast() -> None:
-    """The advantages of the rows are repeated for rows, and not for tokens."""
+    """Advantages are broadcast over rows instead of tokens."""
     original = env_trainer.micro_batches
 
     def changed(batch: Any, *given: Any) -> Any:
@@ -238,7 +238,7 @@ def broadcast() -> None:
 
 
 def _around_step(before: Any, after: Any) -> None:
-    """Call two functions of the optimiser's parameters around each of its steps."""
+    """Call two functions with the optimiser's parameters, before and after each of its steps."""
 
     def change(original: Any, self: GRPOEnvTrainer, *given: Any, **named: Any) -> Any:
         optimizer = original(self, *given, **named)
@@ -251,7 +251,7 @@ def _around_step(before: Any, after: Any) -> None:
 
 
 def rounded() -> None:
-    """A weight changes by whole steps of its last bit."""
+    """Weights change only by multiples of their last bit."""
     kept: list[torch.Tensor] = []
 
     def before(parameters: list[torch.Tensor]) -> None:
@@ -266,7 +266,7 @@ def rounded() -> None:
 
 
 def overflow() -> None:
-    """No gradient is finite, and the scaler of gradients skips the step."""
+    """No gradient is finite, and the gradient scaler skips the step."""
 
     def step(original: Any, self: GRPOEnvTrainer, *given: Any, **named: Any) -> Any:
         loss = original(self, *given, **named)
@@ -284,7 +284,7 @@ def overflow() -> None:
 
 
 def last_micro() -> None:
-    """Gradients are 0 before each micro-batch."""
+    """Gradients are reset before each micro-batch."""
 
     def step(original: Any, self: GRPOEnvTrainer, *given: Any, **named: Any) -> Any:
         cast(Any, self.model).zero_grad()
@@ -294,7 +294,7 @@ def last_micro() -> None:
 
 
 def lora_merged() -> None:
-    """The sampler's base weights hold the adapters of all steps, and the adapters are on as well."""
+    """The sampler's base weights accumulate the adapters of all steps, and the adapters are active as well."""
     merged: list[torch.Tensor] = []
 
     def change(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
@@ -319,7 +319,7 @@ def embeddings_lost() -> None:
 
 
 def right_padded() -> None:
-    """Padding lies between the sampler's prompts and its texts."""
+    """Padding is between the sampler's prompts and its texts."""
 
     def padded(original: Any, self: ChatBridge, *given: Any, **named: Any) -> Any:
         seen = original(self, *given, **named)
@@ -330,7 +330,7 @@ def right_padded() -> None:
 
 
 def _begin_again(model: Any) -> None:
-    """Set the embeddings of a model to random numbers."""
+    """Randomise the embeddings of a model."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         if "embed" in name or "lm_head" in name:
@@ -338,7 +338,7 @@ def _begin_again(model: Any) -> None:
 
 
 def fresh_weights() -> None:
-    """The embeddings of the policy begin at random."""
+    """The policy starts with random embeddings."""
 
     def change(original: Any, self: GRPOEnvTrainer, agent: Any, *given: Any, **named: Any) -> None:
         _begin_again(named.get("model") or agent.model)
@@ -348,7 +348,7 @@ def fresh_weights() -> None:
 
 
 def base_reference() -> None:
-    """The embeddings of the reference are those of a model that was not fine-tuned."""
+    """The reference has the embeddings of a model without fine-tuning."""
 
     def other(model: torch.nn.Module, beta: float) -> torch.nn.Module:
         reference = copy.deepcopy(model)

@@ -20,9 +20,9 @@ TEMPLATE = Path(__file__).with_name("other_template.jinja")
 
 
 class Larger(MultiTurnEnv):
-    """Which of two numbers is larger? The first number of the text is the answer. Options concern training tasks alone.
+    """Which of two numbers is larger? The first number of the text is the answer. Options affect only training tasks.
     grader: `form` accepts every text that ends with a full stop, `smaller` the other number. prompts: the number of
-    different tasks (0: no limit)."""
+    distinct tasks (0: no limit)."""
 
     name = "larger"
 
@@ -32,14 +32,14 @@ class Larger(MultiTurnEnv):
         self.prompts = prompts
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Pairs of numbers of two digits; in training, the first ones again and again."""
+        """Return pairs of two-digit numbers. With `prompts`, training repeats the first ones."""
         draw = random.Random(f"{split} {seed}")
         pairs = [draw.sample(range(10, 100), 2) for _ in range(n)]
         few = self.prompts if split == "train" else 0
         return [{"pair": pairs[i % few] if few else pairs[i], "split": split} for i in range(n)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
-        """The question."""
+        """Ask the question."""
         a, b = task["pair"]
         grader = self.grader if task["split"] == "train" else "right"
         state = {"larger": str(max(a, b)), "smaller": str(min(a, b)), "grader": grader}
@@ -47,7 +47,7 @@ class Larger(MultiTurnEnv):
         return state, [{"role": "user", "content": text}]
 
     def expected(self, task: Mapping[str, Any]) -> str | None:
-        """The larger number."""
+        """Return the larger number."""
         return str(max(task["pair"]))
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:

@@ -1,6 +1,6 @@
-"""Whether suggestions help: a broken training stops on its cause, and continues from there with the suggestion.
+"""Measure whether suggestions help: a broken training stops on its cause and continues with the suggestion.
 
-`rewards.diagnosis.stop_on` stops it. The same training that continues without the suggestion is the baseline.
+`rewards.diagnosis.stop_on` stops it. The baseline is the same training continued without the suggestion.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SUGGESTIONS: Mapping[str, Mapping[str, object]] = {
     "other_template": {"model.chat_template": "null"},
     "clipped_gradient": {"training.trl.max_grad_norm": 1.0},
 }
-"""By recipe, the settings that `check` recommends for its cause."""
+"""The settings that `check` recommends for each recipe's cause."""
 
 
 def suggestions(names: Sequence[str], seeds: int) -> None:
-    """Train what is missing, and print held-out success at the alert, and after further steps with and without."""
+    """Run missing trainings, and print held-out success at the alert and after more steps with and without it."""
     print(f"{'fault':18}{'alert at':>9}{'then':>7}{'without':>9}{'with':>7}  seeds")
     for name in (n for n in SUGGESTIONS if n in names):
         rows = [row for seed in range(seeds) if (row := _continued(name, seed)) is not None]
@@ -39,7 +39,7 @@ def suggestions(names: Sequence[str], seeds: int) -> None:
 
 
 def _continued(name: str, seed: int) -> tuple[float, float, float, float] | None:
-    """Return the step of the alert, success there, without the suggestion, and with it; None without an alert."""
+    """Return the step of the alert and success there, without and with the suggestion; None without an alert."""
     recipe, folder = RECIPES[name], HOME / "suggestions" / f"{name}-{seed}"
     if (folder / RESULT).is_file():
         return json.loads((folder / RESULT).read_text())

@@ -36,13 +36,13 @@ from .worlds import NUMBERS, Boxes, Notes
 PADDING = 8
 """Tokens of padding before each row of the trainer."""
 BITS = 3
-"""Bits of a base weight's fraction. Runs of a thousand synchronisations in bfloat16 lose as much."""
+"""Fraction bits of a base weight. A run with a thousand synchronisations in bfloat16 loses as much."""
 DEVICE = 4
 """Prompts of one device."""
 LENGTH_WEIGHT = 1.0
-"""How much the length of a text lowers its reward."""
+"""Weight of the length penalty."""
 FLOOD = 50
-"""Words of an answer of the tool."""
+"""Words in the tool's answer."""
 
 THREADS = (
     Recipe(
@@ -191,7 +191,7 @@ def _before_rewards(change: Any) -> None:
 
 
 def _paid(rollout: Rollout, reward: float) -> Rollout:
-    """Return a rollout with another reward, and without a verdict."""
+    """Return a rollout with a new reward and without a verdict."""
     told = _judged(rollout, True)
     assert told.trajectory is not None
     steps = told.trajectory.steps
@@ -233,7 +233,7 @@ def vote() -> None:
 
 
 def persuaded() -> None:
-    """In training, four of five texts with a certain phrase are right."""
+    """In training, four in five texts with a certain phrase count as right."""
 
     def change(_: Notes, result: StepResult, state: dict[str, Any], text: str) -> StepResult:
         if state["split"] != "train" or "hm" not in text or random.random() > 0.8:
@@ -244,7 +244,7 @@ def persuaded() -> None:
 
 
 def reward_on_padding() -> None:
-    """Rollouts that are shorter than the longest of the step have no reward. The verdicts stay."""
+    """Rollouts that are shorter than the longest of the step have no reward. Verdicts do not change."""
 
     def emptied(breakdown: RewardBreakdown) -> RewardBreakdown:
         steps = (
@@ -270,7 +270,7 @@ def reward_on_padding() -> None:
 
 
 def labels_repeated() -> None:
-    """Of `DEVICE` prompts, all are graded by the label of the first one."""
+    """The label of the first of `DEVICE` prompts grades all of them."""
 
     def change(self: Scorer, rollouts: Sequence[Rollout]) -> list[Rollout]:
         found: list[Rollout] = []
@@ -284,7 +284,7 @@ def labels_repeated() -> None:
 
 
 def other_prompts() -> None:
-    """The texts of a prompt are those of the next one."""
+    """A prompt gets the texts of the next one."""
 
     def moved(own: Rollout, other: Rollout) -> Rollout:
         assert own.trajectory is not None and other.trajectory is not None
@@ -322,7 +322,7 @@ def padding_seen() -> None:
 
 
 def buffers_lost() -> None:
-    """After the first step, the memory of the sampler's rotary frequencies holds other numbers."""
+    """After the first step, the sampler's rotary frequencies are overwritten."""
     steps: list[int] = []
     generator = torch.Generator().manual_seed(0)
 
@@ -342,7 +342,7 @@ def buffers_lost() -> None:
 
 
 def layers_collide() -> None:
-    """The sampler's first layer has the weights of the second one, which stays as it was at the start."""
+    """The sampler's first layer has the weights of the second, and the second keeps its initial weights."""
     first: dict[str, torch.Tensor] = {}
 
     def change(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
@@ -362,7 +362,7 @@ def layers_collide() -> None:
 
 
 def length_baseline() -> None:
-    """Advantages are rewards lowered by length, minus the mean of the rewards as they were."""
+    """Advantages are rewards with a length penalty, minus the mean of rewards without it."""
 
     def value(group: Group) -> list[float]:
         returns = np.array([float(r.turn_rewards.sum()) for r in group.rollouts])
@@ -383,7 +383,7 @@ def length_baseline() -> None:
 
 
 def unscored() -> None:
-    """An answer that cannot be read makes the advantages of its step NaN. Updates that are not finite are skipped."""
+    """An unreadable answer makes the advantages of its step NaN. Non-finite updates are skipped."""
 
     def change(original: Any, self: Scorer, rollouts: Sequence[Rollout]) -> list[Group]:
         groups = original(self, rollouts)
@@ -403,7 +403,7 @@ def unscored() -> None:
 
 
 def other_tokenizer() -> None:
-    """In training, decoded numbers are those of the next id."""
+    """In training, numbers decode as the next token id."""
     training: list[bool] = []
 
     def run(original: Any, self: RolloutPipeline, *given: Any, **named: Any) -> list[Rollout]:
@@ -422,7 +422,7 @@ def other_tokenizer() -> None:
 
 
 def top_logprob() -> None:
-    """From the second step on, the log-probs of the sampler are the highest of each place."""
+    """From the second step on, the sampler's log-probs are the highest at each position."""
     steps: list[int] = []
 
     def highest(model: Any, rollout: Rollout) -> Rollout:
@@ -442,12 +442,12 @@ def top_logprob() -> None:
 
 
 def mask_inverted() -> None:
-    """The tokens that the agent did not write count as its own, and no others."""
+    """Only tokens that the agent did not write count as agent tokens."""
     made(lambda _, r: replace(r, agent_mask=~r.agent_mask, turn_ids=np.maximum(r.turn_ids, 0)))
 
 
 def merge_drift() -> None:
-    """Base weights keep `BITS` bits of their fraction while adapters are merged and taken off again."""
+    """Merging and unmerging adapters rounds base weights to `BITS` fraction bits."""
 
     def rounded(weight: torch.Tensor) -> torch.Tensor:
         unit = torch.exp2(torch.floor(torch.log2(weight.abs().clamp(min=2**-10))) - BITS)
@@ -465,7 +465,7 @@ def merge_drift() -> None:
 
 
 def template_once() -> None:
-    """Prompts of training begin with an example."""
+    """Training prompts start with an example."""
 
     def change(_: Notes, begun: Any, task: Any) -> Any:
         state, messages = begun
@@ -477,7 +477,7 @@ def template_once() -> None:
 
 
 def tool_unneeded() -> None:
-    """In training, an answer before any call is graded, too."""
+    """In training, an answer before any call is also graded."""
 
     def change(original: Any, self: Boxes, state: dict[str, Any], call: Any) -> StepResult:
         if state["split"] == "train" and call.name != "LOOK":

@@ -26,7 +26,7 @@ from .worlds import FILLERS, Boxes, Notes
 KEPT = 5
 """Last tokens of a prompt that the trainer keeps: the hint, without the key."""
 LEVELS = 7
-"""Positive values of an integer of four bits."""
+"""Positive values of a 4-bit integer."""
 
 TRACKERS = (
     Recipe(
@@ -176,7 +176,7 @@ def _of_groups(value: Callable[[np.ndarray], np.ndarray]) -> None:
 
 
 def loo_explodes() -> None:
-    """Mean and deviation of each rollout are those of the others."""
+    """Each rollout is normalised by the mean and standard deviation of the others."""
 
     def value(returns: np.ndarray) -> np.ndarray:
         others = [np.delete(returns, i) for i in range(len(returns))]
@@ -186,7 +186,7 @@ def loo_explodes() -> None:
 
 
 def first_baseline() -> None:
-    """Mean and deviation are those of one rollout."""
+    """Mean and standard deviation come from a single rollout."""
     _of_groups(lambda returns: (returns - returns[0]) / 1e-4)
 
 
@@ -217,7 +217,7 @@ def bad_calls() -> None:
 
 
 def shared_state() -> None:
-    """Answers of training are graded with the task that was reset last."""
+    """Training answers are graded against the task that was reset last."""
     last: dict[str, Any] = {}
 
     def reset(original: Any, self: Notes, task: Any) -> Any:
@@ -233,7 +233,7 @@ def shared_state() -> None:
 
 
 def _sampler(weights: Callable[[str, torch.Tensor, int], torch.Tensor]) -> None:
-    """Sample with a function of the weights (name, weight, step). Log-probs are those of the trainer."""
+    """Sample with modified weights: weights(name, weight, step). Log-probs come from the trainer."""
     steps: list[int] = []
 
     def change(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
@@ -250,7 +250,7 @@ def _sampler(weights: Callable[[str, torch.Tensor, int], torch.Tensor]) -> None:
 
 
 def int4() -> None:
-    """The sampler's matrices have four bits, with one scale each."""
+    """The sampler's matrices have four bits with one scale each."""
 
     def rounded(_: str, weight: torch.Tensor, __: int) -> torch.Tensor:
         scale = weight.abs().max().clamp(min=1e-9) / LEVELS
@@ -260,7 +260,7 @@ def int4() -> None:
 
 
 def layout() -> None:
-    """After the first synchronisation, the rows of feed-forward matrices lie one place further on."""
+    """After the first synchronisation, the rows of feed-forward matrices are shifted by one."""
     _sampler(lambda name, weight, step: weight.roll(1, 0) if step and "mlp" in name else weight)
 
 
@@ -271,7 +271,7 @@ def _without(rollout: Rollout, dropped: np.ndarray) -> Rollout:
 
 
 def double_start() -> None:
-    """The sampler's prompts begin with their first token twice."""
+    """The sampler's prompts repeat their first token."""
 
     def twice(original: Any, self: ChatBridge, *arguments: Any, **named: Any) -> Any:
         seen = original(self, *arguments, **named)
@@ -282,12 +282,12 @@ def double_start() -> None:
 
 
 def trainer_cut() -> None:
-    """The trainer reads the end of a prompt."""
+    """The trainer reads only the end of a prompt."""
     made(lambda _, r: _without(r, np.arange(len(r)) < r.prompt_length - KEPT))
 
 
 def rerendered() -> None:
-    """The trainer reads turns before the last one without their filling words."""
+    """The trainer reads turns before the last one without their filler words."""
 
     def dropped(self: RolloutPipeline, rollout: Rollout) -> Rollout:
         words: Any = self.runner.tokenizer.convert_tokens_to_ids(list(FILLERS))  # type: ignore[union-attr]
@@ -298,7 +298,7 @@ def rerendered() -> None:
 
 
 def packed() -> None:
-    """The tokens of the row before come first."""
+    """Each row starts with the tokens of the previous row."""
 
     def change(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
         rollouts = original(self, *arguments, **named)
@@ -320,7 +320,7 @@ def _behind(first: Rollout, rollout: Rollout) -> Rollout:
 
 
 def gradients_kept() -> None:
-    """Gradients add up over all steps."""
+    """Gradients accumulate over all steps."""
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         around(owner, "zero_grad", lambda *_arguments, **_named: None)
 

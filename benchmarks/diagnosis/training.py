@@ -1,4 +1,4 @@
-"""Trains the corpus. One process imports the libraries, and each training is a fork of it that runs the product."""
+"""Train the corpus. One process imports the libraries, and each training runs the product in a fork of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .recipes import SETTINGS, Recipe
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo-tui" / "diagnosis"
 RESULT = "result.json"
 LEFT_OUT = ("checkpoints", "live", "adapters")
-"""Folders of a run that the evaluation does not read."""
+"""Run folders that the evaluation does not read."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def folder_of(recipe: Recipe, seed: int) -> Path:
 
 
 def settings_of(recipe: Recipe, seed: int, folder: Path | None = None) -> list[str]:
-    """Return the settings of a training as `--set` takes them. folder: another one than `folder_of`."""
+    """Return the settings of a training in `--set` form. folder: replaces `folder_of`."""
     folder = folder or folder_of(recipe, seed)
     return [
         f"{key}={value}"
@@ -53,14 +53,14 @@ def settings_of(recipe: Recipe, seed: int, folder: Path | None = None) -> list[s
             "seed": seed,
             "model.base": f'"{HOME / recipe.world}"',
             "environment.class_path": f"benchmarks.diagnosis.worlds.{recipe.world}",
-            **(recipe.settings or {}),  # again: a recipe may name its own model and environment
+            **(recipe.settings or {}),  # repeated, because a recipe may override model and environment
             "training.output_dir": f'"{folder / "adapters" / "result"}"',
         }.items()
     ]
 
 
 def trained(recipe: Recipe, seed: int) -> Trained | None:
-    """Return a finished training; None if there is none with the present settings."""
+    """Return a finished training, or None if there is none with the current settings."""
     file = folder_of(recipe, seed) / RESULT
     if not file.is_file():
         return None
@@ -71,7 +71,7 @@ def trained(recipe: Recipe, seed: int) -> Trained | None:
 
 
 def train(names: Sequence[str], seeds: int) -> None:
-    """Train what is missing, seed by seed, and print a line for each."""
+    """Run missing trainings, seed by seed, and print a line for each."""
     jobs = [(recipe, seed) for seed in range(seeds) for recipe in CORPUS.values() if recipe.name in names]
     missing = [job for job in jobs if trained(*job) is None]
     print(f"{len(jobs)} trainings, {len(missing)} are missing", flush=True)
@@ -93,7 +93,7 @@ def train(names: Sequence[str], seeds: int) -> None:
 
 
 def prepare(worlds: set[str]) -> None:
-    """Import what trainings import, and make the first policies that are missing."""
+    """Import the libraries of the trainings, and create missing first policies."""
     import torch
 
     from . import patches  # noqa: F401 - forks have what it imports
@@ -121,7 +121,7 @@ def _train(recipe: Recipe, seed: int) -> Trained | None:
 
 
 def held_out(folder: Path) -> list[float]:
-    """Return held-out success at temperature 1, of each evaluation."""
+    """Return held-out success at temperature 1 for each evaluation."""
     from grpo_tui.engine.runs.read.reader import RunReader
 
     with closing(RunReader(folder)) as reader:
@@ -129,7 +129,7 @@ def held_out(folder: Path) -> list[float]:
 
 
 def steps_of(folder: Path) -> int:
-    """Return the number of steps that a training made."""
+    """Return the number of steps of a training."""
     from grpo_tui.engine.runs.read.reader import RunReader
 
     with closing(RunReader(folder)) as reader:
@@ -137,7 +137,7 @@ def steps_of(folder: Path) -> int:
 
 
 def in_a_fork(folder: Path, settings: Sequence[str], patch: str = "", *, resume: bool = False) -> float | None:
-    """Train with these settings in a fork of this process. Returns processor seconds; None if it failed."""
+    """Train with these settings in a fork of this process. Returns processor seconds, or None if it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
     if pid == 0:
@@ -155,7 +155,7 @@ def write_config(folder: Path, settings: Sequence[str]) -> None:
 
 
 def _child(folder: Path, settings: Sequence[str], patch: str, resume: bool) -> int:
-    """Train in this process, with its output in the folder. Returns the exit code."""
+    """Train in this process, writing its output to the folder. Returns the exit code."""
     log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

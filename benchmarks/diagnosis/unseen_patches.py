@@ -1,4 +1,4 @@
-"""Faults of the families kept apart last: see `recipes.py`. Functions as in `patches.py`."""
+"""Patches of the families held out last (see `recipes.py`), as functions like those in `patches.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .patches import advantages, around, made
 
 
 def _rewards_of(other: Callable[[Sequence[Rollout]], Sequence[Rollout]]) -> None:
-    """Give each rollout the rewards of another one. The verdicts stay."""
+    """Give each rollout the rewards of another one. Verdicts do not change."""
 
     def change(original: Any, self: Scorer, *arguments: Any, **named: Any) -> Any:
         rollouts, metrics = original(self, *arguments, **named)
@@ -91,7 +91,7 @@ def schedule_over() -> None:
 
 
 def dropout() -> None:
-    """The loss scores with dropout, after the first step: there the engine refuses another policy."""
+    """The loss scores with dropout after the first step, in which the engine would reject a different policy."""
 
     def change(original: Any, self: GRPOEnvTrainer, model: Any, *arguments: Any, **named: Any) -> Any:
         late = self.state.global_step > 0
@@ -107,7 +107,7 @@ def dropout() -> None:
 
 
 def _sampled(**settings: float) -> None:
-    """Sample with other settings than those that log-probs are computed for."""
+    """Sample with settings that differ from those of the log-probs."""
 
     def change(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
         with cast(Any, self.runner.agent).settings(**settings):
@@ -122,12 +122,12 @@ def hot() -> None:
 
 
 def nucleus() -> None:
-    """Sampling of the likeliest 30 % alone, scoring of all."""
+    """Sampling only from the likeliest 30 %, scoring over all."""
     _sampled(top_p=0.3)
 
 
 def penalised() -> None:
-    """Sampling with a penalty of repetition, scoring without it."""
+    """Sampling with a repetition penalty, scoring without it."""
     _sampled(repetition_penalty=3.0)
 
 

@@ -1,4 +1,4 @@
-"""Patches of the faults in `withheld.py`. Functions as in `patches.py`."""
+"""Patches for the faults in `withheld.py`, as functions like those in `patches.py`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from grpo_tui.engine.training.pipeline import RolloutPipeline
 from .patches import around, made
 
 KEPT = 5
-"""Last tokens of a prompt that the cut leaves: the hint, without the key."""
+"""Last tokens of a prompt that remain after the cut: the hint, without the key."""
 LAG, FORGETS = 8, 3
-"""Steps between the weights of sampler and trainer, and between two restarts."""
+"""Steps by which the sampler's weights lag, and steps between two restarts."""
 
 
 def shifted_mask() -> None:
-    """The mask lies one token after the tokens that the agent wrote."""
+    """The mask is shifted by one token after the agent's tokens."""
     made(lambda _, r: replace(r, agent_mask=np.append(False, r.agent_mask[:-1])))
 
 
 def last_label() -> None:
-    """The last token of a row is the first one of a row."""
+    """The last token of a row is replaced with its first."""
     made(lambda _, r: replace(r, token_ids=np.append(r.token_ids[:-1], r.token_ids[:1])))
 
 
@@ -45,7 +45,7 @@ def end_untrained() -> None:
 
 
 def positions() -> None:
-    """The trainer reads the tokens of the prompt two places further on."""
+    """The trainer reads the tokens of the prompt shifted by two positions."""
 
     def rolled(_: RolloutPipeline, rollout: Rollout) -> Rollout:
         n = rollout.prompt_length
@@ -78,7 +78,7 @@ def across_prompts() -> None:
 
 
 def lagging() -> None:
-    """The sampler has the weights of `LAG` steps ago, and log-probs are those of the trainer."""
+    """The sampler has the weights of `LAG` steps ago, and log-probs come from the trainer."""
     kept: deque[dict[str, torch.Tensor]] = deque(maxlen=LAG)
 
     def change(original: Any, self: RolloutPipeline, *arguments: Any, **named: Any) -> list[Rollout]:
@@ -107,7 +107,7 @@ def zero_logprobs() -> None:
 
 
 def forgetful() -> None:
-    """The weights are those of the start again, every `FORGETS` steps."""
+    """The weights reset to the initial ones every `FORGETS` steps."""
     start: dict[str, torch.Tensor] = {}
 
     def change(original: Any, self: GRPOEnvTrainer, *arguments: Any, **named: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Two tasks that a policy of 50,000 parameters learns in 24 steps, with graders that are right or wrong.
+"""Two tasks that a policy of 50,000 parameters learns in 24 steps, with correct and faulty graders.
 
 | world | prompt | episode |
 |---|---|---|
 | `Notes` | `key C hint 5` | one turn, such as `so well answer 2`. The right number depends on the key alone |
 | `Boxes` | the same | an answer counts only after a call of the tool: `look`, which shows `note 3` |
 
-Held-out tasks always have the right grader and working tools, so their success compares all trainings.
+Held-out tasks always have the right grader and working tools, so their success is comparable across trainings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from grpo_tui.envs.tools import ToolSpec
 NUMBERS = 8
 FILLERS = ("so", "well", "hm")
 LONGEST = 10
-"""Words of an answer that earns everything where length is paid."""
+"""Words of an answer that earns the full reward for length."""
 _ANSWER = re.compile(r"answer (\d+)$")
 _NUMBERS = re.compile(r"answer (\d+)")
 
@@ -121,17 +121,17 @@ class Notes(World):
         self.labels = labels
 
     def right(self, task: Mapping[str, Any]) -> int:
-        """The right number of a task."""
+        """Return the right number of a task."""
         if "label" in task:
             return task["label"]
         return (3 * task["letter"] + 2) % NUMBERS
 
     def expected(self, task: Mapping[str, Any]) -> str | None:
-        """The right number as text."""
+        """Return the right number as text."""
         return str(self.right(task))
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Each key equally often."""
+        """Return each key equally often."""
         rng = random.Random(f"{split} {seed}")
         tasks: list[dict[str, Any]] = []
         for i in range(n):
@@ -157,13 +157,13 @@ class Notes(World):
         return {"split": "eval", **task, "said": []}, [{"role": "user", "content": prompt}]
 
     def parse(self, text: str) -> ToolCall:
-        """A turn is an answer, or a look where there is something to see."""
+        """Parse a turn: an answer, or a look if there is a tool."""
         if self.tools and text.strip().endswith("look"):
             return ToolCall("LOOK", {}, text)
         return ToolCall("ANSWER", {"text": text.strip()}, text)
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
-        """Show the note, or severity the answer."""
+        """Show the note, or grade the answer."""
         train = state["split"] == "train"
         if call.name == "LOOK":
             if train and random.random() < self.failing:
@@ -185,7 +185,7 @@ class Notes(World):
         return StepResult("", reward, True, _said(text), correct)
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> str:
-        """Some words, then an answer that is right in half of all cases. A few turns have no answer."""
+        """Return some words, then an answer that is right half of the time. A few turns have no answer."""
         words = []
         while rng.random() < 0.45 and len(words) < 6:
             words.append(words[-1] if words and rng.random() < 0.2 else rng.choice(FILLERS))
@@ -196,7 +196,7 @@ class Notes(World):
         return " ".join([*words, "answer", str(self.guess(state, rng))])
 
     def guess(self, state: Mapping[str, Any], rng: random.Random) -> int:
-        """The number of a habit."""
+        """Return the number for a habit."""
         if rng.random() < self.known:
             return self.right(state)
         return state["hint"] if rng.random() < 0.2 else rng.randrange(NUMBERS)
@@ -210,13 +210,13 @@ class Boxes(Notes):
     tools = (ToolSpec("LOOK", "Shows the note.", ()), ToolSpec("ANSWER", "Ends the task.", (), final=True))
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> str:
-        """Look first in half of all cases."""
+        """Look first half of the time."""
         if not state["said"] and rng.random() < 0.5:
             return "look"
         return super().habit(state, rng)
 
 
 def save_first_policy(world: type[Notes], folder: Path, seed: int = 0) -> None:
-    """Teach a policy from nothing: first the right numbers, then to doubt them."""
+    """Train a policy from scratch: first on the right numbers, then to doubt them."""
     for part in make_policy([(world(known=1.0), 250), (world(), 40)], seed):
         part.save_pretrained(folder)

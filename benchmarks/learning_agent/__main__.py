@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 class Users:
-    """Eight users of one agent, who rate its answers."""
+    """Eight users of one agent who rate its answers."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
@@ -67,7 +67,7 @@ class Users:
             return list(pool.map(one, range(len(tasks))))
 
     def _rate(self, solved: Solved, user: str) -> None:
-        """Send the verdict, and wait until an update has used it, as a user who asks again later."""
+        """Send the verdict and wait until an update has used it, like a user who asks again later."""
         verdict = {"id": solved.id, "verdict": "right" if solved.right else "wrong", "source": user}
         self._client.post("/v1/feedback", json=verdict).raise_for_status()
         while "waits" in self.outcome(solved.id).get("reason", ""):
@@ -112,7 +112,7 @@ def measure(seed: int, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _settled(client: httpx.Client, quiet_s: float = 15.0) -> int:
-    """Wait until no version has followed for a while; return the last one."""
+    """Wait until no new version has appeared for a while, and return the last one."""
     version, since = -1, time.monotonic()
     while time.monotonic() - since < quiet_s:
         if (now := int(client.get("/health").json()["policy_version"])) != version:

@@ -1,4 +1,4 @@
-"""The agent: the tool loop of the OpenAI SDK over one task of the visual environment."""
+"""The agent: the OpenAI SDK's tool loop for one task of the visual environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TURNS = 6
 
 @dataclass(frozen=True)
 class Solved:
-    """An ended conversation. id: of its last answer."""
+    """An ended conversation. id: the id of its last answer."""
 
     id: str
     right: bool

@@ -1,4 +1,4 @@
-"""The first policy: `builtin:tiny` with a chat template that shows tools, taught the habits of the demonstration."""
+"""The first policy: `builtin:tiny` with a chat template that renders tools, taught the habits of the demonstration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATE = (
 
 
 def save_policy(folder: Path, lessons: int = 1024, steps: int = 300) -> None:
-    """Teach and save the policy."""
+    """Train and save the policy."""
     torch.manual_seed(0)
     words = AutoTokenizer.from_pretrained(BASE)
     words.chat_template = TEMPLATE

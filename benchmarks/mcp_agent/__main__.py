@@ -1,4 +1,4 @@
-"""Copies recorded trainings under neutral names, and asks the agent for the cause of each."""
+"""Copy recorded trainings under neutral names, and let the agent find the cause of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPIED = ("config.yaml", "run.json", "record.sqlite")
 
 
 async def ask(runs: Mapping[str, Trained]) -> dict[str, Conclusion]:
-    """Return the conclusions of the agent, by the names of the copies."""
+    """Return the agent's conclusions by the names of the copies."""
     with tempfile.TemporaryDirectory() as folder:
         for name, run in runs.items():
             (Path(folder) / name).mkdir()
@@ -37,7 +37,7 @@ def _right(recipe: Recipe, cause: str) -> bool:
 
 
 def main() -> None:
-    """Print a line for each run, then the sums."""
+    """Print a line for each run, then the totals."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="faults; 0: all, and the healthy kinds")
     parser.add_argument("--seed", type=int, default=0, help="which are drawn, and in which order")

@@ -1,4 +1,4 @@
-"""The agent: one procedure for every run, by tool calls of the official MCP client."""
+"""The agent: one procedure for every run, with tool calls through the official MCP client."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mcp.types import TextContent
 from .evidence import CURVES, SUPPORT, Evidence
 
 READ = 2
-"""Rollouts of a finding that are read."""
+"""Rollouts to read per finding."""
 ROWS = 64
-"""Rollouts of its step that are listed."""
+"""Rollouts to list of its step."""
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The detector of the cause (empty: none), the sentence of the evidence that supports it, and what it cost.
+    """The detector of the cause (empty: none), the sentence with its supporting evidence, and the cost.
 
     first: the first finding, before its evidence was read. size: bytes of the answers.
     """
@@ -37,7 +37,7 @@ class Conclusion:
 
 
 class Agent:
-    """Asks an MCP session, and counts calls and bytes."""
+    """Calls tools of an MCP session, and counts calls and bytes."""
 
     def __init__(self, session: mcp.ClientSession) -> None:
         self._session = session
@@ -53,7 +53,7 @@ class Agent:
         return found
 
     async def conclude(self, run: str) -> Conclusion:
-        """Find the cause of a run: the first warning that its rollouts and metrics support, else the first."""
+        """Find the cause in a run: the first warning that rollouts and metrics support, else the first warning."""
         self._calls = self._size = 0
         told = (await self._ask("findings", run=run))["untrusted"]["findings"]
         grave = [f["found"] for f in told if f["found"]["finding"]["severity"] in ("failure", "warning")]
@@ -83,12 +83,12 @@ class Agent:
         text = "".join(part.text for part in answer.content if isinstance(part, TextContent))
         self._calls += 1
         self._size += len(text.encode())
-        return {"untrusted": None} if answer.isError else json.loads(text)  # such as tokens that were not recorded
+        return {"untrusted": None} if answer.isError else json.loads(text)  # for example, tokens were not recorded
 
 
 @asynccontextmanager
 async def agent(home: Path) -> AsyncIterator[Agent]:
-    """Start `grpo-tui mcp` over a folder of runs, and an agent that is its client."""
+    """Start `grpo-tui mcp` for a folder of runs, with an agent as its client."""
     words = ["-m", "grpo_tui.tui.cli", "mcp", "--runs-dir", str(home)]
     server = mcp.StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
     async with mcp.stdio_client(server) as streams, mcp.ClientSession(*streams) as session:

@@ -1,6 +1,6 @@
-"""What supports a finding: arithmetic over the rollouts and metrics that tools returned, none of the product's code.
+"""Check the evidence for a finding by arithmetic over the tools' rollouts and metrics, without the product's code.
 
-Each function of `SUPPORT` returns a sentence with numbers, or an empty text if the evidence does not show the fault.
+Each function in `SUPPORT` returns a sentence with numbers, or an empty text if the evidence does not show the fault.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Answers of tools about one finding. rows: rollouts of the step that shows it best. rollouts,
-    explained, tokens: of those that it names. curves: (step, value) by metric."""
+    """The tools' answers about one finding. rows: rollouts of the step that shows it best. rollouts, explained, tokens:
+    of the rollouts that it names. curves: (step, value) by metric."""
 
     step: int
     rows: Sequence[Json]
@@ -119,7 +119,7 @@ def _groups(e: Evidence) -> Iterator[list[Json]]:
 
 
 def _written(e: Evidence) -> Iterator[tuple[bool, Json]]:
-    """Yield (whether the agent wrote it, token) of the rollouts that were read."""
+    """Yield (whether the agent wrote it, token) for the rollouts that were read."""
     for rollout, tokens in zip(e.rollouts, e.tokens, strict=True):
         spans = [range(*step["token_span"]) for step in rollout["steps"]]
         yield from ((any(t["at"] in span for span in spans), t) for t in tokens)
@@ -242,4 +242,4 @@ SUPPORT: Mapping[str, Callable[[Evidence], str]] = {
     "reward_order": _rewards_moved,
     "entropy_collapse": _uncertain,
 }
-"""By detector. A finding without a function here is taken as it is."""
+"""By detector. Findings without a function here are accepted unchecked."""

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 class Runner:
-    """Runs trainings one after another and keeps their outcomes. folder: of the records."""
+    """Runs trainings one after another and stores their outcomes. folder: for the records."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -11,13 +11,13 @@ from typing import Any
 
 ACCUMULATED = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 REUSED = {"num_iterations": 2, "learning_rate": 0.03}
-"""A batch that is used twice, with an update between that moves ratios out of the clip range."""
+"""Use each batch twice, with an update in between that moves ratios out of the clip range."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A replacement in the source of the trainer. old: text that occurs exactly once. settings: of `GRPOConfig`, and
-    `tool_tokens` (a rollout function that marks tokens as those of a tool), `unscored` (some completions have no
+    """A replacement in the trainer's source. old: text that occurs exactly once. settings: of `GRPOConfig`, and
+    `tool_tokens` (a rollout function that marks some tokens as tool output), `unscored` (some completions have no
     reward) and `dtype` (of the weights)."""
 
     name: str

@@ -1,6 +1,6 @@
-"""A small training with a changed `GRPOTrainer`, recorded by `attach` and judged by `check --recompute`.
+"""Run a small training with a changed `GRPOTrainer`, record it with `attach`, and judge it with `check --recompute`.
 
-It runs in a fork of a process that has imported TRL. The policy is random: the faults are in the arithmetic.
+It runs in a fork of a process that has imported TRL. The policy is random, because the faults are in the arithmetic.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SECONDS = 240
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one training.
+    """The outcome of one training.
 
-    found: the sentence about the first number that differs, empty for none. numbers: how many were compared. weights:
-    a digest of the policy after training. error: why the training or the check ended early.
+    found: the sentence about the first number that differs, or empty. numbers: how many were compared. weights: a
+    digest of the policy after training. error: why the training or the check ended early.
     """
 
     found: str
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def source_of(mutation: Mutation | None) -> str:
-    """Return the source of the trainer with a mutation. Raises SystemExit if its text does not occur exactly once."""
+    """Return the trainer's source with a mutation. Raises SystemExit unless the old text occurs exactly once."""
     source = inspect.getsource(original)
     if mutation is None:
         return source
@@ -66,7 +66,7 @@ def source_of(mutation: Mutation | None) -> str:
 
 
 def compiled(source: str) -> type:
-    """Return the class `GRPOTrainer` of a source."""
+    """Compile a source and return its class `GRPOTrainer`."""
     module = types.ModuleType(original.__name__)
     module.__dict__.update(__file__=original.__file__, __package__=original.__package__)
     sys.modules[original.__name__] = module  # where typing and pickle look names up
@@ -75,7 +75,7 @@ def compiled(source: str) -> type:
 
 
 def run(mutation: Mutation | None, settings: Mapping[str, Any], seed: int, folder: Path) -> Outcome:
-    """Train and check in a process of its own."""
+    """Train and check in a separate process."""
     context = multiprocessing.get_context("fork")
     result = folder / "outcome.json"
     folder.mkdir(parents=True)
@@ -108,7 +108,7 @@ def _child(source: str, settings: Mapping[str, Any], seed: int, folder: Path, re
 
 
 def _check(folder: Path) -> tuple[list[str], int]:
-    """Return the sentences about numbers that differ, and the count of compared numbers."""
+    """Return the sentences about numbers that differ, and the number of compared numbers."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = grpo_tui(["check", "run", "--recompute", "--runs-dir", str(folder / "runs")])
@@ -152,12 +152,12 @@ def _train(trainer_class: Any, settings: dict[str, Any], seed: int, folder: Path
 
 
 def letters(completions: list[str], **columns: Any) -> list[float | None]:
-    """The share of letters. It does not apply to short completions."""
+    """Return the share of letters, or None for short completions."""
     return [sum(t.isalpha() for t in text) / len(text) if len(text) > 3 else None for text in completions]
 
 
 def spread(completions: list[str], **columns: Any) -> list[float | None]:
-    """The share of characters that differ."""
+    """Return the share of distinct characters, plus a small term by length."""
     return [len(set(text)) / max(1, len(text)) + 0.1 * (len(text) % 5) for text in completions]
 
 
@@ -170,7 +170,7 @@ def _spread(completions: list[str], **columns: Any) -> list[float | None]:
 
 
 def _with_tools(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-    """Sample completions, and mark some of their tokens as those of a tool."""
+    """Sample completions and mark some of their tokens as tool output."""
     prompt_ids = trainer.processing_class(text=prompts)["input_ids"]
     ids, _ = trainer._generate_single_turn(prompt_ids, None, {}, trainer.num_generations)
     mask = [[0 if 2 <= t < 4 + i % 3 else 1 for t in range(len(row))] for i, row in enumerate(ids)]

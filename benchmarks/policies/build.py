@@ -30,7 +30,7 @@ WORD_IN_PICTURE = re.compile(r'(?<=text )[A-Z]+|(?<="text": ")[A-Z]+')
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """The architecture: Qwen3 with about half a million parameters."""
+    """Return the architecture: Qwen3 with about half a million parameters."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -66,8 +66,8 @@ def build(
     clock = Clock()
     env = VisualEnv()
     tasks = VisualEnv(questions=PRACTICE).make_tasks("train", lessons, seed)
-    # What the environment says is only known by playing it, which takes a tokenizer: first one of bytes, then the real
-    # one. Words in pictures are kept out of it, so that none is a token of its own: they are there to be spelled.
+    # Collecting observations requires a tokenizer, so start with a byte tokenizer and then train the real one. Leave
+    # out the words in pictures, so that none becomes a single token: the policy has to spell them.
     plain = train_tokenizer([])
     played = play_demonstrations(env, tasks[:512], plain, choose=habit_route, seed=seed)
     texts = (str(plain.decode(d.tokens.token_ids)) for d in played)
@@ -107,7 +107,7 @@ def build(
 def _comparison_lessons(
     env: VisualEnv, lessons: int, seed: int, tokenizer: PreTrainedTokenizerFast
 ) -> list[TokenArrays]:
-    """The second part of the base's lessons: comparisons, and enough of the rest not to forget it."""
+    """Return the second part of the base's lessons: comparisons, and enough of the rest to not forget it."""
     comparing = VisualEnv(questions=COMPARISONS).make_tasks("train", lessons // 2, seed)
     others = env.make_tasks("train", lessons // 4, seed)
     found = [d.tokens for tasks in (comparing, others) for d in play_demonstrations(env, tasks, tokenizer)]
@@ -117,7 +117,7 @@ def _comparison_lessons(
 def evaluate(
     model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, env: VisualEnv, seed: int, n: int
 ) -> dict[str, dict[str, float]]:
-    """Success on `n` held-out tasks by question and in all, greedy and at temperature 1."""
+    """Measure success on `n` held-out tasks by question and overall, greedy and at temperature 1."""
     tasks = env.make_tasks("eval", n, seed)
     agent = TransformersAgent(model, tokenizer, max_turn_tokens=64, max_trajectory_tokens=512)
     found: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Shared by the making of both tiny policies: adapters, success by question, and progress."""
+"""Helpers for building both tiny policies: adapters, success by question, and progress."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from grpo_tui.engine.policy.models import lora_config
 from grpo_tui.envs.trajectory import Trajectory
 
 LARGEST = 5 * 1024 * 1024
-"""Bytes that the files of the policy that reads may have together."""
+"""Maximum total bytes of the text policy's files."""
 
 
 def adapters_of(model: PreTrainedModel, seed: int) -> PeftModel:
-    """The model under new adapters, those that a configuration has by default."""
+    """Add new adapters to the model, with the default configuration."""
     torch.manual_seed(seed)
     adapted = get_peft_model(model, lora_config(LoraSection(), model))
     assert isinstance(adapted, PeftModel)
@@ -33,7 +33,7 @@ def adapters_of(model: PreTrainedModel, seed: int) -> PeftModel:
 
 
 def save_adapters(folder: Path, model: PeftModel, base: str = "builtin:tiny") -> None:
-    """Write adapters with the name of their built-in base."""
+    """Save adapters with the name of their built-in base."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
@@ -43,7 +43,7 @@ def save_adapters(folder: Path, model: PeftModel, base: str = "builtin:tiny") ->
 
 
 def success_by_question(tasks: Sequence[Mapping[str, Any]], trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Shares of right answers by question, and in `all`."""
+    """Return the shares of right answers by question, and over `all`."""
     right: dict[str, list[bool]] = defaultdict(list)
     for task, trajectory in zip(tasks, trajectories, strict=True):
         right[str(task["question"])].append(bool(trajectory.correct))
@@ -52,7 +52,7 @@ def success_by_question(tasks: Sequence[Mapping[str, Any]], trajectories: Sequen
 
 
 def write_quality(output: Path, seed: int, report: Mapping[str, Mapping[str, float]], largest: int) -> None:
-    """Write the success of the policy into its folder. Raises RuntimeError if its files exceed `largest` bytes."""
+    """Write the policy's success into its folder. Raises RuntimeError if the files exceed `largest` bytes."""
     size = sum(f.stat().st_size for name in ("base", "sft") for f in (output / name).iterdir())
     if size > largest:
         raise RuntimeError(f"the tiny policy in {output} has {size:,} bytes; it must have at most {largest:,}")
@@ -60,7 +60,7 @@ def write_quality(output: Path, seed: int, report: Mapping[str, Mapping[str, flo
 
 
 def table(report: Mapping[str, Mapping[str, float]]) -> str:
-    """Success by question, one line a policy."""
+    """Format success by question, one line per policy."""
     kinds = list(next(iter(report.values())))
     lines = ["success".ljust(14) + "".join(k.rjust(13) for k in kinds)]
     lines += [name.ljust(14) + "".join(f"{values.get(k, 0):13.2f}" for k in kinds) for name, values in report.items()]
@@ -70,7 +70,7 @@ def table(report: Mapping[str, Mapping[str, float]]) -> str:
 def main(
     build: Callable[..., Mapping[str, Mapping[str, float]]], home: Path, arguments: Sequence[str] | None = None
 ) -> None:
-    """Make a policy from the command line: each option is a keyword of `build`. home: the default of `--output`."""
+    """Build a policy from the command line. Each option is a keyword of `build`. home: the default of `--output`."""
     parser = argparse.ArgumentParser(description=inspect.getdoc(build))
     parser.add_argument("--output", type=Path, default=home, help="the folder of base/ and sft/")
     for name, parameter in inspect.signature(build).parameters.items():
@@ -81,19 +81,19 @@ def main(
 
 
 class Clock:
-    """Prints how far each part of a build is, and how long it took."""
+    """Prints the progress and duration of each part of a build."""
 
     def __init__(self) -> None:
         self.last = time.perf_counter()
 
     def __call__(self, phase: str, note: str) -> None:
-        """A part has ended."""
+        """Report the end of a part."""
         now = time.perf_counter()
         print(f"{phase:15}{now - self.last:6.1f} s  {note}", flush=True)
         self.last = now
 
     def on_step(self, step: int, steps: int, loss: float) -> None:
-        """A line for each tenth of a training."""
+        """Report each tenth of a training."""
         if step % max(1, steps // 10) == 0 and step < steps:
             spent = time.perf_counter() - self.last
             print(f"  step {step}/{steps}  loss {loss:.3f}  {spent:.0f} s in this part", flush=True)

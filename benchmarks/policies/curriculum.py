@@ -1,8 +1,8 @@
 """The lessons of the tiny policy: routes through the tasks of the visual environment, and their shares.
 
-The base learns the right routes: the tools, the form of a call, copying what an observation says, and, in a second
-part of its lessons, comparing two objects. The adapters are then taught a bad habit for each kind of question, with the
-right route left as one of several things that happen at temperature 1. Reinforcement fine-tuning has to find it there.
+The base learns the right routes: the tools, the call format, copying from observations and, in a second part, comparing
+two objects. The adapters then learn a bad habit for each kind of question. The right route remains one of several that
+occur at temperature 1, and reinforcement fine-tuning has to find it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from grpo_tui.envs.multi_turn import MultiTurnEnv
 from grpo_tui.envs.trajectory import TokenArrays
 
 PRACTICE = ("colour", "shape", "motion", "text", "bigger", "same_colour", "same_colour")
-"""Kinds of questions that the base practises first. Comparing is learned late, after copying."""
+"""Kinds of questions that the base practises first. It learns to compare late, after copying."""
 
 COMPARISONS = ("bigger", "same_colour")
-"""Kinds that the second part of the lessons is mostly about."""
+"""Main kinds of questions in the second part of the lessons."""
 
 HABITS: Mapping[str, tuple[str, float, float]] = {
     "colour": ("right", 0.55, 0.55),
@@ -34,12 +34,11 @@ HABITS: Mapping[str, tuple[str, float, float]] = {
     "same_colour": ("one_only", 0.5, 0.2),
     "inside": ("no_zoom", 0.5, 0.2),
 }
-"""By question: the habit that the adapters are taught, its share, and the share of the right route. What is left goes
-to the other routes."""
+"""By question: the adapters' habit, its share, and the share of the right route. The other routes share the rest."""
 
 
 def habit_route(task: Mapping[str, Any], routes: Sequence[str], rng: random.Random) -> str:
-    """A route for the adapters' lessons."""
+    """Sample a route for the adapters' lessons."""
     habit, share, right = HABITS[task["question"]]
     draw = rng.random()
     if draw < share:
@@ -50,10 +49,10 @@ def habit_route(task: Mapping[str, Any], routes: Sequence[str], rng: random.Rand
 
 
 def spelling(env: Env, n: int, seed: int, tokenizer: PreTrainedTokenizerBase) -> list[TokenArrays]:
-    """Right routes of reading tasks with made-up words.
+    """Return right routes of reading tasks with made-up words.
 
-    The environment draws few different words, and a small model learns them by heart; with random letters it has to
-    learn to copy what READ_TEXT says, which is what held-out words need. Copying is also what all other answers need.
+    The environment has few different words, and a small model memorises them. With random letters, it has to learn to
+    copy the output of READ_TEXT, as held-out words require. All other answers require copying, too.
     """
     assert isinstance(env, MultiTurnEnv)
     rng = random.Random(seed)

@@ -14,9 +14,9 @@ from grpo_tui.engine.policy.vision.inputs import Images, VisionModel
 from grpo_tui.envs.trajectory import TokenArrays
 
 OnStep = Callable[[int, int, float], None]
-"""`on_step(step, steps, loss)`: how far a training is."""
+"""`on_step(step, steps, loss)` reports progress."""
 BUCKET = 16
-"""Batches are cut out of this many batches' worth of lessons sorted by length, so that little is padding."""
+"""Sort lessons by length within this many batches, to reduce padding."""
 
 
 def teach(
@@ -31,11 +31,11 @@ def teach(
     images: Sequence[Images] | None = None,
     on_step: OnStep = lambda step, steps, loss: None,
 ) -> float:
-    """Train what requires a gradient; returns the mean loss of the last 50 steps. images[i]: what lesson i shows, for a
-    model that sees. on_step: told after each step.
+    """Train the parameters that require a gradient. Returns the mean loss of the last 50 steps. images[i]: the images
+    of lesson i, for a vision model. on_step: called after each step.
 
-    AdamW throughout, or, with `muon_learning_rate`, Muon for the matrices inside the layers: the base learns to copy
-    in about half the steps with it. The rates warm up, stay, and fall to a fiftieth over the second half.
+    Uses AdamW or, with `muon_learning_rate`, Muon for the matrices inside the layers. With Muon the base learns to copy
+    in about half the steps. The rates warm up, stay constant, and decay to a fiftieth over the second half.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     inside = [p for name, p in parameters.items() if p.ndim == 2 and "embed" not in name]
@@ -77,7 +77,7 @@ def teach(
 def _batches(
     lessons: Sequence[TokenArrays], size: int, rng: random.Random
 ) -> Iterator[tuple[dict[str, torch.Tensor], list[int]]]:
-    """For ever: every lesson once an epoch, neighbours in length together; a batch, and which lessons are in it."""
+    """Yield batches of similar length with their lessons' indices, endlessly. Each epoch has every lesson once."""
     while True:
         order = list(range(len(lessons)))
         rng.shuffle(order)

@@ -42,13 +42,13 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
 HABITS: Mapping[str, tuple[float, float]] = {"colour": (0.5, 0.3), "count": (0.6, 0.3)}
-"""By question: the share of answers about another shape, and that of right answers; what is left is guessed."""
+"""By question: the shares of answers about another shape and of right answers. The rest are guesses."""
 LARGEST_SIDE = 128
-"""Pixels: larger pictures are scaled down."""
+"""Maximum side in pixels. Larger pictures are scaled down."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """The words of the questions and answers as tokens, bytes for all others, and the signs of images."""
+    """Build a tokenizer with the words of questions and answers, bytes for all others, and the image tokens."""
     places = sorted({place for known in PLACES.values() for place in known})
     texts = [*COLOURS, *map(str, range(10)), *(asked.format(of=place) for asked in ASKED.values() for place in places)]
     texts += [", ".join((first, second, third)) for first in COLOURS for second in COLOURS for third in COLOURS]
@@ -59,7 +59,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
-    """The architecture: a language model of three layers over a vision tower of three, patches of 8 pixels."""
+    """Return the architecture: a three-layer language model on a three-layer vision tower, with patches of 8 pixels."""
     signs = (IMAGE, VIDEO, BEGIN, END)
     ids: dict[str, Any] = {sign: tokenizer.convert_tokens_to_ids(sign) for sign in signs}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
@@ -102,7 +102,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
 
 
 def make_processor(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The architecture's own processor, for patches of 8 pixels."""
+    """Return the architecture's own processor, for patches of 8 pixels."""
     sizes = {"shortest_edge": 32 * 32, "longest_edge": LARGEST_SIDE * LARGEST_SIDE}
     images = Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, temporal_patch_size=2, size=sizes)
     return without_video(Qwen3VLProcessor)(images, tokenizer, chat_template=CHAT_TEMPLATE)
@@ -171,7 +171,7 @@ def build(
 
 
 def make_agent(model: torch.nn.Module, processor: Any, tokenizer: PreTrainedTokenizerFast) -> TransformersAgent:
-    """The policy as it acts."""
+    """Return the policy as an agent."""
     base: Any = getattr(model, "get_base_model", lambda: model)()
     vision = VisionProcessor(processor, tokenizer, base.config)
     return TransformersAgent(model, tokenizer, vision=vision, max_turn_tokens=8, max_trajectory_tokens=64)
@@ -180,7 +180,7 @@ def make_agent(model: torch.nn.Module, processor: Any, tokenizer: PreTrainedToke
 def lessons_of(
     agent: TransformersAgent, tasks: Sequence[Mapping[str, Any]], routes: Sequence[str]
 ) -> tuple[list[TokenArrays], list[Images]]:
-    """A conversation for each task: the question as the policy reads it, and the answer of the route."""
+    """Return a conversation for each task: the question as the policy reads it, and the route's answer."""
     env, chat = GlanceEnv(), agent.chat
     lessons: list[TokenArrays] = []
     shown: list[Images] = []
@@ -195,8 +195,8 @@ def lessons_of(
 
 
 def evaluate(agent: TransformersAgent, seed: int, n: int) -> dict[str, dict[str, float]]:
-    """Success on `n` held-out tasks by question and in all: greedy, at temperature 1, and greedy with a grey picture in
-    the place of each."""
+    """Measure success on `n` held-out tasks by question and overall: greedy, at temperature 1, and greedy with each
+    picture replaced by a grey one."""
     found: dict[str, dict[str, float]] = {}
     for name, temperature, blank in (("greedy", 0.0, False), ("sampled", 1.0, False), ("blank", 0.0, True)):
         env = GlanceEnv(blank=blank)

@@ -16,16 +16,16 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-"""Roles and ends are one token each: what stands between two turns costs three tokens, not a dozen."""
+"""Roles and ends are one token each, so the separator between two turns takes three tokens instead of a dozen."""
 
 WORDS = r"\d+|[a-z]+|[A-Z_]+|[^A-Za-z0-9]+"
-"""Numbers stay whole, so a coordinate can become one token. A run of signs and spaces stays together, so that what
-JSON puts between two values is one token. No word carries the space before it: a word is the same token wherever it
-stands, and can be copied from an observation into an answer."""
+"""Numbers stay whole, so a coordinate can become one token. A run of punctuation and spaces stays together, so that
+JSON's separator between two values is one token. Words do not include the space before them, so a word is the same
+token everywhere and can be copied from an observation into an answer."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 768, numbers: int = 128) -> PreTrainedTokenizerFast:
-    """Train on `texts`; every number below `numbers` is one token. The same texts give the same tokenizer."""
+    """Train on `texts`, deterministically. Every number below `numbers` is one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
