@@ -1,9 +1,9 @@
-"""Rollouts of coding agents and reasoning models, made up: what people open in 2026, as JSON lines of OpenAI messages.
+"""Generate synthetic rollouts of coding agents and reasoning models, as JSON lines of OpenAI messages.
 
     python -m benchmarks.coding_rollouts FOLDER     writes kinds.jsonl (every kind of text) and agents.jsonl (300 steps)
 
-The texts repeat, the shapes are those of real rollouts: Markdown, diffs, test logs with colours, JSON in one line,
-tracebacks, parallel calls, calls that fail, thoughts in a field, in tags and in channels, one text of 3 MB and one line
+The texts repeat, but have the shapes of real rollouts: Markdown, diffs, test logs with colours, JSON in one line,
+tracebacks, parallel calls, failing calls, thoughts in a field, in tags and in channels, one text of 3 MB and one line
 of 2 MB.
 """
 

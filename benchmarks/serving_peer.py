@@ -1,13 +1,13 @@
-"""Streaming beside `transformers serve` (`python -m benchmarks.serving --against-transformers`).
+"""Compare streaming with `transformers serve` (`python -m benchmarks.serving --against-transformers`).
 
 `grpo-tui online` and `transformers serve` serve SmolLM2-135M-Instruct in float32 on the same processors. Callers stream
 answers of up to `--tokens` tokens from both, in alternating stretches. A row has the medians over the stretches of the
 time to the first text and of tokens per second, and the median of the ratios within a pair of stretches. With
-`--learning` updates are on, and callers give the right answer to 30 % of the questions. All processes of
-`grpo-tui online` are suspended during the stretches of the other server, so that it has the processors to itself.
+`--learning`, updates are on, and callers give the right answer to 30 % of the questions. While the other server runs,
+all processes of `grpo-tui online` are suspended, so that it has the processors to itself.
 
-`transformers serve` needs fastapi, which may lie in a folder of its own: `pip install --target FOLDER fastapi`, then
-`--packages FOLDER`. It answers one request after another, or with `--continuous-batching` several at once.
+`transformers serve` needs fastapi, which may be in a separate folder: `pip install --target FOLDER fastapi`, then
+`--packages FOLDER`. It answers one request at a time, or several concurrently with `--continuous-batching`.
 """
 
 from __future__ import annotations

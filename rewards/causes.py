@@ -51,7 +51,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "text_mismatch": (*LEARNT, *STILL, "noisy_reward", "rejected_answers", "accepted_wrong_answers", "one_answer"),
     "prompt_cut": (*LEARNT, *STILL, "noisy_labels", "prompt_gap", "surprising_tokens", "rejected_answers"),
     "repeated_rollouts": (*LEARNT, "few_tasks", "no_movement", "surprising_tokens"),
-    "untrained_tokens": (*LEARNT, *STILL, "surprising_tokens"),  # the tokens left in the loss are those of harder tasks
+    "untrained_tokens": (*LEARNT, *STILL, "surprising_tokens"),  # the tokens left in the loss belong to harder tasks
     "surprising_tokens": (*LEARNT, "trained_tokens", "logprob_mismatch"),
     "trained_tokens": (*LEARNT, "surprising_tokens", "logprob_mismatch"),
     "reference_mismatch": (*LEARNT, *STILL, "kl_weight"),

@@ -36,12 +36,12 @@ def _rewards_of(other: Callable[[Sequence[Rollout]], Sequence[Rollout]]) -> None
 
 
 def row_late() -> None:
-    """Rewards are those of the row before."""
+    """Each row has the rewards of the previous row."""
     _rewards_of(lambda rollouts: [rollouts[i - 1] for i in range(len(rollouts))])
 
 
 def step_late() -> None:
-    """Rewards are those of the step before."""
+    """Each step has the rewards of the previous step."""
     before: list[Rollout] = []
 
     def other(rollouts: Sequence[Rollout]) -> list[Rollout]:

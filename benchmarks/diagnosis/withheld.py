@@ -1,4 +1,4 @@
-"""Faults from issue trackers, made after every detector and measured before one was changed for them. Each names the
+"""Faults from issue trackers, made after all detectors and measured before any was changed for them. Each names the
 thread that reports it. `causes` were written before the first evaluation. Two name a detector that does not exist."""
 
 from __future__ import annotations

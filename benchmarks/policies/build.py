@@ -1,7 +1,7 @@
-"""Make the tiny policy from nothing: `python -m benchmarks.policies.build` (or `make policy`).
+"""Train the tiny policy from scratch: `python -m benchmarks.policies.build` (or `make policy`).
 
-Tokenizer, base and adapters follow from the visual environment's own demonstrations (see `curriculum`) and a seed. They
-are written to `engine/demonstration/policies` as safetensors. It takes a few minutes on two cores.
+The visual environment's demonstrations (see `curriculum`) and a seed determine tokenizer, base and adapters. They are
+written to `engine/demonstration/policies` as safetensors. It takes a few minutes on two cores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Make the tiny policy that sees from nothing: `python -m benchmarks.policies.seeing` (or `make policy`).
+"""Train the tiny vision policy from scratch: `python -m benchmarks.policies.seeing` (or `make policy`).
 
-A Qwen3-VL of 1.3 million parameters. Its base is taught to describe small drawn scenes and to answer questions about
-them: with questions alone it takes far longer to learn to look. The adapters are then taught bad habits, such as to
-answer about another shape than the one that was asked for, with the right answer left as something that happens at
-temperature 1; reinforcement fine-tuning has to find it there.
+It is a Qwen3-VL of 1.3 million parameters. Its base learns to describe small drawn scenes and to answer questions about
+them. With questions alone, it would learn to look far more slowly. The adapters then learn bad habits, such as to
+answer about a different shape. The right answer still occurs at temperature 1, and reinforcement fine-tuning has to
+find it.
 """
 
 from __future__ import annotations
