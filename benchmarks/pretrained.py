@@ -18,7 +18,7 @@ greedy success on 96 held-out tasks. `--device` is that of the SFT and of the ev
 
 The model cannot call tools, so both calculator tasks start from adapters of a short SFT on other tasks. There TRL does
 not merge adapters while it generates (see `TunedRollout`). Rows that `--results` holds are not measured again.
-Intervals: 95 % over the seeds, Student's t. `--picture` needs matplotlib.
+Intervals: 95 % over the seeds, Student's t. `--picture` draws all rows of `--results` and needs matplotlib.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
         cells.append(interval(apart) if trainer == OURS else "")
         print(f"| {task} | {trainer} | {interval([r['steps'] for r in found])} | " + " | ".join(cells) + " |")
     if given.picture:
-        draw(rows, given.picture)
+        draw(kept.rows, given.tasks, given.picture)
 
 
 def measure_before(task: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -228,18 +228,17 @@ def train(trainer: str, task: str, seed: int, folder: Path, given: argparse.Name
     return {"steps": budget.steps, "marks": marks}
 
 
-def draw(rows: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
-    """Plot success over processor seconds, one line per seed and one colour per trainer."""
+def draw(rows: list[dict[str, Any]], tasks: list[str], path: Path) -> None:
+    """Plot success over processor seconds, one line per row and one color per trainer."""
     from matplotlib import pyplot
 
     pyplot.rcParams["svg.fonttype"] = "none"
     pyplot.rcParams["svg.hashsalt"] = "pretrained"  # makes the file reproducible
-    tasks = list(dict.fromkeys(task for task, _ in rows))
     figure, axes = pyplot.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
-        for trainer, colour in ((OURS, "tab:blue"), (STOCK, "tab:orange")):
-            for i, row in enumerate(rows.get((task, trainer), [])):
-                axis.plot(*zip(*row["curve"], strict=True), color=colour, marker=".", label=None if i else trainer)
+        for trainer, color in ((OURS, "tab:blue"), (STOCK, "tab:orange")):
+            for i, row in enumerate(row for row in rows if row["key"][:2] == [trainer, task]):
+                axis.plot(*zip(*row["curve"], strict=True), color=color, marker=".", label=None if i else trainer)
         axis.set(title=task, xlabel="processor seconds", ylim=(0, 1))
     axes[0][0].set_ylabel("held-out success, greedy")
     axes[0][0].legend()
