@@ -42,26 +42,26 @@ class BranchConfig(Section):
     step: int = Field(default=0, ge=0)
     """Step of the rollout, from 1."""
     token: int | None = Field(default=None, ge=1)
-    """Tokens of the step to keep, for a branch within it."""
+    """Number of the step's tokens to keep, for a branch within the step."""
 
 
 class EvaluationConfig(Section):
-    """The policy under evaluation and how it samples. `grpo-tui eval` writes this section."""
+    """The policy under evaluation and its sampling settings. `grpo-tui eval` writes this section."""
 
     subject: str = ""
-    """The policy as it was named: a run, `RUN@STEP`, adapters, a model, or `URL@NAME`."""
+    """The policy: a run, `RUN@STEP`, adapters, a model, or `URL@NAME`."""
     step: int = Field(default=0, ge=0)
-    """Optimiser steps behind the policy."""
+    """Optimiser steps that the policy was trained for."""
     samples: int = Field(default=1, ge=1)
-    """Rollouts of each task."""
+    """Rollouts per task."""
     temperature: float = Field(default=0.0, ge=0.0)
     """Sampling temperature; 0 is greedy."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable with the key of an endpoint (`model.base: http://HOST:PORT/v1@NAME`)."""
+    """Environment variable with the API key of an endpoint (`model.base: http://HOST:PORT/v1@NAME`)."""
     request: dict[str, Any] = Field(default_factory=dict)
-    """More fields of a request to an endpoint, such as `reasoning_effort: low`; null leaves a field out."""
+    """More fields of endpoint requests, such as `reasoning_effort: low`; null omits a field."""
     parallel: int = Field(default=16, ge=1)
-    """Requests to an endpoint at the same time."""
+    """Maximum concurrent requests to an endpoint."""
     tries: int = Field(default=8, ge=1)
-    """How often a request is sent while an endpoint is busy or fails. The pauses double from 1 s to 60 s."""
+    """Maximum attempts per request while an endpoint is busy or fails. The pauses double from 1 s to 60 s."""
     branch: BranchConfig = BranchConfig()

@@ -10,10 +10,10 @@ from pydantic import AfterValidator, Field, field_validator
 from .base import Section
 
 COMPONENTS = ("task", "environment", "curiosity", "coherence", "penalty")
-"""All components of the reward, in the order in which they are added up and shown."""
+"""All reward components, in the order of summation and display."""
 
 SHAPED = ("curiosity", "coherence", "penalty")
-"""Components that help to learn and are not the goal."""
+"""Components that guide learning but are not the goal."""
 
 Normalization = Literal["zscore", "scale_only", "group", "none"]
 """How one component is normalised; docs/architecture/rewards.md compares the modes."""
@@ -39,21 +39,21 @@ ClassPath = Annotated[str, AfterValidator(_class_path)]
 
 
 class NormalizationConfig(Section):
-    """Per component: `zscore` (running mean and std), `scale_only` (running std, no centring), `group` (within each
-    prompt's group: GDPO, arXiv 2601.05242) or `none`."""
+    """Normalisation of each component: `zscore` (running mean and std), `scale_only` (running std, no centring),
+    `group` (within each prompt's group: GDPO, arXiv 2601.05242) or `none`."""
 
     task: Normalization = "none"
-    """Correctness is on a known scale already."""
+    """Correctness, which already has a known scale."""
     environment: Normalization = "none"
-    """The environment's own rewards; their scale is the environment's."""
+    """The environment's own rewards, on the environment's scale."""
     curiosity: Normalization = "zscore"
-    """Prediction errors: their scale is that of the embeddings and falls as the dynamics model learns."""
+    """Prediction errors. Their scale depends on the embeddings and falls as the dynamics model learns."""
     coherence: Normalization = "zscore"
-    """Cosine similarities are often all near 1, so only their differences matter."""
+    """Cosine similarities. They are often all near 1, so only their differences matter."""
     penalty: Normalization = "none"
-    """Penalties: their amounts are chosen, and 0 must stay 0."""
+    """Penalties. Their amounts are configured, and 0 must stay 0."""
     functions: Normalization = "none"
-    """Reward functions, each on its own; `none` adds them up as TRL does, `group` is GDPO."""
+    """Reward functions, each separately. `none` sums them as TRL does; `group` is GDPO."""
 
     epsilon: ClassVar[float] = 1e-4
     """Added to the std before dividing."""
@@ -62,35 +62,35 @@ class NormalizationConfig(Section):
     clip: ClassVar[float] = 10.0
     """Largest absolute value after `zscore` and `scale_only`, so that one outlier cannot dominate a batch."""
     min_count: ClassVar[int] = 32
-    """Until a component has this many values, the batch being scored counts in its own statistics."""
+    """Until a component has this many values, its statistics include the batch that is being scored."""
 
 
 class PenaltyAmounts(Section):
     """The cost of each rule, before `w_penalty`: a negative number, or 0 to switch the rule off."""
 
     wrong_modality: Cost = -0.2
-    """A tool on an input that it does not work on (`TRACK_OBJECT` on a still image)."""
+    """A tool used on an unsupported input (`TRACK_OBJECT` on a still image)."""
     missing_prerequisite: Cost = -0.1
     """A reference to something that does not exist (`GET_PROPERTIES` without a valid mask)."""
     invalid_argument: Cost = -0.1
-    """An argument that is missing, unknown, of the wrong type or out of bounds."""
+    """A missing or unknown argument, or one of the wrong type or out of bounds."""
     unknown_tool: Cost = -0.1
-    """A call of a tool that the environment does not have."""
+    """A call to a tool that the environment does not have."""
     unparsable_call: Cost = -0.1
-    """A turn in which no call can be read."""
+    """A turn without a parsable call."""
     no_final_answer: Cost = -0.1
     """An episode that ends without an answer."""
 
 
 class PenaltyRuleConfig(Section):
-    """A rule of the user's own."""
+    """A penalty rule of your own."""
 
     class_path: ClassPath
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.penalties.PenaltyRule`."""
     amount: Cost | None = None
-    """Its cost. null: the class's own `amount`."""
+    """The cost of the rule; null: the class's `amount`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments of the class."""
+    """More keyword arguments of the class."""
 
 
 class ExtraComponentConfig(Section):
@@ -98,13 +98,13 @@ class ExtraComponentConfig(Section):
 
     class_path: ClassPath | None = None
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.components.RewardComponent`;
-    null: the one that comes with the package under this name."""
+    null: the package's component of this name."""
     weight: float = Field(default=1.0, ge=0)
-    """The factor of its normalised value."""
+    """Weight of the normalised value."""
     normalization: Normalization = "none"
     """See `rewards.normalization`."""
     embeddings: bool = False
-    """Whether it reads the state embeddings of the steps."""
+    """Whether the component reads the state embeddings of the steps."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
 
@@ -113,34 +113,34 @@ class DiagnosisConfig(Section):
     """Thresholds of the detectors that watch the recorded batches."""
 
     window: int = Field(default=20, ge=2)
-    """Steps over which trends are judged."""
+    """Number of steps over which trends are measured."""
     advantage_share: float = Field(default=0.5, gt=0, le=1)
-    """A component other than the task that makes more than this share of the advantage's variance is reported."""
+    """Maximum share of the advantage's variance from a component that is not a goal. A larger share is reported."""
     reward_rise: ClassVar[float] = 0.5
-    """Rise of the mean reward over the window, in stds of the reward, that calls for a rise in success too."""
+    """Rise of the mean reward over the window, in stds of the reward, above which success should rise too."""
     success_rise: ClassVar[float] = 0.01
     """Rise of task success over the window below which success counts as not rising."""
     action_share: float = Field(default=0.9, gt=0, le=1)
-    """One action that makes more than this share of all actions is a collapse."""
+    """Share of all actions above which a single action counts as a collapse."""
     entropy_fall: float = Field(default=0.2, gt=0, lt=1)
-    """Policy entropy below this fraction of its highest value in the window is a collapse."""
+    """Fraction of its highest value in the window below which policy entropy counts as a collapse."""
     length_fall: float = Field(default=0.5, gt=0, lt=1)
-    """Tokens per trajectory below this fraction of their highest value in the window are a collapse."""
+    """Fraction of their highest value in the window below which tokens per trajectory count as a collapse."""
     logprob_mismatch: float = Field(default=0.05, gt=0)
-    """Rollouts of servers whose log-probs differ from the trainer's by more nats a token, in the mean, are reported."""
+    """Maximum mean difference between server and trainer log-probs of rollouts, in nats per token, before a report."""
     sampler_share: ClassVar[float] = 0.5
     """KL between sampler and trainer, as a share of the KL to the reference, above which it is reported."""
     kl_rise: float = Field(default=0.2, gt=0)
-    """A rise of the KL to the reference by more nats a token within five steps is reported."""
+    """Rise of the KL to the reference within five steps, in nats per token, above which it is reported."""
     movement: ClassVar[float] = 0.05
-    """Weights that changed by less than this share of the sum of the learning rates are reported as not moving."""
+    """Change of the weights, as a share of the sum of the learning rates, below which no movement is reported."""
     no_variance_share: ClassVar[float] = 0.6
-    """Share of groups whose rollouts all got one reward, above which (and rising) it is reported."""
+    """Share of groups whose rollouts all have the same reward, above which it is reported."""
     stop_on: list[str] = Field(default_factory=list)
-    """Causes that stop the run with a checkpoint, such as [not_finite, kl_rise]: detectors whose warning no other
-    warning explains."""
+    """Causes that stop the run with a checkpoint, such as [not_finite, kl_rise]. A cause is a detector whose warning no
+    other warning explains."""
     evidence: ClassVar[int] = 5
-    """Most trajectories that a finding names."""
+    """Maximum number of trajectories that a finding names."""
 
 
 class RewardsConfig(Section):
@@ -149,23 +149,23 @@ class RewardsConfig(Section):
     w_task: float = Field(default=1.0, ge=0)
     """Weight of the final answer's correctness (1 or 0, on the last step)."""
     w_environment: float = Field(default=1.0, ge=0)
-    """Weight of the environment's own rewards per step. Where the last step says whether the answer is correct, that
-    counts instead of its reward. At 0 they count only where a task has no known answer. Their sum is then the task
+    """Weight of the environment's own rewards per step. If the correctness of the answer is known, it replaces the
+    reward of the last step. At 0, the rewards count only for tasks without a known answer, where their sum is the task
     reward."""
     w_curiosity: float = Field(default=0.01, ge=0)
     """Weight of the dynamics model's prediction error."""
     w_coherence: float = Field(default=0.01, ge=0)
-    """Weight of the similarity of consecutive steps, less repetition."""
+    """Weight of the similarity of consecutive steps, minus repetition."""
     w_penalty: float = Field(default=0.1, ge=0)
-    """Weight of the penalties, which are negative themselves."""
+    """Weight of the penalties, which are negative."""
     anneal_steps: int = Field(default=0, ge=0)
-    """Steps over which the weights of curiosity, coherence and penalty fall to 0; 0: they stay."""
+    """Steps over which the weights of curiosity, coherence and penalty fall to 0; 0: constant weights."""
     normalization: NormalizationConfig = NormalizationConfig()
     penalties: PenaltyAmounts = PenaltyAmounts()
     penalty_rules: list[PenaltyRuleConfig] = Field(default_factory=list)
-    """Penalty rules of your own, besides the built-in ones."""
+    """Penalty rules of your own, in addition to the built-in ones."""
     extra_components: dict[str, ExtraComponentConfig] = Field(default_factory=dict)
-    """Further components by the name under which they are recorded and shown."""
+    """More components, by the name under which they are recorded and shown."""
     diagnosis: DiagnosisConfig = DiagnosisConfig()
 
     @field_validator("extra_components")
@@ -185,22 +185,22 @@ class RewardsConfig(Section):
         return float(getattr(self, f"w_{component}")) * self.annealing(component, step)
 
     def annealing(self, component: str, step: int) -> float:
-        """Return the fraction of its weight that a component has left after `step` optimiser steps."""
+        """Return the fraction of a component's weight that remains after `step` optimiser steps."""
         return max(0.0, 1.0 - step / self.anneal_steps) if component in SHAPED and self.anneal_steps else 1.0
 
     @property
     def needs_embeddings(self) -> bool:
-        """Whether some component that carries weight reads state embeddings."""
+        """Whether a component with a positive weight reads state embeddings."""
         own = any(extra.embeddings and extra.weight > 0 for extra in self.extra_components.values())
         return own or self.w_curiosity > 0 or self.w_coherence > 0
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each component before it is annealed, in the order in which they are added up."""
+        """The weight of each component before annealing, in the order of summation."""
         return {name: self.weight(name) for name in (*COMPONENTS, *self.extra_components)}
 
     def normalization_of(self, component: str) -> Normalization:
-        """Return how a component is normalised. One without a setting of its own is a reward function."""
+        """Return the normalisation of a component. One without its own setting is a reward function."""
         extra = self.extra_components.get(component)
         own = component if component in COMPONENTS else "functions"
         return getattr(self.normalization, own) if extra is None else extra.normalization
