@@ -1,11 +1,11 @@
-"""A person's own settings, `$XDG_CONFIG_HOME/grpo-tui/config.yaml` (else `~/.config`): whichever run they look at.
+"""The user's settings for all runs: `$XDG_CONFIG_HOME/grpo-tui/config.yaml` (default `~/.config`).
 
-    importers: [~/formats/mine.py]        # formats of one's own, tried before all others (docs/importing.md)
-    alerts:                               # where alerts of running runs are sent (docs/recording.md)
-      command: [notify-send, grpo-tui]    # gets the alert as JSON on standard input
-      webhook: https://hooks.example/abc  # gets it by POST; `text` is what chat programs show
+    importers: [~/formats/mine.py]        # custom formats, tried before all others (docs/importing.md)
+    alerts:                               # where to send alerts of active runs (docs/recording.md)
+      command: [notify-send, grpo-tui]    # reads the alert as JSON from standard input
+      webhook: https://hooks.example/abc  # receives it by POST; chat programs show `text`
 
-Nobody needs the file; nothing is loaded for it where there is none.
+The file is optional.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .yaml_source import read_yaml
 
 
 class AlertsConfig(Section):
-    """Where alerts of running runs are sent. Nowhere by default."""
+    """Where to send alerts of active runs. By default, none are sent."""
 
     command: list[str] = Field(default_factory=list)
-    """Program and arguments; run without a shell, with the alert as JSON on standard input."""
+    """Program and arguments. It runs without a shell and reads the alert as JSON from standard input."""
     webhook: str = ""
-    """An http(s) address that gets the same JSON by POST."""
+    """An http(s) URL that receives the same JSON by POST."""
     severities: list[Literal["failure", "warning", "hint"]] = Field(default_factory=lambda: ["failure", "warning"])
-    """Which are sent."""
+    """The severities to send."""
     every_seconds: float = Field(default=60.0, ge=1)
-    """At most one message in so long; what comes sooner is told together."""
+    """Minimum number of seconds between two messages. Alerts in between are combined into one message."""
 
     @field_validator("webhook")
     @classmethod
@@ -42,16 +42,16 @@ class AlertsConfig(Section):
 
 
 class PersonalConfig(Section):
-    """The personal settings."""
+    """The user's settings."""
 
     importers: list[str] = Field(default_factory=list)
-    """Python files with formats of one's own; relative paths are relative to this file."""
+    """Python files with custom formats. Relative paths are relative to this file."""
     alerts: AlertsConfig = Field(default_factory=AlertsConfig)
-    """Where alerts of runs are sent."""
+    """Where to send alerts of runs."""
 
 
 def load_personal() -> PersonalConfig:
-    """Load the person's settings. Raises `ConfigError` with everything that is wrong in the file."""
+    """Load the user's settings. Raises `ConfigError` with all errors in the file."""
     path = personal_path()
     config = checked(PersonalConfig, read_yaml(path))
     importers = [str((path.parent / Path(p).expanduser()).absolute()) for p in config.importers]

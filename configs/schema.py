@@ -1,4 +1,4 @@
-"""The whole configuration of a run. Each room's keys are in its own file under `sections/`."""
+"""The configuration of a run. Each section is defined in its own file under `sections/`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .sections.data import holds_tasks
 CHAT_ENV = "grpo_tui.envs.chat.ChatEnv"
 DATASET_ENV = "grpo_tui.envs.dataset.DatasetEnv"
 BUILTIN_ADAPTERS = {"builtin:tiny": "builtin:tiny-sft", "builtin:tiny-vl": "builtin:tiny-vl-sft"}
-"""The adapters that each built-in model starts from."""
+"""The starting adapters of each built-in model."""
 
 
 class RunConfig(Section):
-    """The whole configuration of a run, stored resolved as `config.yaml` in the run's folder."""
+    """The full configuration of a run. The run's folder stores it, with defaults resolved, as `config.yaml`."""
 
     mode: Literal["sft", "rft", "online", "eval"] = "rft"
     name: str = ""
-    """A name for people; the run's id is made."""
+    """A display name. The run's id is generated."""
     seed: int = Field(default=0, ge=0)
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -50,12 +50,12 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults_that_follow(cls, given: object) -> object:
-        """Fill in defaults that depend on other keys, where the user wrote nothing else.
+        """Fill in defaults that depend on other keys. Values from the user take precedence.
 
-        - The model decides learning rate, lengths, batch and precision (`model_defaults`).
+        - The model determines learning rate, lengths, batch size and precision (`model_defaults`).
         - `DatasetEnv` reads a dataset of prompts.
-        - A model other than the built-in one starts without adapters. Each built-in model has its own.
-        - With the user's own data or reward functions, and in conversations, curiosity and coherence are off.
+        - Each built-in model starts from its own adapters. Other models start without adapters.
+        - Curiosity and coherence are off in conversations and with the user's own data or reward functions.
         """
         if not isinstance(given, Mapping):
             return given

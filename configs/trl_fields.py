@@ -1,7 +1,7 @@
-"""The place of each field of TRL's `GRPOConfig`: passed by `training.trl`, ours under another name, or refused.
+"""Where to set each field of TRL's `GRPOConfig`: in `training.trl`, in a key of grpo-tui, or nowhere (refused).
 
-`training.trl: {delta: 1.5}` passes a field to TRL. One table serves the checks of a configuration and the page
-docs/from-grpoconfig.md, which `make defaults` writes.
+`training.trl: {delta: 1.5}` passes a field to TRL. The tables validate configurations and generate
+docs/from-grpoconfig.md (`make defaults`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ OURS: dict[str, str] = {
     "min_p": "training.min_p",
     "repetition_penalty": "training.repetition_penalty",
     "steps_per_generation": "training.trl.generation_batch_size, in rollouts",
-    "warmup_ratio": "training.trl.warmup_steps, where a number below 1 is a share of the steps",
+    "warmup_ratio": "training.trl.warmup_steps, where a number below 1 is a fraction of the steps",
     "chat_template_kwargs": "model.chat_template_kwargs",
-    "max_tool_calling_iterations": "environment.config, where the environment has such a limit",
+    "max_tool_calling_iterations": "environment.config, if the environment has such a limit",
     "seed": "seed",
     "run_name": "name",
     "resume_from_checkpoint": "grpo-tui train --resume RUN",
@@ -57,61 +57,61 @@ OURS: dict[str, str] = {
     **dict.fromkeys(("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"), "rollouts.correction_cap"),
     "vllm_importance_sampling_clip_min": "rollouts.correction_floor",
 }
-"""Fields that have a key of ours, and that key."""
+"""Fields with a key of grpo-tui, and that key."""
 
 SCHEDULE = (
     *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "optim_target_modules"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
 )
-"""Fields of the optimiser and its schedule, which `sft.trl` takes, too."""
+"""Fields of the optimiser and its schedule. `sft.trl` also accepts them."""
 
 PASSED: dict[str, str] = {
     **dict.fromkeys(SCHEDULE, ""),
     "num_train_epochs": "with `training.max_steps: null`",
     "shuffle_dataset": "",
-    "num_iterations": "updates on each batch of rollouts",
+    "num_iterations": "number of updates per batch of rollouts",
     "generation_batch_size": "a multiple of `training.prompts_per_step` × `training.num_generations`",
     **dict.fromkeys(("epsilon", "epsilon_high", "delta", "importance_sampling_level"), ""),
     **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), "with `training.loss_type: sapo`"),
     **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), "with `loss_type: vespo`"),
-    "mask_truncated_completions": "leaves out rollouts that a token limit cut",
+    "mask_truncated_completions": "leaves out rollouts cut off by a token limit",
     "off_policy_mask_threshold": "",
     "top_entropy_quantile": "",
     **dict.fromkeys(("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max"), ""),
     **dict.fromkeys(("entropy_coef_delta", "entropy_target"), ""),
     "use_bias_correction_kl": "",
     **dict.fromkeys(("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), "with `model.lora: null`"),
-    "router_aux_loss_coef": "for models with experts",
+    "router_aux_loss_coef": "for mixture-of-experts models",
     "disable_dropout": "",
-    **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), "kernels of single layers, on a GPU"),
+    **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), "kernels for individual layers, on a GPU"),
     **dict.fromkeys(("tf32", "torch_empty_cache_steps", "full_determinism", "skip_memory_metrics", "debug"), ""),
     **dict.fromkeys(("log_level", "log_level_replica", "log_on_each_node", "logging_nan_inf_filter"), ""),
     **dict.fromkeys(("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), "for `logging`"),
     **dict.fromkeys(("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"), ""),
     **dict.fromkeys(("ddp_static_graph", "ddp_backend", "ddp_timeout"), ""),
 }
-"""Fields that TRL gets, with a remark. A field of a newer TRL that no table knows is passed, too."""
+"""Fields that are passed to TRL, with a remark. Fields of a newer TRL that are in no table are passed, too."""
 
 REASONS: dict[str, tuple[str, ...]] = {
-    "the server's command line has this setting: grpo-tui rollouts serve": (
+    "set it on the server's command line: grpo-tui rollouts serve": (
         *("vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex"),
         *("vllm_group_port", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
     ),
-    "rollouts come from our own sampler, which plays environments and keeps its own cache": (
+    "grpo-tui's own sampler generates the rollouts and manages its cache": (
         *("generation_kwargs", "cache_implementation", "use_cache", "use_transformers_continuous_batching"),
         *("transformers_continuous_batching_config", "use_transformers_paged", "pad_to_multiple_of"),
     ),
-    "the forward pass is packed and computes log-probs without logits, which replaces this": (
+    "replaced by a packed forward pass that computes log-probs without logits": (
         *("use_liger_loss", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
         *("auto_find_batch_size", "cast_lm_head_to_fp32"),
     ),
     "the trained policy would differ from the one that acted": ("neftune_noise_alpha",),
-    "the record keeps every step and every rollout: grpo-tui inspect RUN": (
+    "every step and every rollout is recorded: grpo-tui inspect RUN": (
         *("logging_strategy", "logging_steps", "logging_first_step", "disable_tqdm", "log_completions"),
         *("log_multimodal", "num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo"),
         "include_num_input_tokens_seen",
     ),
-    "checkpoints are whole, atomic and resumed bit for bit": (
+    "checkpoints are complete and atomic, and resuming is bit-exact": (
         *("save_only_model", "save_on_each_node", "enable_jit_checkpoint", "ignore_data_skip"),
         "restore_callback_states_from_checkpoint",
     ),
@@ -123,31 +123,31 @@ REASONS: dict[str, tuple[str, ...]] = {
     "grpo-tui push RUN ORG/NAME publishes a finished run": (
         *("hub_token", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
     ),
-    "several processes train by DDP or FSDP2: --num-processes or --accelerate-config": (
+    "distributed training uses DDP or FSDP2: --num-processes or --accelerate-config": (
         *("fsdp", "fsdp_config", "deepspeed", "ds3_gather_for_generation", "accelerator_config"),
         *("parallelism_config", "local_rank"),
     ),
-    "samples are numbers of rows, and rollouts take no time from a data loader": (
+    "the data loader only yields row numbers, which takes no time": (
         *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
         *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
         *("remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name", "data_seed"),
     ),
-    "GRPO's loss does not read it": ("label_smoothing_factor", "average_tokens_across_devices"),
-    "the command decides: grpo-tui train or grpo-tui eval": ("do_train", "do_eval", "do_predict"),
-    "no code of a model's repository is run": ("trust_remote_code",),
-    "model.gradient_checkpointing chooses the layers and keeps outputs of attention": (
+    "GRPO's loss does not use it": ("label_smoothing_factor", "average_tokens_across_devices"),
+    "the command determines this: grpo-tui train or grpo-tui eval": ("do_train", "do_eval", "do_predict"),
+    "grpo-tui never runs code from a model's repository": ("trust_remote_code",),
+    "model.gradient_checkpointing selects the layers and keeps attention outputs": (
         *("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
     ),
 }
 REFUSED: dict[str, str] = {field: reason for reason, fields in REASONS.items() for field in fields}
-"""Fields that cannot work with whole trajectories, or have no effect here, and the reason."""
+"""Fields that cannot work with whole trajectories or have no effect here, each with the reason."""
 
 
 PEFT = (
     *("use_rslora", "use_dora", "lora_bias", "init_lora_weights", "rank_pattern", "alpha_pattern"),
     *("layers_to_transform", "layers_pattern"),
 )
-"""Fields of PEFT's `LoraConfig` that `model.lora.peft` passes. The others change the base model, or have a key here."""
+"""Fields of PEFT's `LoraConfig` passed by `model.lora.peft`. Others change the base model or have their own key."""
 
 
 @cache
@@ -227,5 +227,5 @@ and scheduler fields. `model.lora.peft` takes fields of PEFT's `LoraConfig`.
 
 `make defaults` generates this page from `configs/trl_fields.py`, which also validates configurations.
 
-| field | default of TRL | place |
+| field | TRL default | place |
 |---|---|---|"""

@@ -1,4 +1,4 @@
-"""One file a section of the configuration. Each room reads its own."""
+"""The sections of the configuration, one per file."""
 
 from .base import BranchConfig as BranchConfig
 from .base import EvaluationConfig as EvaluationConfig

@@ -1,4 +1,5 @@
-"""The base of every section, and two small ones. Unknown keys and NaN are errors, values are checked on assignment."""
+"""The base class of all sections, and three small sections. Unknown keys, NaN and infinity are errors, also on
+assignment."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """A part of the configuration."""
+    """A section of the configuration."""
 
     model_config = ConfigDict(
         extra="forbid", validate_assignment=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -16,16 +17,16 @@ class Section(BaseModel):
 
 
 class LoggingConfig(Section):
-    """Where metrics go in addition to the record."""
+    """Where to log metrics in addition to the record."""
 
     report_to: list[str] = Field(default_factory=list)
-    """Trackers of transformers, several at once: wandb, trackio, tensorboard, mlflow, swanlab and others. Each reads
-    its own environment variables."""
+    """One or more trackers of transformers: wandb, trackio, tensorboard, mlflow, swanlab and others. Each reads its own
+    environment variables."""
     wandb: Literal["off", "offline", "online"] = "off"
-    """wandb alone; `offline` needs no key."""
+    """The mode of wandb, with or without `report_to`. `offline` needs no API key."""
     wandb_project: str = "grpo-tui"
     record_tokens: bool = True
-    """Keep token ids, masks, log-probs and advantages of every trajectory."""
+    """Record the token ids, masks, log-probs and advantages of every trajectory."""
 
     @property
     def wandb_mode(self) -> Literal["off", "offline", "online"]:

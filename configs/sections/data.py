@@ -1,4 +1,4 @@
-"""The user's own data: where the rows are, and how a row becomes a prompt."""
+"""The user's own data: the source of the rows, and how a row becomes a prompt."""
 
 from __future__ import annotations
 
@@ -13,54 +13,55 @@ from .base import Section
 
 
 class DataConfig(Section):
-    """A dataset: each row is a prompt, or a task of an environment.
+    """A dataset. Each row is a prompt or a task of an environment.
 
-    Reward functions (`environment.reward_funcs`) get the columns of a row by name, as in TRL. Rows with `task_data`,
+    As in TRL, reward functions (`environment.reward_funcs`) get the columns of a row by name. Rows with `task_data`,
     in a JSONL file or a saved `datasets` folder, are tasks of environments. Each may name `env_class_path` and
     `env_config`, which default to `environment.class_path` and `environment.config`.
     """
 
     source: str | None = None
     """A JSONL, JSON, CSV or Parquet file, a saved `datasets` folder, or a hub id such as `openai/gsm8k`. null: the
-    environment makes its own tasks."""
+    environment generates its own tasks."""
     name: str | None = None
-    """Which configuration of a hub dataset, such as `main`."""
+    """The configuration of a hub dataset, such as `main`."""
     revision: str | None = None
-    """A commit or tag of a hub dataset; pin it for repeatable runs."""
+    """A commit or tag of a hub dataset. Pin it for reproducible runs."""
     split: str = "train"
-    """The split to train on, where there are several."""
+    """The training split, if the dataset has several."""
     eval_source: str | None = None
-    """The source of evaluations. null: `source`."""
+    """The source of evaluation rows. null: `source`."""
     eval_split: str | None = None
-    """The split of evaluations. null without `eval_source`: hold out a tenth of the rows, at most
+    """The evaluation split. null without `eval_source`: a tenth of the rows is held out, at most
     `environment.eval_tasks`."""
     rows: int | None = Field(default=None, ge=1)
-    """How many of the first rows to take. null: all."""
+    """Number of rows to use, from the start. null: all."""
     prompt: str | None = None
-    """The column of the prompt, as text or as messages; null: the first of prompt, messages, question, problem and
-    instruction that is there."""
+    """The prompt column, which holds text or messages. null: the first existing column of prompt, messages, question,
+    problem and instruction."""
     prompt_template: str | None = None
-    """The user's message with columns in braces, such as `"{question} Answer with a number."`; null: the prompt."""
+    """A template of the user message with columns in braces, such as `"{question} Answer with a number."`. null: the
+    prompt column."""
     system_prompt: str | None = None
     """The system message of every prompt."""
     answer: str | None = None
-    """The column of the right answer: without reward functions, an answer equal to it earns 1."""
+    """The column of the correct answer. Without reward functions, an answer equal to it has reward 1."""
     completions: Literal["auto", "text", "messages"] = "auto"
-    """What reward functions get. `auto`: texts where `prompt` holds texts that are read as they are, otherwise lists of
-    messages, as in TRL."""
+    """The form in which reward functions get completions. `auto`: as in TRL, text if the column `prompt` holds text and
+    is used unchanged, otherwise lists of messages."""
     sampler: Literal["uniform", "difficulty"] = "uniform"
-    """How prompts are drawn. `uniform`: each once, in random order, before any comes again. `difficulty`: those that
-    the policy solves sometimes more often, by the variance p (1 − p) of their outcome (arXiv 2502.12272)."""
+    """How to draw prompts. `uniform`: in random order, each once before any is repeated. `difficulty`: prompts with
+    mixed outcomes more often, weighted by the variance p (1 − p) of the outcome (arXiv 2502.12272)."""
     pass_rates: str | None = None
-    """`difficulty`: a run of the same prompts, by its folder or its id, or rollouts of another framework. The pass
-    rates begin with these."""
+    """The source of initial pass rates for `sampler: difficulty`: a run on the same prompts (its folder or id), or
+    rollouts of another framework."""
     long_prompts: Literal["stop", "drop"] = "stop"
-    """A prompt that leaves no room for an answer within `training.max_trajectory_tokens` stops the run at its start
-    (`stop`), or its row is left out (`drop`)."""
+    """How to handle prompts that leave no room for an answer within `training.max_trajectory_tokens`. `stop`: stop the
+    run at the start. `drop`: leave out their rows."""
 
 
 def holds_tasks(source: object) -> bool:
-    """Whether a JSONL file or a saved dataset holds tasks of environments (`task_data`) in place of prompts."""
+    """Return whether a JSONL file or a saved dataset holds tasks of environments (`task_data`) instead of prompts."""
     if not isinstance(source, str):
         return False
     path = Path(os.path.expanduser(source))

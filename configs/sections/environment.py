@@ -19,31 +19,32 @@ MCP = "mcp:"
 
 
 class EnvironmentConfig(Section):
-    """The environment. It makes its own tasks (`Env.make_tasks`), or `data.source` holds them."""
+    """The environment. It generates its own tasks (`Env.make_tasks`) or takes them from `data.source`."""
 
     class_path: str = "grpo_tui.engine.demonstration.visual.VisualEnv"
     """`package.module.Class`, `path/to/file.py:Class`, or a plugin: `verifiers`, `openenv`, `textarena`, `gymnasium`,
     `reasoning-gym`."""
     config: dict[str, Any] = Field(default_factory=dict)
     train_tasks: int = Field(default=2048, ge=1)
-    """How many tasks the environment makes for training."""
+    """Number of training tasks that the environment generates."""
     eval_tasks: int = Field(default=128, ge=0)
-    """How many held-out tasks measure success."""
+    """Number of held-out tasks for measuring success."""
     reward_funcs: dict[str, float] = Field(default_factory=dict)
-    """Reward functions with TRL's signature and their weights, such as `rewards.py:accuracy: 1.0`, and reward models (a
-    classifier with one label: a folder, or a hub id with a slash). Each is a component of the reward by its own name;
-    the first also decides success (`success_score`)."""
+    """Reward functions (with TRL's signature) and reward models (classifiers with one label: a folder, or a hub id with
+    a slash), each with its weight, such as `rewards.py:accuracy: 1.0`. Each is a reward component under its own name.
+    The first also determines success (`success_score`)."""
     tools: list[str] = Field(default_factory=list)
-    """The tools of a dataset's tasks: Python functions such as `tools.py:search`, which type hints and
-    docstring declare, and MCP servers, by a command (`mcp:python server.py`) or an address
-    (`mcp:http://127.0.0.1:9000/mcp`). A turn without a call is then the answer."""
+    """Tools for a dataset's tasks: Python functions such as `tools.py:search`, declared by their type hints and
+    docstring, and MCP servers, given by a command (`mcp:python server.py`) or a URL (`mcp:http://127.0.0.1:9000/mcp`).
+    With tools, a turn without a call is the answer."""
     success_score: float | None = None
-    """The score of the first reward function from which an answer counts as right, where the environment itself does
-    not know. null: 1, as long as that function gives nothing but 0 and 1; a graded reward then has no success."""
+    """Minimum score of the first reward function for an answer to count as correct, if the environment itself does not
+    decide. null: 1 while that function returns only 0 and 1. With graded rewards, success is then undefined."""
     reward_errors: Literal["stop", "skip"] = "stop"
-    """A reward function that raises, or returns no valid score, ends the run (`stop`) or gives no score (`skip`)."""
+    """How to handle a reward function that raises or returns an invalid score. `stop`: end the run. `skip`: leave out
+    the score."""
     turn_timeout_s: float = Field(default=30.0, gt=0)
-    """Longest time one `step` of the environment may take before that rollout is given up."""
+    """Maximum duration of one `step` of the environment in seconds. A rollout that exceeds it is abandoned."""
 
     @field_validator("tools")
     @classmethod
@@ -90,7 +91,7 @@ class EnvironmentConfig(Section):
 
 
 def is_reward_model(path: str) -> bool:
-    """Return whether a reward is a model, by its folder or hub id, and not a function."""
+    """Return whether a reward is a model (a folder or a hub id) rather than a function."""
     if _FUNCTION.fullmatch(path) or path.endswith(".py"):
         return False
     return os.path.basename(path) != path or os.path.isdir(path)
@@ -104,7 +105,7 @@ def function_name(path: str) -> str:
 def weighted_function(text: Any) -> tuple[str, float]:
     """Split `file.py:name` or `file.py:name:0.2` into the function and its weight (1 by default).
 
-    Raises ValueError for a weight that is no number.
+    Raises ValueError if the weight is not a number.
     """
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is no reward function: write file.py:name or package.module.name")

@@ -1,4 +1,4 @@
-"""Which policy is trained, and how."""
+"""The trained policy: base model, adapters and number formats."""
 
 from __future__ import annotations
 
@@ -10,67 +10,67 @@ from .base import Section
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 ENDPOINT = ("http://", "https://")
-"""Starts of a `base` that is a server's `URL@NAME`, which only evaluations take."""
+"""Prefixes of a `base` that names a server (`URL@NAME`). Only evaluations support servers."""
 
 
 class LoraSection(Section):
-    """The adapters that are trained (peft)."""
+    """The trained adapters (peft)."""
 
     r: int = Field(default=16, ge=1)
     """Rank."""
     alpha: int = Field(default=32, ge=1)
-    """Scale: the adapter's output is multiplied by alpha / r."""
+    """Scale. The adapter's output is multiplied by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: str | list[str] = "all-linear"
     peft: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of PEFT's `LoraConfig`, such as `use_rslora: true` or `use_dora: true`."""
+    """Additional fields of PEFT's `LoraConfig`, such as `use_rslora: true` or `use_dora: true`."""
     vision: bool = False
-    """Adapters on the vision tower and its projection, too, for a model that takes images; else these are frozen, and
-    what they make of an image is made once."""
+    """For a model with image input: train adapters on the vision tower and its projection, too. If false, both are
+    frozen and each image is encoded only once."""
 
 
 class ModelConfig(Section):
     """The base model and its adapters."""
 
     base: str = "builtin:tiny"
-    """`builtin:tiny`, a folder, or a hub id such as `Qwen/Qwen3-0.6B`. A model that takes images (`builtin:tiny-vl`,
-    `Qwen/Qwen3-VL-2B-Instruct`) is shown the pictures of prompts and tools."""
+    """`builtin:tiny`, a folder, or a hub id such as `Qwen/Qwen3-0.6B`. A model with image input (`builtin:tiny-vl`,
+    `Qwen/Qwen3-VL-2B-Instruct`) also gets the images of prompts and tools."""
     revision: str | None = None
-    """A commit or tag of a hub model; pin it for repeatable runs."""
+    """A commit or tag of a hub model. Pin it for reproducible runs."""
     sft_adapters: str | None = "builtin:tiny-sft"
-    """Where reinforcement fine-tuning starts: a folder of adapters, `builtin:tiny-sft`, or null for the bare base.
-    `saved_models/sft_adapters` is a link to those of the latest `--mode sft`."""
+    """The initial adapters of reinforcement fine-tuning: a folder, `builtin:tiny-sft`, or null for the bare base.
+    `saved_models/sft_adapters` links to the adapters of the latest `--mode sft`."""
     weights: NumberFormat = "float32"
-    """The number format of weights that are kept: frozen ones under adapters, which are float32 themselves, or all of
-    them with `lora: null`, where anything but float32 loses most updates."""
+    """The number format of stored weights: the frozen weights under adapters (adapters are always float32), or all
+    weights with `lora: null`, where formats other than float32 lose most updates."""
     compute: NumberFormat = "float32"
-    """The number format of products in training; sums that small changes have to survive stay in float32."""
+    """The number format of matrix products in training. Sums in which small changes must survive stay in float32."""
     sampling: NumberFormat = "float32"
-    """The number format of products in rollouts of this process and in evaluation."""
+    """The number format of matrix products in this process's rollouts and in evaluation."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """`auto`: a CUDA GPU, else the CPU. `mps`: the GPU of a Mac, which no test has run on."""
+    """`auto`: a CUDA GPU if available, else the CPU. `mps`: the GPU of a Mac (untested)."""
     chat_template: str | None = None
-    """`chatml`, or a file with a Jinja template, for a base model without one; null: the tokenizer's own."""
+    """For a base model without a template: `chatml`, or a file with a Jinja template. null: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
+    """Additional arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     tool_calls: Literal["auto", "native", "json"] = "auto"
-    """How the policy calls tools that it was not taught: `native`, in the syntax of its own chat template, where that
-    shows tools; `json`, as JSON objects that the prompt explains; `auto`, `native` without `sft_adapters`, which learn
-    JSON."""
+    """How the policy calls tools that it was not trained on. `native`: in the syntax of its chat template, if that
+    supports tools. `json`: as JSON objects explained in the prompt. `auto`: `native` without `sft_adapters`, which are
+    trained on JSON, otherwise `json`."""
     quantization: Literal["nf4"] | None = None
-    """`nf4`: the base model in 4 bits with adapters (QLoRA), on a CUDA GPU with bitsandbytes. null: not quantized."""
+    """`nf4`: a 4-bit base model with adapters (QLoRA), on a CUDA GPU with bitsandbytes. null: no quantization."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Run layers again in the backward pass, so that less memory holds what they computed; `auto`: where that of a
-    micro-batch of one group would take more than 2 GiB, or a quarter of the memory of a GPU."""
+    """Recompute layers in the backward pass to save memory for activations. `auto`: if the activations of a micro-batch
+    of one group would exceed 2 GiB or, on a larger GPU, a quarter of its memory."""
     attn_implementation: str | None = None
     lora: LoraSection | None = LoraSection()
-    """The adapters that are trained; null: all weights of the model are (full fine-tuning, with `sft_adapters` merged
-    into them first)."""
+    """The trained adapters. null: train all weights (full fine-tuning, after merging `sft_adapters` into them)."""
 
     max_pixels: int | None = Field(default=None, ge=1)
-    """For a model that takes images: larger pictures are scaled down to so many pixels, and cost fewer tokens."""
+    """For a model with image input: larger images are scaled down to this many pixels and use fewer tokens."""
     max_images: int | None = Field(default=None, ge=1)
-    """For a model that takes images: a conversation that would have more ends, as one with too many tokens does."""
+    """For a model with image input: maximum images per conversation. A conversation that would exceed it ends, as
+    with too many tokens."""
 
     @property
     def is_endpoint(self) -> bool:

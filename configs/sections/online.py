@@ -1,4 +1,4 @@
-"""Learning while serving."""
+"""Online learning while serving."""
 
 from __future__ import annotations
 
@@ -11,129 +11,128 @@ from .base import Section
 
 
 class KLConfig(Section):
-    """The KL penalty, and how its weight follows the measured KL."""
+    """The KL penalty, and how its weight adapts to the measured KL."""
 
     beta_update_mode: Literal["fixed", "auto"] = "auto"
     initial_beta: float = Field(default=0.02, ge=0, le=10)
     target_kl: float = Field(default=0.05, gt=0)
-    """Nats per token."""
+    """Target KL in nats per token."""
     kl_tolerance: float = Field(default=0.01, ge=0)
-    """Nats per token to either side of the target within which beta stays."""
+    """Beta stays unchanged while the KL is within this many nats per token of the target."""
     limit: float = Field(default=0.5, gt=0)
-    """An update after which the policy is farther than this (nats per token, on the tokens of its own experience) from
-    the policy that answered is taken back."""
+    """Maximum KL from the policy that answered, in nats per token, on the tokens of the update's own experience. An
+    update that exceeds it is reverted."""
 
 
 class ValidationConfig(Section):
-    """Background validation, in a process of its own, and the guard that stops publishing."""
+    """Background validation in a separate process, and the guard that stops publishing."""
 
     enabled: bool = True
     every_updates: int = Field(default=16, ge=1)
-    """Least number of updates between two validations."""
+    """Minimum number of updates between two validations."""
     tasks: int = Field(default=64, ge=1)
-    """Held-out tasks that success is measured on, greedily."""
+    """Held-out tasks for measuring success, with greedy decoding."""
     canary_tasks: int = Field(default=16, ge=0)
-    """Tasks with known answers on which the voted label is checked."""
+    """Tasks with known answers for checking the voted labels."""
     max_drop: float = Field(default=0.05, gt=0, le=1)
-    """A version whose success is more than this below the best validated one is not served, and learning goes back to
-    the last validated one."""
+    """Maximum drop of the success rate below the best validated version. A version that exceeds it is not served, and
+    learning returns to the last validated version."""
     max_text_loss: float = Field(default=0.02, gt=0)
-    """A version that gives a fixed set of unrelated texts so much less log-likelihood than the start, as a share, is
-    not served. A model that does not know such texts is not measured by them."""
+    """Maximum relative loss of log-likelihood on a fixed set of unrelated texts, compared with the start. A version
+    that exceeds it is not served. This and `max_text_kl` do not apply to a model that does not know such texts."""
     max_text_kl: float = Field(default=0.2, gt=0)
-    """Nor one that is farther than this from the start on these texts, in nats per token."""
+    """Maximum KL from the start on these texts, in nats per token. A version that exceeds it is not served."""
 
 
 class OnlineConfig(Section):
     """The inference engine and the update worker."""
 
     updates: bool = True
-    """False: serve only, learn nothing."""
+    """Whether to learn. false: serve only."""
 
     requests: str | None = None
-    """A JSONL file of requests, `-` for standard input, or null: tasks of the environment, unless `serve` is set."""
+    """A JSONL file of requests, or `-` for standard input. null: tasks of the environment, unless `serve` is set."""
     max_requests: int | None = Field(default=None, ge=1)
-    """Stop after this many requests. null: after the last one (with `serve`: never)."""
+    """Stop after this many requests. null: stop after the last one (with `serve`: never)."""
     serve: str | None = None
-    """`HOST:PORT` to answer on over HTTP. Beyond the loopback interface only with a token (`GRPO_TUI_TOKEN`)."""
+    """`HOST:PORT` of the HTTP server. Interfaces other than loopback require a token (`GRPO_TUI_TOKEN`)."""
     tls_certificate: str | None = None
-    """A PEM file: HTTPS in place of HTTP; with `tls_key`, if the key is not in the same file."""
+    """A PEM file. Enables HTTPS instead of HTTP. Set `tls_key` if the key is not in the same file."""
     tls_key: str | None = None
     image_folders: list[str] = Field(default_factory=list)
-    """Folders of which callers may name pictures by path; others send them along as data URLs."""
+    """Folders whose images callers may name by path. All other images are sent as data URLs."""
     max_waiting: int = Field(default=64, ge=1)
-    """Callers that may wait. Others get status 429."""
+    """Maximum number of waiting callers. Others get status 429."""
     request_timeout_s: float = Field(default=120.0, gt=0)
-    """A request is dropped after this time, and its caller gets an error."""
+    """Seconds after which a request is dropped and its caller gets an error."""
 
     answer: str = Field(default="environment", min_length=1, max_length=500)
     """The part of a text that votes and feedback compare: `environment` (the environment's own answer), `boxed`,
-    `last_number`, `choice`, `json:PATH`, a function (`file.py:name`), or a regular expression, whose first group
-    counts."""
+    `last_number`, `choice`, `json:PATH`, a function (`file.py:name`), or a regular expression (its first group)."""
     samples: int = Field(default=8, ge=2)
-    """Trajectories sampled for a request; they vote. In a conversation they are drawn after the answer, which is one
-    text as the model's generation defaults write it; a caller gets the majority's with `ensemble: true`."""
+    """Trajectories sampled per request, which vote. In a conversation, the answer is a single text sampled with the
+    model's generation defaults, and these are sampled afterwards. With `ensemble: true`, a caller gets the majority
+    answer instead."""
     samples_to_learn: int = Field(default=0, ge=0)
-    """Further trajectories of a request, sampled after its answer went out: they join the vote that labels, and are
-    learnt from. Better labels for more work in the engine; 0 with `updates` off."""
+    """Additional trajectories per request, sampled after its answer is sent. They join the vote on the label and are
+    learned from: better labels, but more work for the engine. Ignored with `updates: false`."""
     batch_requests: int = Field(default=4, ge=1)
-    """Maximum number of waiting requests that are answered together."""
+    """Maximum number of waiting requests answered in one batch."""
     temperature: float = Field(default=1.0, gt=0)
     max_turn_tokens: int = Field(default=64, ge=1)
     max_trajectory_tokens: int = Field(default=512, ge=1)
     neighbours: int = Field(default=2, ge=0)
-    """Earlier experiences, nearest by embedding, that vote too."""
+    """Number of earlier experiences, nearest by embedding, that also vote."""
     min_confidence: float = Field(default=0.5, ge=0, le=1)
-    """The confidence gate: the ensemble answer's share of the vote below which nothing is learnt."""
+    """The confidence gate: minimum share of the vote for the ensemble answer. Below it, nothing is learned."""
     learn_from: Literal["all", "initial", "feedback"] = "all"
-    """`all`: all trajectories of a request. `initial`: only the first. `feedback`: only feedback, so votes and reward
-    functions teach nothing.
-    """
+    """What to learn from. `all`: all trajectories of a request. `initial`: only the first. `feedback`: only feedback,
+    not votes or reward functions."""
 
     lr_correction: float = Field(default=1e-3, gt=0)
-    """Learning rate when the initial answer was wrong by the vote."""
+    """Learning rate if the vote overturned the initial answer."""
     lr_adaptive_max: float = Field(default=1e-3, gt=0)
-    """Learning rate otherwise, at the least confidence that passes the gate …"""
+    """Learning rate otherwise, at the lowest confidence that passes the gate."""
     lr_adaptive_min: float = Field(default=2e-4, gt=0)
-    """… falling to this at full confidence."""
+    """Learning rate at full confidence. In between, it falls linearly."""
 
     queue: str = "sqlite"
-    """Where tasks wait for the update worker: `sqlite`, a file of the run, or a Redis server that engines on several
-    machines share: `redis://[USER:PASSWORD@]HOST:PORT/NUMBER` (`rediss://` with TLS, `unix://` for a socket)."""
+    """The queue of tasks for the update worker. `sqlite`: a file of the run. Otherwise a Redis server, which engines on
+    several machines can share: `redis://[USER:PASSWORD@]HOST:PORT/NUMBER` (`rediss://` for TLS, `unix://` for a
+    socket)."""
     queue_env: str | None = None
-    """The environment variable that holds the server's URL, in place of `queue`: for one with a password."""
+    """An environment variable with the server's URL, instead of `queue`: for a URL with a password."""
     queue_name: str = Field(default="default", pattern=r"[A-Za-z0-9._-]{1,64}")
-    """Engines with the same server and name serve and teach one policy."""
+    """The name of the queue. Engines with the same server and name serve and train one policy."""
     shared_files: str | None = None
-    """Where machines that share a queue exchange snapshots and states: a folder that all of them see, or a URL that
-    fsspec knows (`s3://BUCKET/FOLDER`)."""
+    """Where machines that share a queue exchange snapshots and states: a folder accessible to all of them, or an fsspec
+    URL (`s3://BUCKET/FOLDER`)."""
     lease_s: float = Field(default=15.0, gt=0)
-    """On a shared queue one worker is active. A standby takes over after this many seconds of silence."""
+    """A shared queue has one active worker. A standby takes over if it is silent for this many seconds."""
     queue_limit: int = Field(default=512, ge=1)
-    """Tasks that wait on a machine. Beyond it the oldest is dropped."""
+    """Maximum number of waiting tasks on a machine. Beyond it, the oldest is dropped."""
     staleness_limit: int = Field(default=16, ge=0)
-    """Tasks answered by a policy more versions ago than this are dropped."""
+    """Maximum age of a task in policy versions. Older tasks are dropped."""
 
     kl: KLConfig = KLConfig()
     source_share: float = Field(default=0.25, gt=0, le=1)
-    """The largest share of one source (a token or an address, and each `user` that it names) in the effect of recent
-    updates. For questions, an equal part where fewer sources ask.
-    """
+    """Maximum share of one source (a token or an address, and each `user` that it names) in the effect of recent
+    updates. For questions from few sources, the cap is an equal share if that is larger."""
     advantage_limit: float = Field(default=3.0, gt=0)
-    """Advantages are cut to ± this: no single reward may shout."""
+    """Advantages are clipped to ± this value, so that no single reward dominates."""
     max_norm: float = Field(default=1.0, gt=0)
-    """Gradient norm to which gradients are clipped."""
+    """Maximum gradient norm. Larger gradients are clipped."""
     max_update_norm: float = Field(default=1.0, gt=0)
-    """Longest step (L2 norm over all trained parameters) that one update may take."""
+    """Maximum step length of one update: the L2 norm over all trained parameters."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
-    """The served model moves by 1 − this of the way to the live one at each update."""
+    """Decay of the served model, a moving average: each update moves it 1 − `ema_decay` of the way to the live one."""
     snapshot_every: int = Field(default=8, ge=1)
-    """Updates between two published snapshots."""
+    """Number of updates between two published snapshots."""
     keep_snapshots: int = Field(default=4, ge=1)
     commit_every: int = Field(default=4, ge=1)
-    """Updates between two commits of the worker's state. Uncommitted updates are repeated after a crash."""
+    """Number of updates between two commits of the worker's state. After a crash, uncommitted updates are repeated."""
     poll_interval_s: float = Field(default=0.2, gt=0)
-    """How often the engine looks for a new snapshot, and the worker for a task."""
+    """Interval in seconds at which the engine polls for a new snapshot and the worker for a task."""
     worker_nice: int = Field(default=10, ge=0, le=19)
     """The niceness of the update worker and of background validation."""
     validation: ValidationConfig = ValidationConfig()
@@ -150,7 +149,7 @@ class OnlineConfig(Section):
 
     @property
     def max_learning_rate(self) -> float:
-        """A task with a higher learning rate is refused."""
+        """The maximum learning rate of a task. Higher ones are rejected."""
         return 5 * max(self.lr_correction, self.lr_adaptive_max)
 
     @property
