@@ -84,6 +84,22 @@ def test_a_session_that_grows_keeps_one_row(tmp_path: Path, opened: Callable[[Pa
     assert [s.text for s in reader.bodies.trajectory(1).trajectory.steps] == ["a", "b"]
 
 
+def test_a_rollout_with_several_calls_in_a_turn_grows_within_a_file(
+    tmp_path: Path, opened: Callable[[Path], RunReader]
+):
+    asked = [{"role": "user", "content": "q"}]
+    calls = [{"type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("a", "b", "c")]
+    first = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    talk = [*asked, *first, {"role": "tool", "content": "found"}]
+    rows = [
+        {"input": asked, "output": first, "score": 0.0, "uid": "g_0_0", "step": 1},
+        {"input": talk, "output": [{"role": "assistant", "content": "done"}], "score": 1.0, "uid": "g_0_1", "step": 1},
+    ]
+    path = tmp_path / "1.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [(row.turns, row.reward) for row in opened(path).rollouts.page()] == [(2, 1.0)]
+
+
 @pytest.mark.parametrize("kind", ["gz", "xz"])
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_damaged_archive_opens_up_to_the_damage_and_says_so(kind: str, cut: bool, tmp_path: Path):
