@@ -284,8 +284,15 @@ class CuriosityReward(RewardComponent):
         return {} if self.module is None else self.module.state_tensors()
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        if self.counts:
+        if not self.counts:
+            return
+        try:
             self.make(int(facts["embedding_dim"])).load_state(tensors, facts)
+        except (RuntimeError, KeyError) as error:
+            raise RewardError(
+                "the saved dynamics model of curiosity does not fit this version's, which has other sizes: start a new "
+                f"run, or set rewards.w_curiosity to 0 ({str(error).splitlines()[0]})"
+            ) from error
 
 
 def rms_normalized(states: Tensor) -> Tensor:

@@ -71,6 +71,9 @@ def test_states_that_do_not_fit_are_refused_in_a_sentence():
     orchestrator = RewardOrchestrator(config=RewardsConfig())
     run(orchestrator, range(1))
     tensors, facts = orchestrator.state_tensors(), orchestrator.state_facts()
+    larger = {name: t.repeat(*[2] * t.dim()) if t.dim() else t for name, t in tensors.items()}
+    with pytest.raises(RewardError, match="saved dynamics model of curiosity does not fit"):
+        RewardOrchestrator(config=RewardsConfig()).load_state(larger, facts)
     with pytest.raises(RewardError, match="format 2, this version reads 1"):
         RewardOrchestrator(config=RewardsConfig()).load_state(tensors, {**facts, "format": 2})
 
