@@ -15,6 +15,7 @@ import time
 import zlib
 from lzma import LZMAError
 from pathlib import Path
+from typing import Self
 
 from ..runs.remote.address import AddressError, connected, is_address, readable_errors
 from . import cache
@@ -96,6 +97,19 @@ def _is_tar(path: Path) -> bool:
         return False
 
 
+class _Member(tarfile.TarInfo):
+    """A member of an archive. `tarfile` ends an archive at a damaged header as if nothing followed."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf.strip(b"\0"):  # neither the end of the file nor that of the archive
+                raise tarfile.ReadError(str(error)) from error
+            raise
+
+
 def _unpacked(path: Path) -> Path:
     """Unpack an archive and return its folder. Only plain files with paths inside the folder are unpacked."""
     stat = path.stat()
@@ -108,7 +122,7 @@ def _unpacked(path: Path) -> Path:
     made.mkdir(parents=True)
     left = MAX_BYTES
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, tarinfo=_Member) as archive:
             for member in archive:
                 left -= member.size
                 if left < 0:
