@@ -1,7 +1,7 @@
 """Attention in half precision on a CPU, with a backward pass in float32.
 
-torch's backward kernel for bfloat16 rounds its intermediate sums, and is slow for short rows (docs/benchmarks.md). The
-forward pass is torch's own.
+torch's backward kernel for bfloat16 rounds its intermediate sums, and is slow for short rows. The forward pass is
+torch's own.
 """
 
 from __future__ import annotations
